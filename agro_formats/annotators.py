@@ -1,4 +1,4 @@
-"""Tools of annotators, Argilla and Label Studio, where people rate, rank and choose responses, or write them."""
+"""Tools of annotators: Argilla and Label Studio, where people rate, rank, choose and write responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.types import Text
 from agro_formats.judgments import rank_judgments, tally
-from agro_formats.table import declared
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
@@ -171,7 +170,7 @@ _TIMES = ("inserted_at", "updated_at")
 _UNSUBMITTED = ("draft", "discarded")
 
 
-def _record(row: Row, context: Context) -> list[Item]:
+def read_record(row: Row, context: Context) -> list[Item]:
     """In 2.x `responses` has the answers by question, in 1.x a list of what each annotator said."""
     responses = unpacked(row["responses"])
     if isinstance(responses, dict):
@@ -191,7 +190,7 @@ def _record(row: Row, context: Context) -> list[Item]:
     return _items(fields, answers, extras, context)
 
 
-def _flat(row: Row, context: Context) -> list[Item]:
+def read_flat(row: Row, context: Context) -> list[Item]:
     """Fields and metadata are columns side by side."""
     answers = {}
     for column in row:
@@ -211,7 +210,11 @@ def _flat(row: Row, context: Context) -> list[Item]:
     return _items(fields, answers, omit(row, answer_columns | fields.keys()), context)
 
 
-def _dataset(row: Row, context: Context) -> list[Item]:
+def is_flat(row: Row) -> bool:
+    return any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
+
+
+def read_dataset(row: Row, context: Context) -> list[Item]:
     """A question's column has what each annotator said, the one with `-suggestion` what a model did."""
     questions = [c.removesuffix(_SUGGESTION) for c in row if c.endswith(_SUGGESTION)]
     answers = {}
@@ -223,6 +226,10 @@ def _dataset(row: Row, context: Context) -> list[Item]:
     used = {*questions, *_RECORD_COLUMNS}
     fields = {c: value for c, value in row.items() if c not in used and _SUGGESTION not in c}
     return _items(fields, answers, omit(row, {*questions, *fields}), context)
+
+
+def is_dataset(row: Row) -> bool:
+    return any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row)
 
 
 def _items(
@@ -258,22 +265,11 @@ def _value(value: Any) -> Any:
     return value
 
 
-declared("argilla", _record)
-declared(
-    "argilla-datasets", _flat, lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
-)
-declared(
-    "argilla-feedback",
-    _dataset,
-    lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
-)
-
-
 _BODIES = ("body", "text", "title")  # of an item of a ranked list
 _UNSORTED = "_"  # the bucket of what nobody moved
 
 
-def _task(row: Row, context: Context) -> list[Item]:
+def read_task(row: Row, context: Context) -> list[Item]:
     data = entry(row["data"], "data")
     prompt, used = prompt_of(data, context)
     fields = {name: value for name, value in data.items() if name not in used}
@@ -334,10 +330,3 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
         return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
     answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
     return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-
-
-declared(
-    "label-studio",
-    _task,
-    lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
-)

@@ -15,7 +15,6 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.fields import call, exchange, fingerprinted, integer, integers, listed, numbers, one_of, plain
 from agro.logs.protocol import Context, Item, Row
-from agro_formats.table import declared
 
 Message = dict[str, Any]
 
@@ -145,6 +144,10 @@ def is_trajectory(row: Row) -> bool:
     return str(row.get("schema_version", "")).startswith("ATIF-v") and "steps" in row
 
 
+def read(row: Row, context: Context) -> list[Item]:
+    return [Item.of(record, name) for name, record in trajectory(row, context)]
+
+
 def is_call(step: Row) -> bool:
     """Whether the agent's model wrote a step here."""
     is_copy = step.get("is_copied_context")
@@ -230,10 +233,3 @@ def _tokens(metrics: Row, name: str) -> Tokens | None:
     if logp is None:
         return Tokens(prompt, completion, [None] * len(completion))
     return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
-
-
-declared(
-    "atif",
-    lambda row, context: [Item.of(record, name) for name, record in trajectory(row, context)],
-    is_trajectory,
-)

@@ -15,7 +15,6 @@ from agro.logs.fields import call, listed, settings
 from agro.logs.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
@@ -127,11 +126,15 @@ def _flat(row: Row) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
-def _read(row: Row, context: Context) -> list[Item]:
+def read(row: Row, context: Context) -> list[Item]:
     flat = _flat(row)
     if not is_openinference_call(flat):  # of a chain, a tool, a retriever
         raise SkipRecord("spans that aren't of a model's call")
     return read_openinference(flat, {}, context)
+
+
+def fits(row: Row) -> bool:
+    return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
 
 
 def read_openinference(
@@ -181,10 +184,3 @@ def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
                 raise Refused(f"{plural}: expected {singular}.name, got {item!r:.80}")
             scores.setdefault(str(judged["name"]), []).append(judged.get("score", judged.get("label")))
     return scores
-
-
-declared(
-    "openinference",
-    _read,
-    lambda row: is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row,
-)

@@ -15,17 +15,16 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
-from agro.logs.fields import a_list, grouped, joined_record, number, total, unlisted
-from agro.logs.model_calls import identified, identified_by_first, responses
+from agro.logs.fields import a_list, grouped, joined_record, number, total
+from agro.logs.model_calls import responses
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro_formats import spans
 from agro_formats.spans import described
-from agro_formats.table import declared, declared_prompts
 
 _OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
 
 
-def _gather(lines: Iterator[Line]) -> Iterator[Line]:
+def gather_openai_evals(lines: Iterator[Line]) -> Iterator[Line]:
     """A record a sample, with the run's `spec`."""
     spec: dict[str, Any] = {}
     for line in grouped(lines, lambda row: row.get("sample_id"), "events"):
@@ -39,7 +38,7 @@ def _gather(lines: Iterator[Line]) -> Iterator[Line]:
             yield line._replace(value={"spec": spec, "events": events})
 
 
-def _openai_evals_read(row: Row, context: Context) -> list[Item]:
+def read_openai_evals(row: Row, context: Context) -> list[Item]:
     """What was sampled for a sample, with what its events of `match` and `metrics` say of it.
 
     Where a model grades, the first sampling is of the model that is graded.
@@ -80,22 +79,6 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     return spans.read(parsed, scores, context, meta, answer)
 
 
-def _openai_evals_fits(row: Row) -> bool:
-    spec = row.get("spec")
-    if isinstance(spec, dict):
-        return "run_id" in spec and "eval_name" in spec
-    return row.keys() >= {"run_id", "event_id", "sample_id", "type", "data"}
-
-
-declared(
-    "openai-evals",
-    _openai_evals_read,
-    _openai_evals_fits,
-    gather=_gather,
-    identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
-)
-
-
 _ERROR = 2  # failureReason of a test whose provider failed; 1 is an assertion's
 _PROMPTFOO_COLUMNS = (
     "prompt",
@@ -109,15 +92,7 @@ _PROMPTFOO_COLUMNS = (
 )
 
 
-def _promptfoo_results(row: Row) -> list[Any] | None:
-    """Those of a file, which may stand in a summary."""
-    inner = row.get("results")
-    if isinstance(inner, dict):
-        inner = inner.get("results")
-    return inner if isinstance(inner, list) else None
-
-
-def _promptfoo_read(row: Row, context: Context) -> list[Item]:
+def read_promptfoo(row: Row, context: Context) -> list[Item]:
     """The reward is the test's `score`, the weighted mean of its assertions, or what --reward names. A test
     without assertions has no scores."""
     response = entry(row.get("response"), "response")
@@ -156,22 +131,6 @@ def _output(value: Any) -> Any:
     )
 
 
-def _promptfoo_fits(row: Row) -> bool:
-    results = _promptfoo_results(row)
-    if results:
-        row = results[0] if isinstance(results[0], dict) else {}
-    return row.keys() >= {"promptIdx", "testIdx", "prompt", "success", "score"}
-
-
-declared(
-    "promptfoo",
-    _promptfoo_read,
-    _promptfoo_fits,
-    gather=lambda lines: unlisted(lines, _promptfoo_results),
-    identity=lambda row: identified(row, row.get("id")),
-)
-
-
 _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}
 _HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 
@@ -193,7 +152,15 @@ def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
     return [Item.of(record, name)]
 
 
-def _human_eval_results(path: Path) -> Iterator[Line]:
+def read_human_eval(row: Row, context: Context) -> list[Item]:
+    return _program(row, context, number(row.get("passed"), "passed"))
+
+
+def is_evalplus(path: Path) -> bool:
+    return path.name.endswith("eval_results.json")
+
+
+def evalplus_records(path: Path) -> Iterator[Line]:
     """The solutions of all problems in EvalPlus' file of results."""
     import ijson
 
@@ -212,7 +179,7 @@ def _solution(name: str, solution: Any) -> dict[str, Any]:
     return {"task_id": name, **entry(solution, name)}
 
 
-def _result(row: Row, context: Context) -> list[Item]:
+def read_evalplus(row: Row, context: Context) -> list[Item]:
     """Both sets of tests must pass; the larger one may not have been run."""
     verdicts = []
     for name in ("base_status", "plus_status"):
@@ -221,13 +188,3 @@ def _result(row: Row, context: Context) -> list[Item]:
         if row.get(name) is not None:
             verdicts.append(_STATUS[row[name]])
     return _program(row, context, min(verdicts, default=None))
-
-
-declared("human-eval", lambda row, context: _program(row, context, number(row.get("passed"), "passed")))
-declared(
-    "evalplus-results",
-    _result,
-    opens=lambda path: path.name.endswith("eval_results.json"),
-    records=_human_eval_results,
-)
-declared_prompts("human-eval-problems", joined_by=lambda row: str(row["task_id"]))

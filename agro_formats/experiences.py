@@ -29,7 +29,6 @@ from agro.logs.fields import (
 )
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")
@@ -75,6 +74,10 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     return Item.of(record | ids, name)
 
 
+def read_line(row: Row, context: Context) -> list[Item]:
+    return [_experience(row, context, "experience")]
+
+
 def _texts(row: Row, context: Context) -> dict[str, Any]:
     if row.get("response_text") is not None and row.get("prompt_text") is not None:
         return {name: text(row[f"{name}_text"], f"{name}_text") for name in ("prompt", "response")}
@@ -103,7 +106,7 @@ def _tokens(row: Row) -> dict[str, Any]:
     return record
 
 
-def _stored(row: Row, context: Context) -> list[Item]:
+def read_stored(row: Row, context: Context) -> list[Item]:
     """A row of a table: its columns are newer than what is inside the experiences."""
     newer = {name: row[name] for name in ("table", "id", "consumed", "task_id", "run_id") if name in row}
     if row.get("reward") is not None:
@@ -114,7 +117,7 @@ def _stored(row: Row, context: Context) -> list[Item]:
     ]
 
 
-def _tables(path: Path) -> dict[str, str]:
+def tables(path: Path) -> dict[str, str]:
     """The query of each table of experiences: the bytes are beside the columns, or in NAME_blob."""
     queries = {}
     tables = record_files.columns(path)
@@ -129,9 +132,9 @@ def _tables(path: Path) -> dict[str, str]:
     return queries
 
 
-def _trinity_records(path: Path) -> Iterator[Line]:
+def trinity_records(path: Path) -> Iterator[Line]:
     number = 0
-    for table, query in _tables(path).items():
+    for table, query in tables(path).items():
         for row in record_files.sqlite_rows(path, query):
             number += 1
             read = partial(_experiences, row, table)
@@ -179,15 +182,11 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
     return found
 
 
-declared("trinity-experiences", lambda row, context: [_experience(row, context, "experience")])
-declared("trinity-sqlite", _stored, opens=lambda path: bool(_tables(path)), records=_trinity_records)
-
-
 _KEY = ("sampling_session_id", "seq_id", "sample_idx")
 _JSON = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
 
 
-def _captured(row: Row, context: Context) -> list[Item]:
+def read_captured(row: Row, context: Context) -> list[Item]:
     """Token ids without text and rewards: the texts are those of --tokenizer."""
     prompt, sampled = (integers(row[name], name) for name in ("prompt_tokens", "sampled_tokens"))
     if not sampled:
@@ -216,13 +215,17 @@ def _captured(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "sampled_tokens")]
 
 
-def _sent(row: Row) -> str:
+def sent_once(row: Row) -> str:
     """A sample that was sent again has the same key, where it has one."""
     keys = [row.get(name) for name in _KEY]
     return digest(dict(row)) if None in keys else digest(keys)
 
 
-def _tinker_records(path: Path) -> Iterator[Line]:
+def is_capture(path: Path) -> bool:
+    return "sampled_tokens" in record_files.columns(path).get("wire_rows", ())
+
+
+def tinker_records(path: Path) -> Iterator[Line]:
     def opened(row: dict[str, Any]) -> dict[str, Any]:
         return row | {name: parsed(row[name], name) for name in _JSON if isinstance(row[name], str)}
 
@@ -231,7 +234,7 @@ def _tinker_records(path: Path) -> Iterator[Line]:
         yield line_of(f"{path}:{i}", i, partial(opened, row))
 
 
-def _trajectory(row: Row, context: Context) -> list[Item]:
+def read_trajectory(row: Row, context: Context) -> list[Item]:
     """Turns of an evaluation. What a grader said isn't a turn of the conversation, and what an environment
     said is one of the user."""
     turns = objects(row["turns"], "turns")
@@ -260,13 +263,3 @@ def _trajectory(row: Row, context: Context) -> list[Item]:
     if row.get("example_id") is not None:
         record["prompt_id"] = f"{row['benchmark']}:{row['example_id']}:{prompt_hash(prompt)}"
     return [Item.of(record, "turns")]
-
-
-declared(
-    "tinker-capture",
-    _captured,
-    opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
-    records=_tinker_records,
-    identity=_sent,
-)
-declared("tinker-evaluations", _trajectory)

@@ -9,12 +9,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs import exchanges
-from agro.logs.fields import call, settings, unlisted
+from agro.logs.fields import call, settings
 from agro.logs.formats import providers
-from agro.logs.model_calls import Message, blocks, identified, joined_scores, responses, score_key, scored
+from agro.logs.model_calls import Message, blocks, joined_scores, responses, scored
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats.spans import described
-from agro_formats.table import declared
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
 _REDACTED = "redacted-by-litellm"
@@ -24,7 +23,7 @@ _LITELLM_COLUMNS = (
 )
 
 
-def _litellm_read(row: Row, context: Context) -> list[Item]:
+def read_litellm(row: Row, context: Context) -> list[Item]:
     kind = str(row["call_type"])
     if kind.removeprefix("a") not in _CALLS and kind not in _CALLS:
         raise SkipRecord("calls that aren't of a language model")
@@ -57,17 +56,10 @@ def _litellm_read(row: Row, context: Context) -> list[Item]:
     return responses(prompt, exchanges.replies(body, "response"), "response", common)
 
 
-declared(
-    "litellm",
-    _litellm_read,
-    identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
-)
-
-
 _TENSORZERO_COLUMNS = ("input", "output", "dispreferred_outputs", "inference_params", "extra_body")
 
 
-def _tensorzero_read(row: Row, context: Context) -> list[Item]:
+def read_tensorzero(row: Row, context: Context) -> list[Item]:
     if row.get("output") is None:
         raise Refused("output: expected the model's, got none; export with output_source inference")
     request = entry(unpacked(row["input"]), "input")
@@ -136,22 +128,3 @@ def _reply(value: Any, name: str) -> str | Message:
     if isinstance(value, dict):
         return text(value.get("raw"), f"{name}.raw")
     return _message("assistant", objects(value, name), name)
-
-
-def _tensorzero_fits(row: Row) -> bool:
-    rows = row.get("inferences")
-    first = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else row
-    return first.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
-
-
-declared(
-    "tensorzero",
-    _tensorzero_read,
-    _tensorzero_fits,
-    gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
-    identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
-)
-declared(
-    "tensorzero-feedback",
-    joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
-)

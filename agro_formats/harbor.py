@@ -15,7 +15,6 @@ from agro.logs.fields import listed, total
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
 from agro_formats.atif import is_call, is_trajectory, trajectory
-from agro_formats.table import declared
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
     *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),
@@ -33,7 +32,11 @@ def _trials(path: Path) -> list[Path]:
     return [path] if _is_trial(path) else sorted(p for p in path.iterdir() if _is_trial(p))
 
 
-def _records(path: Path) -> Iterator[Line]:
+def is_folder(path: Path) -> bool:
+    return path.is_dir() and bool(_trials(path))
+
+
+def records(path: Path) -> Iterator[Line]:
     """A record a trial: its `result.json`, and its trajectories in order."""
     for i, trial in enumerate(_trials(path), 1):
         yield line_of(str(trial), i, partial(_trial, trial))
@@ -69,7 +72,7 @@ def _continued(folder: Path) -> Iterator[dict[str, Any]]:
         name = Path(str(row.get("continued_trajectory_ref") or name)).name
 
 
-def _read(row: Row, context: Context) -> list[Item]:
+def read(row: Row, context: Context) -> list[Item]:
     """Responses of a task are a group by its prompt: the same words in another environment are another
     task."""
     result = entry(row.get("verifier_result"), "verifier_result")
@@ -88,6 +91,10 @@ def _read(row: Row, context: Context) -> list[Item]:
     if len(items) == 1:
         del items[0].records[0]["episode"]
     return items
+
+
+def identity(row: Row) -> str:
+    return f"harbor:{row.get('id') or row['trial_name']}"
 
 
 def _reward(row: Row, rewards: Row, context: Context) -> tuple[float | None, str]:
@@ -120,12 +127,3 @@ def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, 
         ids = {"prompt_token_ids": prompt, "completion_token_ids": completion, "logprobs": logp}
         step["metrics"] = {**entry(step.get("metrics"), "metrics"), **ids}
     return rows
-
-
-declared(
-    "harbor",
-    _read,
-    opens=lambda path: path.is_dir() and bool(_trials(path)),
-    records=_records,
-    identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
-)

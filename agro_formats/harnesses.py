@@ -14,7 +14,6 @@ from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, number, parsed, settings, token_fields, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
-from agro_formats.table import declared
 
 _NO_METRICS = (
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
@@ -22,7 +21,7 @@ _NO_METRICS = (
 )
 
 
-def _samples(row: Row, context: Context) -> list[Item]:
+def read_lm_eval(row: Row, context: Context) -> list[Item]:
     """A response stands in one row a filter, with that filter's metrics; the rows of one filter are taken.
 
     A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
@@ -89,7 +88,7 @@ def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float |
     return [total(part, list(part), weights) for part in parts]
 
 
-def _lm_eval_scored(row: Row) -> ScoredDocument:
+def lm_eval_scored(row: Row) -> ScoredDocument:
     """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
     was generated or the log-likelihoods of given answers were taken."""
     names = row.get("metrics")
@@ -126,10 +125,7 @@ def _reward(
     return None
 
 
-declared("lm-eval", _samples, scored=_lm_eval_scored)
-
-
-def _details(row: Row, context: Context) -> list[Item]:
+def read_lighteval(row: Row, context: Context) -> list[Item]:
     """A metric is of the document: where that has several responses, theirs are unknown."""
     doc, output = entry(row["doc"], "doc"), entry(row["model_response"], "model_response")
     texts = output.get("text")
@@ -178,7 +174,7 @@ def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     return token_fields(prompt_ids, ids[index]) if ids[index] else {}
 
 
-def _lighteval_scored(row: Row) -> ScoredDocument:
+def lighteval_scored(row: Row) -> ScoredDocument:
     doc, metric = entry(row["doc"], "doc"), entry(row["metric"], "metric")
     scores = {name: number(value, f"metric.{name}") for name, value in metric.items()}
     document = _as_text([doc.get("query"), doc.get("choices")])
@@ -186,17 +182,14 @@ def _lighteval_scored(row: Row) -> ScoredDocument:
     return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
 
 
-declared("lighteval", _details, scored=_lighteval_scored)
-
-
 _STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
 
 
-def _opens(path: Path) -> bool:
+def is_helm(path: Path) -> bool:
     return path.name == _STATES or (path / _STATES).is_file()
 
 
-def _records(path: Path) -> Iterator[Line]:
+def helm_records(path: Path) -> Iterator[Line]:
     """The states of requests, each with the statistics of its instance, trial and perturbation."""
     import ijson
 
@@ -229,7 +222,7 @@ def _instance_key(instance: Any, item: Row) -> str:
     return json.dumps([instance, item.get("train_trial_index"), item.get("perturbation")], sort_keys=True)
 
 
-def _state(row: Row, context: Context) -> list[Item]:
+def read_helm(row: Row, context: Context) -> list[Item]:
     """Scores are of an instance: where there are several completions, theirs are unknown. Log-probs are of
     pieces of text, and stay aside."""
     if row.get("reference_index") is not None or row.get("request_mode") == "calibration":
@@ -266,6 +259,3 @@ def _state(row: Row, context: Context) -> list[Item]:
         record = {**common, "response": response, "meta": meta | omit(details, ())}
         items.append(Item.of(record, f"completions[{index}]"))
     return items
-
-
-declared("helm", _state, opens=_opens, records=_records)

@@ -26,7 +26,6 @@ from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, call, number, reply, settings, split, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -159,7 +158,7 @@ def _number(value: Any, name: str) -> float | None:
         raise Refused(f"{name}: expected a number, C, I, P, N, yes or no, got {value!r:.80}") from None
 
 
-def _scored(row: Row) -> ScoredDocument:
+def scored(row: Row) -> ScoredDocument:
     """Scores by scorer, or by "SCORER.NAME" of one that gives several."""
     run = entry(row["eval"], "eval")
     scores: dict[str, float | None] = {}
@@ -180,7 +179,7 @@ _HEADERS = ("header.json", "_journal/start.json")  # the first one is written at
 _HEAD = 1 << 16  # bytes of a log of JSON that are looked at
 
 
-def _opens(path: Path) -> bool:
+def is_log(path: Path) -> bool:
     if path.suffix == ".eval":
         return path.is_file()
     if path.suffix != ".json" or not path.is_file():
@@ -192,7 +191,7 @@ def _opens(path: Path) -> bool:
     )
 
 
-def _records(path: Path) -> Iterator[Line]:
+def records(path: Path) -> Iterator[Line]:
     """The samples of a log, each with the log's `eval`."""
     samples = _packed(path) if path.suffix == ".eval" else _document(path)
     for position, (location, sample) in enumerate(samples, 1):
@@ -262,9 +261,6 @@ def _loads(data: bytes, location: str) -> dict[str, Any]:
 
 def _unknown(constant: str) -> None:
     """NaN is what an unscored sample has."""
-
-
-declared("inspect", read, opens=_opens, records=_records, scored=_scored)
 
 
 _ZSTANDARD = 93  # zip's number of this compression

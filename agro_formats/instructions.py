@@ -14,8 +14,7 @@ from agro.logs.declared import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompts import OPENRLHF, PROMPT_FORMATS, ends_with_assistant, math_problem
-from agro_formats.table import declared, declared_prompts
+from agro.rollout.prompts import OPENRLHF, ends_with_assistant, math_problem
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -27,7 +26,7 @@ _ROLES = {
 _COLUMNS = ("conversations", "system", "chosen", "rejected")
 
 
-def _is_sharegpt(row: Row) -> bool:
+def is_sharegpt(row: Row) -> bool:
     turns = unpacked(row.get("conversations"))
     turn = turns[0] if isinstance(turns, list) and turns else None
     return isinstance(turn, dict) and (turn.keys() >= {"from", "value"} or turn.keys() >= {"role", "content"})
@@ -70,7 +69,7 @@ SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, 
 ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
 
 
-def _solved(row: Row, context: Context) -> list[Item]:
+def read_solved(row: Row, context: Context) -> list[Item]:
     r"""MATH: the solution with a last sentence that has the answer, the content of its last \boxed{…}."""
     problem = math_problem(row)
     record = {
@@ -81,19 +80,6 @@ def _solved(row: Row, context: Context) -> list[Item]:
         "meta": omit(row, ("problem", "solution", "answer")),
     }
     return [Item.of(record, "solution")]
-
-
-declared("sharegpt", SHAREGPT_DEMONSTRATIONS.read, _is_sharegpt)
-declared(
-    "sharegpt-preference",
-    SHAREGPT_PREFERENCES.read,
-    lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
-)
-declared(
-    "sharegpt-unpaired",
-    SHAREGPT_UNPAIRED.read,
-    lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
-)
 
 
 _PROMPTS = ("instruction", "question", "query", "input", "prompt")  # `input` beside an instruction is its end
@@ -124,7 +110,7 @@ def _prompt(row: Row) -> Any:
     return [*history, user(instruction)] if history else instruction
 
 
-def _is_unpaired(row: Row) -> bool:
+def is_unpaired(row: Row) -> bool:
     has_columns = not row.keys().isdisjoint(_PROMPTS) and not row.keys().isdisjoint(_RESPONSES)
     is_labeled = "instruction" in row and isinstance(row.get("label"), bool)
     return has_columns and "reward" not in row and (is_labeled or not row.keys().isdisjoint(LABELS[:-1]))
@@ -149,7 +135,7 @@ AFTER_MESSAGES = Preference(
 )
 
 
-def _is_preference(row: Row) -> bool:
+def is_preference(row: Row) -> bool:
     """Agro's own preferences, and TRL's, have `prompt` and nothing that belongs to it."""
     names = INSTRUCTIONS_PREFERENCES.columns(row)
     if names is None or row.keys().isdisjoint(_PROMPTS) or isinstance(row[names[0]], list):
@@ -158,7 +144,7 @@ def _is_preference(row: Row) -> bool:
     return "prompt" not in row or has_more or names != _PAIRS[0]
 
 
-def _rated(row: Row, context: Context) -> list[Item]:
+def read_rated(row: Row, context: Context) -> list[Item]:
     generations, ratings = (unpacked(row[name]) for name in ("generations", "ratings"))
     if not isinstance(generations, list) or not isinstance(ratings, list) or len(generations) != len(ratings):
         raise Refused(f"ratings: expected one for each of the generations, got {row['ratings']!r:.80}")
@@ -177,7 +163,7 @@ _VERIFIERS = {"math_verify": "correctness_math_verify", "llama": "correctness_ll
 _RESPONSE_COLUMNS = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.values())
 
 
-def _verified(row: Row, context: Context) -> list[Item]:
+def read_verified(row: Row, context: Context) -> list[Item]:
     """`messages` repeats one of the generations. A column has a value for each, or is unknown."""
     verifier = context.choose.get("verifier", "math_verify")
     if verifier not in _VERIFIERS:
@@ -206,31 +192,14 @@ def _verified(row: Row, context: Context) -> list[Item]:
     return items
 
 
-declared("alpaca", ALPACA.read)
-declared("unpaired", UNPAIRED.read, _is_unpaired)
-declared("instruction-preference", INSTRUCTIONS_PREFERENCES.read, _is_preference)
-declared(
-    "messages-preference",
-    AFTER_MESSAGES.read,
-    lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
-)
-declared("distilabel", _rated)
-declared("math", _solved, PROMPT_FORMATS["math"].fits)
-declared("open-r1-math", _verified)
-
-
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
 OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
 
 
-declared(
-    "openrlhf-demonstrations",
-    lambda row, context: (OPENRLHF_DEMONSTRATIONS if "output" in row else OPENRLHF_CONVERSATIONS).read(
-        row, context
-    ),
-    lambda row: (
-        row.keys() - OPENRLHF == {"input", "output"}
-        or (row.keys() - OPENRLHF == {"input"} and ends_with_assistant(row))
-    ),
-)
-declared_prompts("openrlhf-prompts")
+def read_openrlhf(row: Row, context: Context) -> list[Item]:
+    return (OPENRLHF_DEMONSTRATIONS if "output" in row else OPENRLHF_CONVERSATIONS).read(row, context)
+
+
+def is_openrlhf(row: Row) -> bool:
+    columns = row.keys() - OPENRLHF
+    return columns == {"input", "output"} or (columns == {"input"} and ends_with_assistant(row))

@@ -21,10 +21,8 @@ from agro.io.json_values import entry
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
 from agro.logs.fields import integer, listed
-from agro.logs.model_calls import identified
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 from agro_formats import conventions
-from agro_formats.table import declared
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
@@ -63,7 +61,7 @@ class _EventIndex:
         return {name: list(values) for name, values in (span_scores | response_scores).items()}
 
 
-def _opens(path: Path) -> bool:
+def is_export(path: Path) -> bool:
     if not path.is_file() or ".json" not in "".join(path.suffixes):
         return False
     try:
@@ -73,7 +71,7 @@ def _opens(path: Path) -> bool:
         return False
 
 
-def _records(path: Path) -> Iterator[Line]:
+def records(path: Path) -> Iterator[Line]:
     """A record a span: attributes and scores. The file is read twice, since scores may come later."""
     events, number = _EventIndex(), 0
     for line in read_records(path):
@@ -99,7 +97,7 @@ def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
         yield line
 
 
-def _read(row: Row, context: Context) -> list[Item]:
+def read(row: Row, context: Context) -> list[Item]:
     if "attributes" in row:
         return _responses(row, context)
     events = _EventIndex()
@@ -204,14 +202,3 @@ def _value(value: Row, name: str) -> Any:
                 return _attributes(entry(inner, name).get("values"), name)
         raise Refused(f"{name}: expected a value such as stringValue, got {kind}")
     return None
-
-
-declared(
-    "otlp",
-    _read,
-    opens=_opens,
-    records=_records,
-    identity=lambda row: identified(
-        row, *(entry(row.get("attributes"), "attributes").get(name) for name in ("trace_id", "span_id"))
-    ),
-)

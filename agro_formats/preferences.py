@@ -16,19 +16,19 @@ from agro.logs.declared import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.protocol import TIE, Context, Item, Row, Votes
 from agro_formats.judgments import PairColumns, Ranking
-from agro_formats.table import declared
+from agro_formats.table import DECLARATIONS
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 _STEERED = ("prompt", "context", "response1", "response2", "response_1", "response_2")
 
 
-def _is_hh(row: Row) -> bool:
+def is_hh(row: Row) -> bool:
     texts = (row.get("chosen"), row.get("rejected"), row.get("prompt", row.get("chosen")))
     return all(isinstance(x, str) for x in texts) and bool(_TURN.match(texts[2] or ""))
 
 
-def _hh(row: Row, context: Context) -> list[Item]:
+def read_hh(row: Row, context: Context) -> list[Item]:
     """Complete dialogues; or only the last turns, where the dialogue before them is in `prompt`."""
     prefix = row.get("prompt") or ""
     chosen, rejected = (_dialogue(prefix + text(row[n], n), n) for n in ("chosen", "rejected"))
@@ -77,7 +77,7 @@ def _attributes(row: Row, context: Context) -> float | None:
 HELPSTEER = Columns("prompt", "response", judge=_attributes)
 
 
-def _compared(row: Row, context: Context) -> list[Item]:
+def read_helpsteer(row: Row, context: Context) -> list[Item]:
     """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie.
 
     Votes are how many annotators prefer each, where they are there; no difference counts half for each. They
@@ -105,25 +105,13 @@ def _compared(row: Row, context: Context) -> list[Item]:
     return [Item.pair(records[0], records[1], votes)]
 
 
-declared("hh-rlhf", _hh, _is_hh)
-declared("helpsteer", HELPSTEER.read)
-declared(
-    "helpsteer-preference",
-    _compared,
-    lambda row: (
-        row.keys() >= {"context", "response1", "response2", "overall_preference"}
-        or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
-    ),
-)
-
-
 _SIDES = ("conversation_a", "conversation_b")
 _TEXTS = ("prompt", "response_a", "response_b")
 _FLAGS = {"winner_model_a": "model_a", "winner_model_b": "model_b", "winner_tie": "tie"}
 _BOTH_BAD = ("both_bad", "bothbad", "tie (bothbad)")
 
 
-def _conversations(row: Row, context: Context) -> list[Item]:
+def read_conversations(row: Row, context: Context) -> list[Item]:
     sides = [
         [
             {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
@@ -137,7 +125,7 @@ def _conversations(row: Row, context: Context) -> list[Item]:
     return _judged(sides, winner, omit(row, (*_SIDES, "model_a", "model_b")), row, context)
 
 
-def _texts(row: Row, context: Context) -> list[Item]:
+def read_texts(row: Row, context: Context) -> list[Item]:
     prompts, a, b = (_list(row[name], name) for name in _TEXTS)
     won = [winner for flag, winner in _FLAGS.items() if integer(row[flag], flag)]
     if len(won) != 1:
@@ -186,10 +174,6 @@ def _judged(
     return [Item.pair(records[better], records[worse])]
 
 
-declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"})
-declared("arena-55k", _texts, lambda row: row.keys() >= {*_TEXTS, *_FLAGS})
-
-
 def _post(value: Any, name: str) -> str:
     """What is to be summarized, as the set's own policies were asked: a post of Reddit, or an article."""
     info = entry(value, name)
@@ -211,4 +195,4 @@ for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_tex
     _values = {key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()}
     _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
     _set = SHAPES[_values.pop("shape")](**_values, **_parse)
-    declared(_name, _set.read, _set.fits)
+    DECLARATIONS.declare(_name, read=_set.read, fits=_set.fits)

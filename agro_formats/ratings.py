@@ -16,14 +16,13 @@ from agro.logs.fields import exchange, listed, number, one_of, rating, total, us
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.store.export import ENDINGS
 from agro_formats.judgments import rank_judgments
-from agro_formats.table import declared
 
 _COLUMNS = ("instruction", "models", "completions")
 _OVERALL = ("overall_score", "fine-grained_score")
 _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_chosen", "score_rejected")
 
 
-def _group(row: Row, context: Context) -> list[Item]:
+def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
     """The models were asked with different system prompts: responses with the same one are a group.
 
     The prompt is the instruction after `custom_system_prompt`, with which the responses were made, but those
@@ -73,7 +72,7 @@ def _rated(annotations: Row, aspect: str, name: str) -> float | None:
     return rating(entry(annotations[aspect], location).get("Rating"), f"{location}.Rating")
 
 
-def _pair(row: Row, context: Context) -> list[Item]:
+def read_binarized(row: Row, context: Context) -> list[Item]:
     """`chosen` and `rejected` are complete conversations, and `messages` is the chosen one again."""
     chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
     prompt = chosen[:-1]
@@ -93,14 +92,6 @@ def _pair(row: Row, context: Context) -> list[Item]:
     return [Item.pair(better, worse)]
 
 
-declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS))
-declared(
-    "ultrafeedback-binarized",
-    _pair,
-    lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
-)
-
-
 _ROLES = {"prompter": "user", "assistant": "assistant"}
 _LABELS = (
     *("spam", "fails_task", "lang_mismatch", "pii", "not_appropriate", "hate_speech", "sexual_content"),
@@ -109,7 +100,7 @@ _LABELS = (
 _MESSAGE = {"message_id", "text", "role"}
 
 
-def _tree(row: Row, context: Context) -> list[Item]:
+def read_tree(row: Row, context: Context) -> list[Item]:
     """The replies of each message of a prompter are one item. The one with the lowest rank is the best."""
     if "prompt" in row:
         root, name, common = row["prompt"], "prompt", omit(row, ("prompt",))
@@ -160,7 +151,7 @@ def _record(
     }
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
     """Whether a file's first record is a message."""
     if on_hub(path):
         return str(path).lower().startswith("hub:openassistant/oasst")
@@ -170,14 +161,14 @@ def _is_table(path: Path) -> bool:
         line = next(read_records(path), None)
     except Refused:  # which reading it says again
         return False
-    return line is not None and _is_message(line.value)
+    return line is not None and is_message(line.value)
 
 
-def _is_message(row: Row) -> bool:
+def is_message(row: Row) -> bool:
     return row.keys() >= _MESSAGE and row["role"] in list(_ROLES) and "replies" not in row
 
 
-def _trees(path: Path) -> Iterator[Line]:
+def trees(path: Path) -> Iterator[Line]:
     """The trees of a table. A tree's messages are one after the other, each below the one that it answers."""
     tree: Line | None = None
     above: dict[str, dict[str, Any]] = {}
@@ -200,11 +191,3 @@ def _trees(path: Path) -> Iterator[Line]:
             tree = tree._replace(size=tree.size + line.size)
         above[str(message.get("message_id"))] = message
     yield from ([tree] if tree else []) + wrong
-
-
-declared(
-    "oasst-trees",
-    _tree,
-    lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
-)
-declared("oasst-messages", _tree, _is_message, opens=_is_table, records=_trees)

@@ -27,7 +27,6 @@ from agro.logs.fields import (
 )
 from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
 _NEMO_COLUMNS = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")
@@ -44,7 +43,7 @@ def _single(row: Row) -> dict[str, Any]:
     return single
 
 
-def _train(row: Row, context: Context) -> list[Item]:
+def read_nemo_train(row: Row, context: Context) -> list[Item]:
     """Values per token are of the padded row. A log-prob is 0 where nothing was sampled.
 
     The messages' texts are without roles: the last one is the response only where all after the prompt was
@@ -90,7 +89,7 @@ def _step(context: Context) -> dict[str, int]:
     return {"step": int(match[1])} if match else {}
 
 
-def _validation(row: Row, context: Context) -> list[Item]:
+def read_nemo_validation(row: Row, context: Context) -> list[Item]:
     """Messages, those of the environment after the last turn included; these go into `meta`."""
     row = _single(row)
     messages = objects(row["content"], "content")
@@ -105,20 +104,17 @@ def _validation(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "content")]
 
 
-declared("nemo-train-data", _train)
-declared(
-    "nemo-validation",
-    _validation,
-    # Each validation asks the same prompts: the same responses stand in the files of several steps.
-    identity=lambda row: digest(*(_single(row)[name] for name in ("content", "rewards"))),
-)
+def nemo_identity(row: Row) -> str:
+    """Each validation asks the same prompts: the same responses stand in the files of several steps."""
+    row = _single(row)
+    return digest(row["content"], row["rewards"])
 
 
 _VERSIONS = ("head_version", "tail_version")
 ROLLOUT = Columns("prompt", "completion", reward="reward", dropped=("task_id", *_VERSIONS))
 
 
-def _rollout(row: Row, context: Context) -> list[Item]:
+def read_areal(row: Row, context: Context) -> list[Item]:
     """Texts are those of the tokens, special ones included. The prompt is all but the last tokens, as many as
     were sampled: wrong where tools answered in between, which the file doesn't say."""
     head, tail = (integer(row[name], name) for name in _VERSIONS)
@@ -137,13 +133,10 @@ def _rollout(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "completion")]
 
 
-declared("areal-rollouts", _rollout)
-
-
 EVALUATION = Columns("input_prompt", "output_response", dropped=("score",))
 
 
-def _evaluated(row: Row, context: Context) -> list[Item]:
+def read_skyrl(row: Row, context: Context) -> list[Item]:
     """Texts are those of the tokens, special ones included. `score` is of the response, or of each token:
     then the reward is their sum, unknown where one of them is, or there are none."""
     record, score = EVALUATION.record(row, context), row["score"]
@@ -160,30 +153,20 @@ def _evaluated(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "output_response")]
 
 
-def _is_pickle(path: Path) -> bool:
+def skyrl_identity(row: Row) -> str:
+    """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
+    return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
+
+
+def is_pickle(path: Path) -> bool:
     return path.suffix in (".pkl", ".pickle") and path.is_file() and path.read_bytes()[:1] == b"\x80"
 
 
-def _pickled(path: Path) -> Iterator[Line]:
+def refuse_pickle(path: Path) -> Iterator[Line]:
     raise Refused(
         f"{path}: a pickle can run any program when it is read, and isn't read; SkyRL's evaluations are in "
         "dumped_evals/*/*.jsonl, and its training batches in no other form"
     )
-
-
-declared(
-    "skyrl-evaluations",
-    _evaluated,
-    # Each evaluation asks the same prompts: the same responses stand in the folders of several steps.
-    identity=lambda row: digest(
-        row["input_prompt"], row["output_response"], row["score"], row.get("env_class")
-    ),
-)
-declared(
-    "skyrl-metrics",
-    fits=lambda row: bool(row) and all(name.startswith("eval/") for name in row),
-)
-declared("pickle", fits=lambda row: False, opens=_is_pickle, records=_pickled)
 
 
 _SLIME_COLUMNS = (
@@ -195,7 +178,7 @@ _LARGE = ("rollout_routed_experts", "multimodal_inputs", "multimodal_train_input
 _FAILED = ("aborted", "failed", "pending")
 
 
-def _records(path: Path) -> Iterator[Line]:
+def slime_records(path: Path) -> Iterator[Line]:
     """The samples of a dump. One that isn't numbers, texts, lists and tensors alone is refused: it could run
     a program."""
     import torch
@@ -216,6 +199,10 @@ def _records(path: Path) -> Iterator[Line]:
             yield Line(location, i, {}, f"expected an object, got {sample!r:.80}")
 
 
+def is_slime(path: Path) -> bool:
+    return path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path)
+
+
 def _plain(value: Any) -> Any:
     """Lists instead of tensors and tuples, as JSON has them."""
     if isinstance(value, Mapping):
@@ -227,7 +214,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _sample(row: Row, context: Context) -> list[Item]:
+def read_slime(row: Row, context: Context) -> list[Item]:
     """`loss_mask` and log-probs are of the response's tokens, the last `response_length` ones. Samples with
     the same `rollout_id` are pieces of one rollout."""
     prompt, response, status = row["prompt"], text(row["response"], "response"), row.get("status")
@@ -275,11 +262,3 @@ def _reward(row: Row, context: Context) -> float | None:
     if name is None or name not in value:
         raise Refused(f"reward: several by name; say --choose reward=NAME, of {', '.join(map(str, value))}")
     return number(value[name], f"reward.{name}")
-
-
-declared(
-    "slime-rollouts",
-    _sample,
-    opens=lambda path: path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path),
-    records=_records,
-)

@@ -21,7 +21,6 @@ from agro.logs.fields import call, exchange, integer, listed, plain
 from agro.logs.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -84,7 +83,7 @@ class _MessageNode:
     blocks: list[Any] = field(default_factory=list)
 
 
-def _claude_code(row: Row, context: Context) -> list[Item]:
+def read_claude_code(row: Row, context: Context) -> list[Item]:
     events = objects(row.get("events", [row]), "events")
     nodes, errors = _nodes(events)
     parents = {node.parent for node in nodes.values()}
@@ -181,7 +180,7 @@ class _Rollout:
         self.messages, self.begin, self.turns = messages, len(messages), turns
 
 
-def _codex(row: Row, context: Context) -> list[Item]:
+def read_codex(row: Row, context: Context) -> list[Item]:
     rollout = _Rollout()
     for i, event in enumerate(objects(row.get("events", [row]), "events")):
         location, kind = f"events[{i}].payload", event.get("type")
@@ -221,7 +220,7 @@ def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) 
             exchanges.add_item(messages, item, name)
 
 
-def _gemini(row: Row, context: Context) -> list[Item]:
+def read_gemini(row: Row, context: Context) -> list[Item]:
     session: dict[str, Any] = {}
     messages: dict[Any, Row] = {}
     histories = list[History]()
@@ -297,7 +296,7 @@ def _result(value: Any, name: str) -> str:
     return "".join(texts)
 
 
-def _fits_claude_code(row: Row) -> bool:
+def is_claude_code(row: Row) -> bool:
     if "sessionId" in row and "type" in row and "projectHash" not in row:
         return True
     return (row.get("type") == "summary" and "leafUuid" in row) or (
@@ -305,23 +304,12 @@ def _fits_claude_code(row: Row) -> bool:
     )
 
 
-def _identity(row: Row) -> str:
+def identity(row: Row) -> str:
     events = objects(row.get("events", [row]), "events")
     session = next((e["sessionId"] for e in events if e.get("sessionId")), None)
     meta = events[0].get("payload")
     session = meta.get("id") if session is None and isinstance(meta, dict) else session
     return identified({"events": events}, session, len(events))
-
-
-declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity)
-declared(
-    "codex",
-    _codex,
-    lambda row: row.get("type") == "session_meta" and "id" in entry(row.get("payload"), "payload"),
-    gather=gather,
-    identity=_identity,
-)
-declared("gemini-cli", _gemini, gather=gather, identity=_identity)
 
 
 _EXTRA_KEYS = (
@@ -331,7 +319,7 @@ _EXTRA_KEYS = (
 _COLUMNS = ("trajectory", "history", "messages", "info", "attempts", "replay_config", "trajectory_format")
 
 
-def _swe_agent(row: Row, context: Context) -> list[Item]:
+def read_swe_agent(row: Row, context: Context) -> list[Item]:
     """Of an agent that retries all attempts. Demonstrations are context."""
     attempts = objects(row.get("attempts") or [row], "attempts")
     items = list[Item]()
@@ -356,18 +344,10 @@ def _message(message: Row, name: str) -> Message:
     return parsed
 
 
-def _mini(row: Row, context: Context) -> list[Item]:
+def read_mini(row: Row, context: Context) -> list[Item]:
     history = [message for message in objects(row["messages"], "messages") if message.get("role") != "exit"]
     messages = [_message(message, f"messages[{k}]") for k, message in enumerate(history)]
     info = entry(row.get("info"), "info")
     model = entry(entry(info.get("config"), "info.config").get("model"), "info.config.model")
     fields = {"model": model.get("model_name")}
     return responses([History(messages, fields=fields)], None, omit(row, _COLUMNS) | omit(info, ("config",)))
-
-
-declared("swe-agent", _swe_agent)
-declared(
-    "mini-swe-agent",
-    _mini,
-    lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
-)

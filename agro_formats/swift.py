@@ -7,21 +7,20 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import objects, omit, text
 from agro.logs.declared import Columns
-from agro.logs.fields import assistant, digest, integer, split, total, user
+from agro.logs.fields import assistant, integer, split, total, user
 from agro.logs.protocol import Context, Item, Row
-from agro_formats.table import declared
 
 _STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
 _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
 COMPLETION = Columns("prompt", "completion", messages=True)
 
 
-def _is_columns(row: Row) -> bool:
+def is_columns(row: Row) -> bool:
     named = [row[name] for name in ("prompt", "completion", *_STEP) if name in row]
     return len(named) >= 3 and all(isinstance(value, list) for value in named)
 
 
-def _completions(row: Row, context: Context) -> list[Item]:
+def read_completions(row: Row, context: Context) -> list[Item]:
     """A line has a list a column, all of one length: one value a response."""
     n = len(row["completion"])
     for name, values in row.items():
@@ -45,7 +44,7 @@ def _completions(row: Row, context: Context) -> list[Item]:
     return items
 
 
-def _pair(row: Row, context: Context) -> list[Item]:
+def read_pair(row: Row, context: Context) -> list[Item]:
     """The last turn of the assistant against another one, or against another end of the conversation."""
     messages = _without_loss(objects(row["messages"], "messages"))
     chosen = split({"messages": messages})
@@ -68,7 +67,7 @@ def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in message.items() if k not in ("loss", "loss_scale")} for message in messages]
 
 
-def _turns(row: Row, context: Context) -> list[Item]:
+def read_turns(row: Row, context: Context) -> list[Item]:
     """A conversation of which some turns are learned from. Those with `loss` false are given: the turns
     between two of them are a response of their own. One with a `label` (of KTO) is judged."""
     messages = objects(row["messages"], "messages")
@@ -116,7 +115,7 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return runs
 
 
-def _query(row: Row, context: Context) -> list[Item]:
+def read_query(row: Row, context: Context) -> list[Item]:
     """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
     if "conversation" in row:
         name, turns = "conversation", objects(row["conversation"], "conversation")
@@ -139,30 +138,10 @@ def _query(row: Row, context: Context) -> list[Item]:
     return [Item.pair(chosen, worse)]
 
 
-def _fits_turns(row: Row) -> bool:
+def fits_turns(row: Row) -> bool:
     messages = row.get("messages")
     if not isinstance(messages, list) or "response" in row:
         return False
     return "label" in row or any(
         isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages
     )
-
-
-def _fits_query(row: Row) -> bool:
-    turns = row.get("conversation")
-    turn = turns[0] if isinstance(turns, list) and turns else {}
-    return row.keys() >= {"query", "response"} or (
-        isinstance(turn, dict) and turn.keys() >= {"human", "assistant"}
-    )
-
-
-declared(
-    "swift-completions",
-    _completions,
-    _is_columns,
-    # A line is written from a queue that isn't emptied: a later one repeats it, at another step.
-    identity=lambda row: digest({name: values for name, values in row.items() if name not in _STEP}),
-)
-declared("swift-preference", _pair)
-declared("swift-turns", _turns, _fits_turns)
-declared("swift-queries", _query, _fits_query)

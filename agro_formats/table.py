@@ -7,5 +7,3 @@ from pathlib import Path
 from agro.logs.declared import Declarations
 
 DECLARATIONS = Declarations(Path(__file__).with_name("formats.toml"))
-declared = DECLARATIONS.declare
-declared_prompts = DECLARATIONS.declare_prompts

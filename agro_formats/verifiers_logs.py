@@ -27,7 +27,6 @@ from agro.logs.fields import (
 )
 from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
 
@@ -202,7 +201,7 @@ _TRACE_FIELDS = ("info", "metrics", "rewards", "errors", "stop_condition", "ok",
 _EPISODE_FIELDS = ("env", "run", "task")
 
 
-def _episode(row: Row, context: Context) -> list[Item]:
+def read_episode(row: Row, context: Context) -> list[Item]:
     """The branches of the traces that train a policy. What else there is, is named in `meta.left_out`."""
     items: list[Item] = []
     skipped: list[str] = []
@@ -243,6 +242,10 @@ def _episode(row: Row, context: Context) -> list[Item]:
     return items
 
 
+def identity(row: Row) -> str:
+    return str(row.get("id"))
+
+
 def _reward(trace: dict[str, Any], location: str, context: Context) -> float | None:
     """The sum of scores times weights. Null is a reward that wasn't computed; where all are, it's unknown."""
     terms = []
@@ -261,7 +264,7 @@ def _reward(trace: dict[str, Any], location: str, context: Context) -> float | N
     return sum(terms) if terms else None
 
 
-def _result(row: Row, context: Context) -> list[Item]:
+def read_result(row: Row, context: Context) -> list[Item]:
     """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
     trailing: list[Any] = []
@@ -294,12 +297,3 @@ def _messages(value: Any) -> Any:
             calls = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in turn["tool_calls"]]
             turn["tool_calls"] = calls
     return [message(turn) for turn in turns]
-
-
-def _is_result(row: Row) -> bool:
-    has_columns = row.keys() >= {"prompt", "completion", "reward"}
-    return has_columns and ("example_id" in row or row.keys() >= {"id", "generation_ms"})
-
-
-declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id")))
-declared("verifiers-results", _result, _is_result)

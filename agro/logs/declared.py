@@ -26,74 +26,132 @@ file. All but `map` may be left out::
 from __future__ import annotations
 
 import pkgutil
+import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
+import jmespath
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions, signature
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
 from agro.io.column_paths import syntax_problem, value_at
 from agro.io.json_values import entry, omit, text
-from agro.logs.fields import exchange, integer, number, rewarded, scores, split, total
+from agro.logs.fields import digest, exchange, integer, number, rewarded, scores, split, total, unlisted
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand, heads
+from agro.logs.model_calls import identified, joined_key
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
 from agro.rollout.prompts import PROMPT_FORMATS
 
+FUNCTIONS = ("read", "fits", "opens", "records", "gather", "identity", "scored")
+REFERENCE = re.compile(r"\w+:[\w.]+")
+
 
 class Declarations:
-    """The formats of a TOML table. The modules of its package declare how each is read."""
+    """The formats of a TOML table: the fields of `Format`, whose functions are `module:NAME` of its package.
+
+    Instead of a function there may be JMESPath expressions, with `has(x, 'a b|c')`, whether x is an object
+    with a, and with b or c, and `begins(x, 'text')`: `fits` of a record; `ids`, whose values tell a response
+    (see `identified`), or `ignored`, the columns that don't; `joined_by`, the parts of an id; `list`, the
+    rows that a line lists. A record has all `columns`, of "a|b" one, none of `without`, and with `only` no
+    others. A format without `read` can't be imported, and `unreadable` says why.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._declared: dict[str, Format] = {}
+        self._declared: dict[str, dict[str, Callable[..., Any]]] = {}
 
-    @cached_property
-    def _table(self) -> dict[str, Any]:
-        return tomllib.loads(self._file.read_text(encoding="utf-8"))
-
-    def declare(
-        self,
-        name: str,
-        read: Callable[[Row, Context], list[Item]] | None = None,
-        fits: Callable[[Row], bool] | None = None,
-        **functions: Callable[..., Any],
-    ) -> Format:
-        """The format of this name. Without `fits` a record is of it that has all `columns` of the table, of
-        "a|b" one, and none of `without`; without `read` it can't be imported, and the table says why
-        (`unreadable`)."""
-        values = {**self._table[name], **functions}
-        reason = values.pop("unreadable", "")
-        columns = [names.split("|") for names in values.pop("columns", ())]
-        without = values.pop("without", ())
-        values |= {key: tuple(values.get(key, ())) for key in ("carries", "over")}
-        title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
-
-        def refuse(row: Row, context: Context) -> NoReturn:
-            raise Refused(reason)
-
-        def has_columns(row: Row) -> bool:
-            named = (not row.keys().isdisjoint(names) for names in columns)
-            return row.keys().isdisjoint(without) and all(named)
-
-        self._declared[name] = Format(name, title, kind, by, fits or has_columns, read or refuse, **values)
-        return self._declared[name]
-
-    def declare_prompts(self, name: str, **functions: Callable[..., Any]) -> Format:
-        """The format of prompts of this name, which runs read as well."""
-        fits, read = PROMPT_FORMATS[name]
-        return self.declare(name, lambda row, context: [Item.of(read(row), "prompt")], fits, **functions)
+    def declare(self, name: str, **functions: Callable[..., Any]) -> None:
+        """The functions of a format that a module of the package makes of another table."""
+        self._declared[name] = functions
 
     def of_package(self, package: str) -> tuple[Format, ...]:
-        """All formats, in the order of the table, once every module of the package has declared its own."""
+        """All formats, in the order of the table."""
         for module in pkgutil.iter_modules([str(self._file.parent)]):
             import_module(f"{package}.{module.name}")
-        return tuple(self._declared.get(name) or self.declare(name) for name in self._table)
+        table = tomllib.loads(self._file.read_text(encoding="utf-8"))
+        return tuple(self._format(package, name, values) for name, values in table.items())
+
+    def _format(self, package: str, name: str, values: dict[str, Any]) -> Format:
+        functions = dict(self._declared.get(name, {}))
+        if name in PROMPT_FORMATS:
+            functions["fits"] = PROMPT_FORMATS[name].fits
+        for key, value in list(values.items()):
+            if key in FUNCTIONS and isinstance(value, str) and REFERENCE.fullmatch(value):
+                module, attribute = value.split(":")
+                functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
+                del values[key]
+        if "read" not in functions:
+            functions["read"] = _reader_without(name, values)
+        functions["fits"] = _fitting(values, functions.get("fits"))
+        if ids := values.pop("ids", None):
+            functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
+        if ignored := values.pop("ignored", None):
+            functions["identity"] = lambda row: digest({k: x for k, x in row.items() if k not in ignored})
+        if parts := values.pop("joined_by", None):
+            functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
+        if rows := values.pop("list", None):
+            functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
+        tuples = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
+        values.pop("unreadable", None)
+        return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
+
+
+def _reader_without(name: str, values: Mapping[str, Any]) -> Callable[[Row, Context], list[Item]]:
+    """Of a format that has no reader of its own: one of prompts, or one that can't be imported."""
+
+    def read(row: Row, context: Context) -> list[Item]:
+        if values["kind"] != "prompts":
+            raise Refused(reason)
+        prompts = PROMPT_FORMATS.get(name)
+        return [Item.of(dict(row) if prompts is None else prompts.read(row), "prompt")]
+
+    values, reason = dict(values), values.get("unreadable", "")
+    return read
+
+
+def _fitting(values: dict[str, Any], judge: Callable[[Row], bool] | None) -> Callable[[Row], bool]:
+    """Whether a record is of a format, by these keys of its table, which are taken out, and a function."""
+    columns = [names.split("|") for names in values.pop("columns", ())]
+    without, only, fits = (values.pop(key, None) for key in ("without", "only", "fits"))
+    return lambda row: (
+        all(not row.keys().isdisjoint(names) for names in columns)
+        and row.keys().isdisjoint(without or ())
+        and (only is None or row.keys() <= set(only))
+        and (fits is None or bool(evaluated(row, fits)))
+        and (judge is None or judge(row))
+    )
+
+
+class _Functions(Functions):  # type: ignore[misc]
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_has(self, value: Any, names: str) -> bool:
+        choices = (set(name.split("|")) for name in names.split())
+        return isinstance(value, dict) and not any(value.keys().isdisjoint(choice) for choice in choices)
+
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_begins(self, value: Any, prefix: str) -> bool:
+        return isinstance(value, str) and value.startswith(prefix)
+
+
+OPTIONS = jmespath.Options(custom_functions=_Functions())
+compiled = cache(jmespath.compile)
+
+
+def evaluated(row: Any, expression: str) -> Any:
+    """The value at an expression of a declaration; None without one."""
+    try:
+        return compiled(expression).search(row, OPTIONS) if expression else None
+    except JMESPathError as error:
+        raise Refused(f"{expression}: {error}") from None
 
 
 class Declaration(BaseModel):

@@ -10,14 +10,13 @@ from agro.errors import Refused
 from agro.io.json_values import omit, text
 from agro.logs.declared import Columns, preference
 from agro.logs.fields import digest, exchange, integer, token_fields, total
-from agro.logs.formats import declared, declared_prompts
 from agro.logs.protocol import Context, Item, Row
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
 
 
-def _dump(row: Row, context: Context) -> list[Item]:
+def read_dump(row: Row, context: Context) -> list[Item]:
     """Texts are those of the tokens without the special ones. v1's `uid` is SAMPLE_ROLLOUT_OUTPUT: outputs
     of one rollout are pieces of one episode, and ids begin anew in each file."""
     for name in _TURNS:
@@ -38,16 +37,13 @@ def _dump(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "output")]
 
 
-declared(
-    "verl-rollouts",
-    _dump,
-    # Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
-    # Only validation adds `reward`. What was sampled for training at another step is another response.
-    identity=lambda row: digest(
-        {n: x for n, x in row.items() if "reward" not in row or n not in ("step", "uid", "request_id")}
-    ),
-)
-declared_prompts("verl-prompts")
+def dump_identity(row: Row) -> str:
+    """Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
+
+    Only validation adds `reward`. What was sampled for training at another step is another response.
+    """
+    step_columns = ("step", "uid", "request_id") if "reward" in row else ()
+    return digest({name: value for name, value in row.items() if name not in step_columns})
 
 
 _COMPLETION = ("step", "prompt", "completion", "advantage")
@@ -63,7 +59,7 @@ def _reward(row: Row, context: Context) -> float | None:
     return total(row, rewards, context.rewards, partial=True)
 
 
-def _preference(row: Row, context: Context) -> list[Item]:
+def read_preference(row: Row, context: Context) -> list[Item]:
     """`chosen` and `rejected` follow the prompt; in older data sets they begin with it."""
     chosen, rejected = row["chosen"], row["rejected"]
     prompt = row.get("prompt")
@@ -115,7 +111,7 @@ def _label(row: Row, context: Context) -> float:
     return float(label)
 
 
-def _stepwise(row: Row, context: Context) -> list[Item]:
+def read_stepwise(row: Row, context: Context) -> list[Item]:
     """Steps of one response, each right or wrong, which is the reward of a step's last token: known only with
     the model's tokenizer. `meta` has the steps and their labels. TRL separates steps by a line break, its
     default."""
@@ -146,24 +142,3 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
 COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",), messages=True)
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
-
-declared(
-    "trl-completions",
-    COMPLETIONS.read,
-    # Files are written from a queue that is never emptied: a later one repeats rows, at another step.
-    identity=lambda row: digest({name: value for name, value in row.items() if name != "step"}),
-)
-declared(
-    "trl-preference",
-    _preference,
-    lambda row: (
-        row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
-    ),
-)
-declared("trl-unpaired", UNPAIRED.read)
-declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fits)
-declared("trl-stepwise", _stepwise)
-declared(
-    "trl-language-modeling",
-    fits=lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
-)
