@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
@@ -245,15 +245,16 @@ def _items(
     for name, value in omit(extras, ("metadata", "vectors")).items():
         if value not in ({}, []):
             meta[name] = str(value) if name in _TIMES else value
-    answered = {q: [_ranks(value, responses) for value in values] for q, values in answers.items() if values}
+    names = sorted(responses)
+    answered = {question: values for question, values in answers.items() if values}
+    for question, values in answered.items():
+        answered[question] = [  # a list of all responses, as 2.x has rankings, as ranks by name
+            {name: rank for rank, name in enumerate(value, 1)}
+            if isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == names
+            else value
+            for value in values
+        ]
     return items_of(prompt, responses, answered, subjects, meta | omit(shown, responses), context)
-
-
-def _ranks(value: Any, responses: Collection[str]) -> Any:
-    """An answer; a list of all responses, as 2.x has rankings, as ranks by name."""
-    if isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == sorted(responses):
-        return {name: rank for rank, name in enumerate(value, 1)}
-    return value
 
 
 def _value(value: Any) -> Any:
@@ -281,7 +282,12 @@ def read_task(row: Row, context: Context) -> list[Item]:
         ),
         None,
     )
-    responses = _listed(fields.pop(ranked), ranked) if ranked else responses_of(fields, context)
+    responses = {} if ranked else responses_of(fields, context)
+    for i, item in enumerate(fields.pop(ranked) if ranked else ()):  # of a ranked list by their ids
+        if str(item["id"]) in responses:
+            raise Refused(f"{ranked}[{i}].id: expected one that no other item has, got {item['id']!r:.60}")
+        body = next((item[key] for key in _BODIES if item.get(key) is not None), None)
+        responses[str(item["id"])] = text(body, f"{ranked}[{i}].body")
     answers: dict[str, list[Any]] = {}
     subjects: dict[str, str] = {}
     for i, annotation in enumerate(objects(row["annotations"], "annotations")):
@@ -294,17 +300,6 @@ def read_task(row: Row, context: Context) -> list[Item]:
                 subjects[question] = result["to_name"]
     meta = omit(row, ("data", "annotations")) | omit(fields, responses)
     return items_of(prompt, responses, answers, subjects, meta, context)
-
-
-def _listed(items: list[dict[str, Any]], name: str) -> dict[str, str]:
-    """The responses of a list that is ranked, by their ids."""
-    responses = {}
-    for i, item in enumerate(items):
-        body = next((item[key] for key in _BODIES if item.get(key) is not None), None)
-        if str(item["id"]) in responses:
-            raise Refused(f"{name}[{i}].id: expected one that no other item has, got {item['id']!r:.60}")
-        responses[str(item["id"])] = text(body, f"{name}[{i}].body")
-    return responses
 
 
 def _answer(result: Mapping[str, Any], names: list[str]) -> Any:

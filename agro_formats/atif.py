@@ -60,8 +60,9 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
             i for i, s in enumerate(steps) if i > begin and not s.is_own and s.message["role"] == "assistant"
         )
         end = next(inserted, len(steps))
-        record = exchange(_messages(steps[:begin]), _turns(steps[begin:end]), ("steps", "steps"))
-        records.append(record | {"meta": record.get("meta", {}) | _meta(steps[begin:end])})
+        turns, meta = _turns(steps[begin:end])
+        record = exchange(_messages(steps[:begin]), turns, ("steps", "steps"))
+        records.append(record | {"meta": record.get("meta", {}) | meta})
         begin = end + _first_own(steps[end:])
     return records
 
@@ -74,63 +75,47 @@ def _first_own(steps: Sequence[AtifStep]) -> int:
     return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
 
 
-def _turns(steps: Sequence[AtifStep]) -> list[Message]:
-    """The messages up to the last own turn."""
-    last_own = max(i for i, step in enumerate(steps) if step.is_own)
-    return [*_messages(steps[:last_own]), steps[last_own].message]
-
-
-def _meta(steps: Sequence[AtifStep]) -> dict[str, Any]:
-    """What else is known of the steps, and what came after the last own one."""
+def _turns(steps: Sequence[AtifStep]) -> tuple[list[Message], dict[str, Any]]:
+    """The messages up to the last own turn; what else is known of the steps, and what came after it."""
     last_own = max(i for i, step in enumerate(steps) if step.is_own)
     observed = [*steps[last_own].observed, *_messages(steps[last_own + 1 :])]
     details = [step.meta for step in steps if step.is_own]
     meta: dict[str, Any] = {"steps": details} if any(details) else {}
-    return meta | ({"observed_last": observed} if observed else {})
+    turns = [*_messages(steps[:last_own]), steps[last_own].message]
+    return turns, meta | ({"observed_last": observed} if observed else {})
 
 
 def _token_records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
     """A row up to each own step whose prompt isn't what was there before: rows after the first one have their
     prompt in `context_tokens`."""
-    begin = _first_own(steps)
-    prompt, records = _messages(steps[:begin]), []
-    for start, end in _unbroken(steps, begin):
-        row = _joined([step.tokens for step in steps[start:end] if step.is_own and step.tokens])
-        turns, meta = _turns(steps[start:end]), _meta(steps[start:end])
+    own = [(i, step.tokens) for i, step in enumerate(steps) if step.is_own and step.tokens]
+    starts, before = list[int](), list[int]()
+    for i, tokens in own:
+        if not starts or tokens.prompt[: len(before)] != before:
+            starts.append(i)
+        before = tokens.prompt + tokens.completion
+    begin, records = starts[0], []
+    prompt = _messages(steps[:begin])
+    for start, end in zip(starts, [*starts[1:], len(steps)]):
+        ids, mask, logp = list[int](), list[bool](), list[float | None]()
+        for tokens in (tokens for i, tokens in own if start <= i < end):
+            prompted = len(tokens.prompt) - len(ids)
+            ids += tokens.prompt[len(ids) :] + tokens.completion
+            mask += [False] * prompted + [True] * len(tokens.completion)
+            logp += [None] * prompted + tokens.logp
+        turns, meta = _turns(steps[start:end])
         has_inserted = any(not s.is_own and s.message["role"] == "assistant" for s in steps[start:end])
         if start == begin and not has_inserted:
             record = exchange(prompt, turns, ("steps", "steps"))
         else:  # not as `continuation`: with other tokens the turns would be encoded after the wrong context
             record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {"turns": turns}}
         if start != begin:
-            record["context_tokens"] = row["tokens"][: row["mask"].index(True)]
-        records.append(record | row | {"meta": record.get("meta", {}) | meta})
-    return [fingerprinted(record, context) for record in records]
-
-
-def _unbroken(steps: Sequence[AtifStep], begin: int) -> list[tuple[int, int]]:
-    """(begin, end) of the steps whose tokens continue each other."""
-    starts, begins = list[int](), list[int]()
-    for i, step in enumerate(steps):
-        if not step.is_own or step.tokens is None:
-            continue
-        if not starts or step.tokens.prompt[: len(begins)] != begins:
-            starts.append(i)
-        begins = step.tokens.prompt + step.tokens.completion
-    return list(zip(starts, [*starts[1:], len(steps)]))
-
-
-def _joined(calls: Sequence[Tokens]) -> dict[str, Any]:
-    """Tokens, mask and log-probs of calls, each of which continues the one before."""
-    tokens, mask, logp = list[int](), list[bool](), list[float | None]()
-    for part in calls:
-        new = part.prompt[len(tokens) :] + part.completion
-        prompted = len(part.prompt) - len(tokens)
-        tokens += new
-        mask += [False] * prompted + [True] * len(part.completion)
-        logp += [None] * prompted + part.logp
-    row: dict[str, Any] = {"tokens": tokens, "mask": mask}
-    return row | ({"behavior_logp": logp} if any(x is not None for x in logp) else {})
+            record["context_tokens"] = ids[: mask.index(True)]
+        record |= {"tokens": ids, "mask": mask, "meta": record.get("meta", {}) | meta}
+        if any(x is not None for x in logp):
+            record["behavior_logp"] = logp
+        records.append(fingerprinted(record, context))
+    return records
 
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects
+from agro.io.json_values import entry, objects, read_object
 from agro.io.jsonlines import Line
-from agro.io.strictjson import loads
 from agro.logs.fields import listed, total
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
@@ -43,7 +42,7 @@ def records(path: Path) -> Iterator[Line]:
 
 
 def _trial(trial: Path) -> dict[str, Any]:
-    result = _json(trial / "result.json")
+    result = read_object(trial / "result.json")
     # Those of the agent, each with the ones that continue it; of each step where the task has several.
     names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
     roots = [trial, *(trial / "steps" / name for name in names)]
@@ -53,19 +52,11 @@ def _trial(trial: Path) -> dict[str, Any]:
     return result | {"trajectories": [row for folder in folders for row in _continued(folder)]}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path.name}: can't be read: {error}") from None
-    return entry(value, path.name)
-
-
 def _continued(folder: Path) -> Iterator[dict[str, Any]]:
     name, seen = "trajectory.json", set[str]()
     while name not in seen:
         seen.add(name)
-        row = _json(folder / name)
+        row = read_object(folder / name)
         if not is_trajectory(row):
             raise Refused(f"{name}: expected a trajectory with schema_version ATIF-v…, and steps")
         yield row

@@ -16,7 +16,6 @@ from agro.logs.declared import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
 from agro.logs.protocol import TIE, Context, Item, Row, Votes
 from agro_formats.judgments import PairColumns, Ranking
-from agro_formats.table import DECLARATIONS
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
@@ -191,8 +190,9 @@ SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
 }
 
 
+DECLARED: dict[str, dict[str, Any]] = {}
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
     _values = {key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()}
     _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
     _set = SHAPES[_values.pop("shape")](**_values, **_parse)
-    DECLARATIONS.declare(_name, read=_set.read, fits=_set.fits)
+    DECLARED[_name] = {"read": _set.read, "fits": _set.fits}

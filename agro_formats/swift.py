@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from agro.errors import Refused
@@ -98,21 +99,12 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
             raise Refused(f"messages[{i}].loss: expected true or false, got {loss!r:.80}")
     if all(losses.values()):
         return [(0, len(messages) - 1)]
-    runs: list[tuple[int, int]] = []
-    is_open = False
-    for i, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        if not losses.get(i, True):
-            is_open = False
-        elif is_open:
-            runs[-1] = (runs[-1][0], i)
-        else:
-            runs.append((i, i))
-            is_open = True
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    groups = groupby(turns, key=lambda i: losses.get(i, True))
+    runs = [list(run) for is_learned, run in groups if is_learned]
     if not runs:
         raise Refused("messages: expected a turn of the assistant to learn from, got loss false in all")
-    return runs
+    return [(run[0], run[-1]) for run in runs]
 
 
 def read_query(row: Row, context: Context) -> list[Item]:

@@ -23,7 +23,6 @@ from agro.logs.model_calls import joined_scores
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats import spans
 from agro_formats.spans import Scores, TraceSpan
-from agro_formats.table import DECLARATIONS
 
 Declaration = Mapping[str, Any]
 SPANS = "spans"  # the column of a record that is made of several lines
@@ -190,6 +189,7 @@ def _examples(how: Declaration, rows: Sequence[Row]) -> list[list[Row]]:
     return list(examples.values())
 
 
-for _name, _how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    _gather = {"gather": partial(gather, _how)} if "group" in _how else {}
-    DECLARATIONS.declare(_name, read=partial(read, _how), **_gather)
+DECLARED = {
+    name: {"read": partial(read, how), **({"gather": partial(gather, how)} if "group" in how else {})}
+    for name, how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+}

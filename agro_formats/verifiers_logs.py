@@ -53,28 +53,6 @@ class _TraceNode:
         """Whether it is a turn of an assistant that wasn't sampled."""
         return self.message["role"] == "assistant" and not self.sampled
 
-    def has_link(self, kind: str) -> bool:
-        return any(link.get("type") == kind for link in self.links)
-
-
-def _node(value: dict[str, Any], number: int, call: dict[str, Any] | None, location: str) -> _TraceNode:
-    parent, sampled = value.get("parent"), value.get("sampled", False)
-    if parent is not None and (not isinstance(parent, int) or not 0 <= parent < number):
-        raise Refused(f"{location}.parent: expected the number of an earlier node, got {parent!r:.80}")
-    if not isinstance(sampled, bool):
-        raise Refused(f"{location}.sampled: expected true or false, got {sampled!r:.80}")
-    content = entry(value.get("message"), f"{location}.message")
-    if not isinstance(content.get("role"), str):
-        raise Refused(f"{location}.message: expected an object with a role, got {content!r:.80}")
-    tokens = integers(value.get("token_ids") or [], f"{location}.token_ids")
-    action = flags(value.get("mask") or [], f"{location}.mask", len(tokens))
-    logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
-    if value.get("logprobs"):
-        sampled_logps = iter(numbers(value["logprobs"], f"{location}.logprobs", sum(action)))
-        logps = [next(sampled_logps) if is_action else None for is_action in action]
-    links = objects(value.get("semantic_parents") or [], f"{location}.semantic_parents")
-    return _TraceNode(number, parent, message(content), sampled, tokens, action, logps, links, call)
-
 
 def message(value: dict[str, Any]) -> dict[str, Any]:
     """A message as chat templates have it: tool calls with their function inside."""
@@ -88,12 +66,31 @@ def message(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
-    values = objects(trace.get("nodes"), f"{location}.nodes")
     calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
     for i, made in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
         if made.get("node") is not None:
             calls[integer(made["node"], f"{location}.calls[{i}].node")] = made
-    return [_node(value, i, calls.get(i), f"{location}.nodes[{i}]") for i, value in enumerate(values)]
+    nodes = []
+    for i, value in enumerate(objects(trace.get("nodes"), f"{location}.nodes")):
+        where = f"{location}.nodes[{i}]"
+        parent, sampled = value.get("parent"), value.get("sampled", False)
+        if parent is not None and (not isinstance(parent, int) or not 0 <= parent < i):
+            raise Refused(f"{where}.parent: expected the number of an earlier node, got {parent!r:.80}")
+        if not isinstance(sampled, bool):
+            raise Refused(f"{where}.sampled: expected true or false, got {sampled!r:.80}")
+        content = entry(value.get("message"), f"{where}.message")
+        if not isinstance(content.get("role"), str):
+            raise Refused(f"{where}.message: expected an object with a role, got {content!r:.80}")
+        tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
+        action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
+        logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
+        if value.get("logprobs"):
+            sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
+            logps = [next(sampled_logps) if is_action else None for is_action in action]
+        links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
+        node = _TraceNode(i, parent, message(content), sampled, tokens, action, logps, links, calls.get(i))
+        nodes.append(node)
+    return nodes
 
 
 def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
@@ -104,7 +101,8 @@ def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) ->
     for leaf in nodes:
         if leaf.number in parents:
             continue
-        if leaf.has_link("compaction_attempt") and leaf.number not in accepted:
+        is_attempt = any(link.get("type") == "compaction_attempt" for link in leaf.links)
+        if is_attempt and leaf.number not in accepted:
             skipped.append(f"{location}: node {leaf.number}, an attempt to compact that wasn't used")
             continue
         branch = [leaf]

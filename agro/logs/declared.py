@@ -34,7 +34,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -55,8 +55,9 @@ FUNCTIONS = ("read", "fits", "opens", "records", "gather", "identity", "scored")
 REFERENCE = re.compile(r"\w+:[\w.]+")
 
 
-class Declarations:
-    """The formats of a TOML table: the fields of `Format`, whose functions are `module:NAME` of its package.
+def formats_of(package: str) -> tuple[Format, ...]:
+    """The formats of a package's `formats.toml`, in its order: the fields of `Format`, whose functions are
+    `module:NAME` of the package, or those of `DECLARED` of a module, by the format's name.
 
     Instead of a function there may be JMESPath expressions, with `has(x, 'a b|c')`, whether x is an object
     with a, and with b or c, and `begins(x, 'text')`: `fits` of a record; `ids`, whose values tell a response
@@ -64,58 +65,40 @@ class Declarations:
     rows that a line lists. A record has all `columns`, of "a|b" one, none of `without`, and with `only` no
     others. A format without `read` can't be imported, and `unreadable` says why.
     """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._declared: dict[str, dict[str, Callable[..., Any]]] = {}
-
-    def declare(self, name: str, **functions: Callable[..., Any]) -> None:
-        """The functions of a format that a module of the package makes of another table."""
-        self._declared[name] = functions
-
-    def of_package(self, package: str) -> tuple[Format, ...]:
-        """All formats, in the order of the table."""
-        for module in pkgutil.iter_modules([str(self._file.parent)]):
-            import_module(f"{package}.{module.name}")
-        table = tomllib.loads(self._file.read_text(encoding="utf-8"))
-        return tuple(self._format(package, name, values) for name, values in table.items())
-
-    def _format(self, package: str, name: str, values: dict[str, Any]) -> Format:
-        functions = dict(self._declared.get(name, {}))
-        if name in PROMPT_FORMATS:
-            functions["fits"] = PROMPT_FORMATS[name].fits
-        for key, value in list(values.items()):
-            if key in FUNCTIONS and isinstance(value, str) and REFERENCE.fullmatch(value):
-                module, attribute = value.split(":")
-                functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
-                del values[key]
-        if "read" not in functions:
-            functions["read"] = _reader_without(name, values)
-        functions["fits"] = _fitting(values, functions.get("fits"))
-        if ids := values.pop("ids", None):
-            functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
-        if ignored := values.pop("ignored", None):
-            functions["identity"] = lambda row: digest({k: x for k, x in row.items() if k not in ignored})
-        if parts := values.pop("joined_by", None):
-            functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
-        if rows := values.pop("list", None):
-            functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
-        tuples = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
-        values.pop("unreadable", None)
-        return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
+    folder, declared = Path(str(import_module(package).__file__)).parent, dict[str, dict[str, Any]]()
+    for module in pkgutil.iter_modules([str(folder)]):
+        declared |= getattr(import_module(f"{package}.{module.name}"), "DECLARED", {})
+    table = tomllib.loads((folder / "formats.toml").read_text(encoding="utf-8"))
+    return tuple(_format(package, name, table[name], declared.get(name, {})) for name in table)
 
 
-def _reader_without(name: str, values: Mapping[str, Any]) -> Callable[[Row, Context], list[Item]]:
-    """Of a format that has no reader of its own: one of prompts, or one that can't be imported."""
+def _format(
+    package: str, name: str, values: dict[str, Any], declared: Mapping[str, Callable[..., Any]]
+) -> Format:
+    reason, prompts = values.pop("unreadable", ""), PROMPT_FORMATS.get(name)
 
-    def read(row: Row, context: Context) -> list[Item]:
-        if values["kind"] != "prompts":
-            raise Refused(reason)
-        prompts = PROMPT_FORMATS.get(name)
-        return [Item.of(dict(row) if prompts is None else prompts.read(row), "prompt")]
+    def refuse(row: Row, context: Context) -> NoReturn:
+        raise Refused(reason)
 
-    values, reason = dict(values), values.get("unreadable", "")
-    return read
+    functions: dict[str, Any] = {"read": refuse, **declared}
+    if prompts is not None:
+        functions["fits"], reads = prompts
+        functions["read"] = lambda row, context: [Item.of(reads(row), "prompt")]
+    for key, value in list(values.items()):
+        if key in FUNCTIONS and isinstance(value, str) and REFERENCE.fullmatch(value):
+            module, attribute = values.pop(key).split(":")
+            functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
+    functions["fits"] = _fitting(values, functions.get("fits"))
+    if ids := values.pop("ids", None):
+        functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
+    if ignored := values.pop("ignored", None):
+        functions["identity"] = lambda row: digest({k: x for k, x in row.items() if k not in ignored})
+    if parts := values.pop("joined_by", None):
+        functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
+    if rows := values.pop("list", None):
+        functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
+    tuples = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
+    return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
 
 
 def _fitting(values: dict[str, Any], judge: Callable[[Row], bool] | None) -> Callable[[Row], bool]:

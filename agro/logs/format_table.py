@@ -11,8 +11,7 @@ from agro.io import plugins
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
-from agro.logs.declared import format_of
-from agro.logs.formats import DECLARATIONS
+from agro.logs.declared import format_of, formats_of
 from agro.logs.protocol import Context, Format, Item, Row
 
 
@@ -62,7 +61,7 @@ def _one(candidates: Sequence[Format], subject: str) -> Format | None:
 
 
 OWN = ("interchange", "preference", "conversation", "prompt")  # of agro's own columns
-FORMATS = _by_name((*DECLARATIONS.of_package("agro.logs.formats"), *_installed()))
+FORMATS = _by_name((*formats_of("agro.logs.formats"), *_installed()))
 
 
 def get(name: str) -> Format:

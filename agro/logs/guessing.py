@@ -416,9 +416,9 @@ def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
     matter = [  # what may be a judgment, or what somebody says
         c for c in guess.columns if c.type in JUDGING or (c.type == "text" and c.is_spoken and not c.is_aside)
     ]
-    aside = [c.path for c in matter if c not in judged and c.path not in inside]
-    aside = [path for path in aside if path not in guess.others and guess.mapping]
-    if aside:
+    used = {c.path for c in judged} | {*guess.others}
+    aside = [c.path for c in matter if c.path not in used and c.path not in inside]
+    if aside and guess.mapping:
         yield f"not used: {', '.join(aside)}"
 
 
@@ -518,16 +518,12 @@ def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Co
     One that belongs to each response comes before one of another list, which has several numbers for it.
     """
     response = mapping.get("response", "")
-    lists = {c.path for c in columns if c.type == "texts"}
-    judging = [
-        c
-        for c in columns
-        if c.type in JUDGING or (c.type == "numbers" and (not response or response in lists))
-    ]
+    is_list = not response or any(c.type == "texts" and c.path == response for c in columns)
     prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
-    judging = [c for c in judging if c.path not in mapping.values()]
     ranked = []
-    for column in judging:
+    for column in columns:
+        if column.type not in (*JUDGING, *(["numbers"] * is_list)) or column.path in mapping.values():
+            continue
         owners = [path.rpartition("[*]")[0] for path in (column.path, response)]
         # Whether a value is of the record, or of the item, that the response is of.
         is_beside = not response or owners[0] == owners[1]
@@ -542,7 +538,7 @@ def likelihood(column: Column, prompt: Column | None) -> float:
     is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
     score = 0.0
     if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
-        score = 1.0 - 0.1 * (not any(has(token, NAMES["reward"]) for token in tokens[-1:]))
+        score = 1.0 if has(tokens[-1], NAMES["reward"]) else 0.9
     elif is_cost or counts:
         score = 0.3 if is_cost else 0.9
     own = [] if is_cost or counts else steps_of(column.path)[0]
@@ -572,8 +568,7 @@ def likelihood(column: Column, prompt: Column | None) -> float:
 
 def _is_of_prompt(column: Column, prompt: Column) -> bool:
     """Whether it is the same in all records of each prompt, of which some have several."""
-    asked = dict(zip(prompt.places, map(str, prompt.values)))
-    values: dict[str, list[str]] = {}
+    asked, values = dict(zip(prompt.places, map(str, prompt.values))), dict[str, list[str]]()
     for place, value in zip(column.places, column.values):
         if place in asked:
             values.setdefault(asked[place], []).append(str(value))

@@ -196,12 +196,9 @@ def labeled(row: Row, context: Context) -> float | None:
         return None
     if isinstance(value, bool):
         return float(value)
-    if not context.word_rewards and str(value) in _FLAGS:
-        return _FLAGS[str(value)]
+    if not context.word_rewards and str(value) in ("1", "-1"):
+        return float(str(value) == "1")
     if not isinstance(value, str) and not context.word_rewards:
         raise Refused(f"{names[0]}: expected true or false, or thumbs as 1 and -1, got {value!r:.80}")
     reward: float | None = as_reward(value, context, names[0])
     return reward
-
-
-_FLAGS = {"1": 1.0, "-1": 0.0}

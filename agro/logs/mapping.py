@@ -17,7 +17,7 @@ from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
 from agro.io.column_paths import compiled, problem_of, value_at
-from agro.io.json_values import are_messages, is_unknown, unpacked
+from agro.io.json_values import are_messages, entry, is_unknown, unpacked
 from agro.io.nearest import nearest
 from agro.logs.interchange import FIELDS, PREFERENCE
 
@@ -66,19 +66,6 @@ class Part(NamedTuple):
         return self.columns.get(name, name)
 
 
-def _check_several(fields: Mapping[str, _Matches], mapping: Mapping[str, str]) -> None:
-    """Raise `Refused` where one response has several values of another field."""
-    if any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages")):
-        return
-    for name, matches in fields.items():
-        if len(matches) > 1:
-            several = mapping[name].replace("[*]", "[]")
-            raise Refused(
-                f"{name}: one response has {len(matches)} values of {mapping[name]}; avg({several}) "
-                "is the mean of numbers"
-            )
-
-
 def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
     """The columns of a row that a mapping, where there is one, leaves behind."""
     if not mapping:
@@ -104,7 +91,14 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     used = heads(mapping.values())
     common = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
-    _check_several(fields, mapping)
+    has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
+    several = next((name for name, matches in fields.items() if len(matches) > 1), "")
+    if several and not has_several:
+        column = mapping[several]
+        raise Refused(
+            f"{several}: one response has {len(fields[several])} values of {column}; "
+            f"avg({column.replace('[*]', '[]')}) is the mean of numbers"
+        )
     parts = []
     for key in keys or (None,):
         record, columns, unknown = dict(common), dict[str, str](), list(missing)
@@ -203,18 +197,11 @@ def _is_messages(name: str, value: list[Any]) -> bool:
 
 def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its fields `meta.NAME` inside `meta`."""
-    named, fields = dict[str, Any](), dict[str, Any]()
-    for name, value in record.items():
-        if name.startswith("meta."):
-            named[name.removeprefix("meta.")] = value
-        else:
-            fields[name] = value
+    named = {name.removeprefix("meta."): x for name, x in record.items() if name.startswith("meta.")}
     if not named:
         return record
-    meta = record.get("meta")
-    if meta is not None and not isinstance(meta, dict):
-        raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    return fields | {"meta": {**(meta or {}), **named}}
+    fields = {name: x for name, x in record.items() if not name.startswith("meta.")}
+    return fields | {"meta": entry(record.get("meta"), "meta") | named}
 
 
 # The first wildcard of an expression, with the dots around it; what stands in quotes isn't one.

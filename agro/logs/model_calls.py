@@ -96,12 +96,6 @@ def identified(row: Mapping[str, Any], *ids: Any) -> str:
     return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
 
 
-def identified_by_first(row: Mapping[str, Any], name: str, *ids: str) -> str:
-    """As `identified`, by columns of the first of the rows in `name`; without these, of the record itself."""
-    first = objects(row.get(name, [row]), name)[0]
-    return identified(row, *(first.get(id) for id in ids))
-
-
 def joined_key(*ids: Any) -> str:
     """The key in --join of a record: its id, or that of what is scored and the name of the score."""
     return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))

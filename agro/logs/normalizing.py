@@ -140,29 +140,26 @@ def normalize(
     with store.transaction():
         samples = _scored(store, files, field, option)
         while part := list(islice(samples, CHUNK)):
-            store.set_rewards(_score(s, field, key, statistics[key], components) for s, key in part)
+            scores = []
+            for sample, key in part:
+                assert sample.id is not None
+                assert sample.reward is not None
+                value, reward = statistics[key], sample.reward
+                normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
+                if components is None:
+                    reward = value.normalized(reward)
+                    normalizer |= {"mean": value.mean, "std": value.std}
+                else:
+                    normalizer["shift"] = components.shift(value, reward)
+                    reward -= normalizer["shift"]
+                entries = {"normalizer": normalizer | {"reward": sample.reward}}
+                if "reward_parts" in sample.meta:  # which a later scoring would drop
+                    entries["reward_parts"] = sample.meta["reward_parts"]
+                scores.append((sample.id, reward, entries))
+            store.set_rewards(scores)
             done += len(part)
     constant = sum(each.std == 0 for each in statistics.values())
     return Normalization(field, done, len(statistics), constant, components)
-
-
-def _score(
-    sample: Sample, field: str, key: str, statistics: Statistics, components: Components | None
-) -> tuple[int, float, dict[str, Any]]:
-    """Id, reward and entries of `meta` of a sample."""
-    assert sample.id is not None
-    assert sample.reward is not None
-    normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
-    if components is None:
-        reward = statistics.normalized(sample.reward)
-        normalizer |= {"mean": statistics.mean, "std": statistics.std}
-    else:
-        normalizer["shift"] = components.shift(statistics, sample.reward)
-        reward = sample.reward - normalizer["shift"]
-    entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
-    if "reward_parts" in sample.meta:  # which a later scoring would drop
-        entries["reward_parts"] = sample.meta["reward_parts"]
-    return sample.id, reward, entries
 
 
 def _scored(

@@ -97,9 +97,11 @@ class Column:
     def is_spoken(self) -> bool:
         """Whether some value has several words, as the numbers of users and files don't."""
         texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
-        said = [text for text in texts if isinstance(text, str)]
-        words = [sum(LETTERS.search(word) is not None for word in text.split()) for text in said]
-        return any(count > 1 for count in words) or any(map(WITHOUT_SPACES.search, said))
+        return any(
+            sum(LETTERS.search(word) is not None for word in text.split()) > 1 or WITHOUT_SPACES.search(text)
+            for text in texts
+            if isinstance(text, str)
+        )
 
     @property
     def length(self) -> float:
@@ -116,8 +118,8 @@ class Column:
         best = 0.0
         for depth, step in enumerate(steps_of(self.path)):
             for token in step:
-                is_last = token == step[-1]  # the noun, where English has several words
-                best = max(best, likeness(token, role) * (1.0 if is_last else 0.9) / (1 + depth / 4))
+                weight = 1.0 if token == step[-1] else 0.9  # the noun, where English has several words
+                best = max(best, likeness(token, role) * weight / (1 + depth / 4))
         return best * (0.3 if self.is_aside else 1)
 
     def about(self) -> dict[str, Any]:

@@ -72,3 +72,7 @@ def read_conversation(row: Row, context: Context) -> list[Item]:
     if isinstance(messages, list) and any(isinstance(m, dict) and "loss" in m for m in messages):
         raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
     return [Item.of(split(record), "messages")]
+
+
+def read_prompt(row: Row, context: Context) -> list[Item]:
+    return [Item.of(dict(row), "prompt")]
