@@ -125,7 +125,7 @@ def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Ju
     if comparisons and chosen not in answers:
         got = "" if chosen is None else f", got {chosen}"
         raise Refused(f"preference: expected --choose preference=NAME of {', '.join(comparisons)}{got}")
-    if chosen in answers and chosen not in comparisons:
+    if chosen is not None and chosen in answers and chosen not in comparisons:
         raise Refused(
             f"{chosen}: expected the name of a response ({', '.join(names)}), a tie, or a ranking, got "
             f"{answers[chosen][0]!r:.80}"

@@ -162,7 +162,7 @@ def read_openinference(
 def _message(value: Mapping[str, Any], name: str) -> Message:
     message = entry(value.get("message", value), name)
     parts = [entry(part.get("message_content", part), name) for part in listed(message.get("contents"), name)]
-    fields = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
+    fields: Message = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
     if fields["content"] is None:
         fields["content"] = parts
     for each in listed(message.get("tool_calls"), name):

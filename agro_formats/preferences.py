@@ -192,7 +192,9 @@ SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
 
 DECLARED: dict[str, dict[str, Any]] = {}
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    _values = {key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()}
+    _values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()
+    }
     _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
     _set = SHAPES[_values.pop("shape")](**_values, **_parse)
     DECLARED[_name] = {"read": _set.read, "fits": _set.fits}

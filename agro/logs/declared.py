@@ -97,7 +97,7 @@ def _format(
         functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
     if rows := values.pop("list", None):
         functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
-    tuples = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
+    tuples: dict[str, Any] = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
     return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
 
 

@@ -173,9 +173,9 @@ def _objective(run: RunData, span: PhaseSpan) -> str:
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
     end, results = run.steps, dict[str, str]()
     for step, when in ((0, "before"), (end, f"after {end} steps")):
-        found = run.heldout(step, step)
-        n = run.value_at(step, "eval_n")
-        results[f"held-out reward {when}"] = _figure(found and found.value, found and found.se, n)
+        found, n = run.heldout(step, step), run.value_at(step, "eval_n")
+        mean, error = (None, None) if found is None else (found.value, found.se)
+        results[f"held-out reward {when}"] = _figure(mean, error, n)
     kl = run.value_at(end, "eval_kl_ref")
     results["KL to the reference then, nats per response"] = (
         UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
