@@ -1,8 +1,4 @@
-"""Inspect AI: logs of evaluations, `.eval` (zip) and `.json`.
-
-Fields as written by inspect_ai 0.3.260 (499e615): log/_log.py:400-545, log/_recorders/eval.py,
-log/_recorders/chunked/format.py, scorer/_metric.py:36-46, model/_chat_message.py.
-"""
+"""Inspect AI: logs of evaluations, `.eval` (zip) and `.json`."""
 
 from __future__ import annotations
 

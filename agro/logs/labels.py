@@ -34,18 +34,15 @@ def parse_words(text: str) -> dict[str, float | None]:
     Raises `Refused` for other texts.
     """
     rewards: dict[str, float | None] = {}
-    words: list[tuple[str, Any]]
+    words: list[tuple[Any, Any]] = [part.rpartition("=")[::2] for part in text.split(",")]
     if text.startswith("{"):
         try:
-            words = [(str(word).strip(), value) for word, value in loads(text).items()]
+            words = list(loads(text).items())
         except ValueError as error:
             raise Refused(
                 f"--reward-map {text!r:.80}: expected WORD=NUMBER, or an object of JSON: {error}"
             ) from None
-    else:
-        parts = [item.rpartition("=") for item in text.split(",")]
-        words = [(word.strip(), value.strip()) for word, _, value in parts]
-    for word, value in words:
+    for word, value in ((str(word).strip(), value) for word, value in words):
         if not word:
             raise Refused(f"--reward-map {value!r}: expected WORD=NUMBER, such as up=1,down=0")
         if word in rewards:

@@ -1,5 +1,5 @@
-"""The columns of an unknown log: where they are, what they hold, and what their names say; of pairs of
-responses, which columns have the two, and which says what is better."""
+"""The columns of an unknown log: where they are, what they hold, and what their names say; which may be the
+reward; of pairs of responses, which columns have the two, and which says what is better."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from agro.errors import Refused
 from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.labels import WORDS, count_in, number_in, share_in, word_of, worded_number
+from agro.logs.labels import WORDS, count_in, number_in, scale_of, share_in, word_of, worded_number
 
 SHOWN = 3
 DEEP = 4  # levels of objects
@@ -196,8 +198,8 @@ def as_literal(value: Any) -> str:
 
 def step_of(column: Column) -> str:
     """A column within an expression."""
-    path = column.path
-    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path, re.ASCII) else json.dumps(path, ensure_ascii=False)
+    is_path = re.fullmatch(r"[A-Za-z_][\w.]*", column.path, re.ASCII)
+    return column.path if is_path else json.dumps(column.path, ensure_ascii=False)
 
 
 def best_named(columns: Iterable[Column], role: str) -> Column | None:
@@ -275,6 +277,138 @@ def worth_of(word: str) -> float | None:
         return None
     number = 0.5 if 0.5 in said else said[0]
     return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
+
+
+PROMPTS = NAMES["prompt"][:8]  # prompt, question and the like: a score of these isn't one of the response
+BEST_FIRST = re.compile(
+    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
+)
+
+
+def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Column]:
+    """The columns that may be the reward, the likeliest first.
+
+    One that belongs to each response comes before one of another list, which has several numbers for it.
+    """
+    response = mapping.get("response", "")
+    is_list = not response or any(c.type == "texts" and c.path == response for c in columns)
+    prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
+    ranked = []
+    for column in columns:
+        if column.type not in (*JUDGING, *(["numbers"] * is_list)) or column.path in mapping.values():
+            continue
+        owners = [path.rpartition("[*]")[0] for path in (column.path, response)]
+        # Whether a value is of the record, or of the item, that the response is of.
+        is_beside = not response or owners[0] == owners[1]
+        ranked.append((likelihood(column, prompt) + 0.3 * is_beside, column))
+    return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
+
+
+def likelihood(column: Column, prompt: Column | None) -> float:
+    """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
+    and differ between responses to one prompt."""
+    tokens = column.tokens
+    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
+    score = 0.0
+    if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
+        score = 1.0 if has(tokens[-1], NAMES["reward"]) else 0.9
+    elif is_cost or counts:
+        score = 0.3 if is_cost else 0.9
+    own = [] if is_cost or counts else steps_of(column.path)[0]
+    score -= 1.2 * any(has(token, ASIDE) for token in own)
+    answers = NAMES["response"][:8]
+    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
+        score -= 0.8
+    if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
+        score -= 0.8
+    if column.type == "word":
+        known = worth_in(column)
+        if known is None:
+            return score - 0.1
+        is_plain = {plain(word) for word in column.distinct} <= PLAIN
+        return score + (0.1 if len(known) == 2 and is_plain else 0.4)
+    # Grades repeat; counts, ids and times don't.
+    values = [number_in(value) for value in column.values]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
+        return score - (0.2 if score >= 0.9 else 0.6)
+    repeats = 2 * len(column.distinct) <= len(values)
+    likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
+    if numbers:
+        likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
+    return score + likely
+
+
+def _is_of_prompt(column: Column, prompt: Column) -> bool:
+    """Whether it is the same in all records of each prompt, of which some have several."""
+    asked, values = dict(zip(prompt.places, map(str, prompt.values))), dict[str, list[str]]()
+    for place, value in zip(column.places, column.values):
+        if place in asked:
+            values.setdefault(asked[place], []).append(str(value))
+    several = [each for each in values.values() if len(each) > 1]
+    return len(values) > 1 and len(several) > 1 and all(len(set(each)) == 1 for each in several)
+
+
+def check_scale(column: Column, where: Sequence[str]) -> None:
+    """Raise `Refused` for ratings of two scales. `where`: the places of the records."""
+    scales: dict[str, tuple[str, str]] = {}
+    for place, value in zip(column.places, column.values):
+        for each in value if isinstance(value, list) else [value]:
+            scale = "true or false" if isinstance(each, bool) else scale_of(each)
+            if scale is None and not is_missing(str(each)) and str(each) not in column.unrated:
+                scale = "a word"
+            if scale is not None:
+                scales.setdefault(scale, (where[place], str(each)))
+    if len(scales) > 1:
+        (a, (here, first)), (b, (there, second)) = list(scales.items())[:2]
+        raise Refused(
+            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, "
+            f"at {there}. What to do: write one scale into the file, say what each is worth (--map and "
+            "--reward-map), or name another column with --reward COLUMN"
+        )
+
+
+def is_lower(column: Column) -> bool:
+    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
+    Words that judge, such as good and bad, say it themselves."""
+    if column.type == "word":
+        numbered = {  # what the words of a rating such as 5: awful say
+            number: worth_of(re.sub(r"^\W*[\d.,]+\W*", "", word))
+            for word in column.distinct
+            if (number := worded_number(word)) is not None
+        }
+        known = {number: worth for number, worth in numbered.items() if worth is not None}
+        if len(known) > 1:
+            return known[max(known)] < known[min(known)]
+        words = {plain(word) for word in column.distinct if word not in column.unrated}
+        if not words <= PLAIN and not numbered and worth_in(column):
+            return False
+    is_cost = any(has(token, COSTS) for token in column.tokens)
+    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
+
+
+def worth_in(column: Column) -> dict[str, float | None] | None:
+    """What --reward-map has to say of its words; None where the worth of one is unknown. Of two words one is
+    better: the person who is asked says which."""
+    unrated: dict[str, float | None] = dict.fromkeys(word.strip() for word in column.unrated)
+    said = [word for word in column.distinct if word not in column.unrated]
+    counts = [word for word in said if scale_of(word) == "stars"] if column.type == "number" else []
+    if column.type not in ("word", "number") or (column.type == "number" and not counts):
+        return unrated
+    if all(word_of(word) in WORDS for word in said) and not unrated:
+        return {}
+    worth = {word.strip(): worth_of(word) for word in said}
+    numbers = [number for number in worth.values() if number is not None]
+    if counts:  # of which it isn't said how many there may be
+        whole = 5.0 if max(numbers) <= 5 else 10.0
+        worth = {w: n if "☆" in w or n is None or n < 1 else n / whole for w, n in worth.items()}
+        return None if max(numbers) > whole or len(numbers) > FEW else worth | unrated
+    if len(said) == 2 and not any(worded_number(word) is not None for word in said):
+        first, second = worth
+        a, b = (0.5 if number is None else number for number in worth.values())
+        is_second = b > a
+        return {first: float(not is_second), second: float(is_second)} | unrated
+    return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
 
 
 _PREFERENCES = {kind: frozenset(words.split()) for kind, words in _WORDS["preferences"].items()}

@@ -1,9 +1,4 @@
-"""OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): chat completions, fine-tuning.
-
-Fields as in openai-python 3.3.1 (e43b422): types/chat/chat_completion.py, types/chat_model.py; token ids as
-added by vLLM 0.32, entrypoints/openai/chat_completion/protocol.py:120-160; fine-tuning files as in OpenAI's
-guides: an assistant message may have a `weight` of 0 or 1.
-"""
+"""OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): chat completions, fine-tuning."""
 
 from __future__ import annotations
 
