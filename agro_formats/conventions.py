@@ -16,6 +16,7 @@ from agro.logs.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.types.conversation import normalized_message
 
+Scores = Mapping[str, list[Any]]
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
@@ -33,9 +34,7 @@ def has_genai_messages(attributes: Mapping[str, Any]) -> bool:
     return _GENAI_OUTPUT in attributes or any(name.startswith(_OLD) for name in attributes)
 
 
-def read_genai(
-    attributes: Mapping[str, Any], scores: Mapping[str, list[Any]], context: Context
-) -> list[Item]:
+def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
     """The responses of a call. `scores`: of its evaluations, by name."""
     if not has_genai_messages(attributes):
         raise Refused(
@@ -68,16 +67,11 @@ def read_genai(
 
 
 def _items(
-    prompt: list[Message],
-    replies: list[Message],
-    scores: Mapping[str, list[Any]],
-    context: Context,
-    meta: dict[str, Any],
-    common: dict[str, Any],
+    prompt: list[Message], replies: list[Message], scores: Scores, context: Context, meta: Row, common: Row
 ) -> list[Item]:
     common = {name: value for name, value in common.items() if name != "tools" or value is not None}
-    common |= {"reward": scored(scores, context), "meta": meta | ({"scores": dict(scores)} if scores else {})}
-    return responses(prompt, replies, "output", common)
+    meta = {**meta, **({"scores": dict(scores)} if scores else {})}
+    return responses(prompt, replies, "output", {**common, "reward": scored(scores, context), "meta": meta})
 
 
 def _messages(message: Mapping[str, Any], name: str) -> list[Message]:
@@ -137,9 +131,7 @@ def fits(row: Row) -> bool:
     return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
 
 
-def read_openinference(
-    attributes: Mapping[str, Any], scores: Mapping[str, list[Any]], context: Context
-) -> list[Item]:
+def read_openinference(attributes: Row, scores: Scores, context: Context) -> list[Item]:
     """The responses of a call. `scores`: of evaluations that aren't among the attributes, by name."""
     tree = unflatten({name: unpacked(value) for name, value in attributes.items()})
     llm = entry(tree.get("llm"), "llm")

@@ -259,8 +259,6 @@ def _unknown(constant: str) -> None:
 
 
 _ZSTANDARD = 93  # zip's number of this compression
-
-
 _LOCAL = 30  # bytes of a member's own header before its name and extra field
 
 

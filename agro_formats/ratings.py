@@ -88,8 +88,7 @@ def read_binarized(row: Row, context: Context) -> list[Item]:
         record["reward"] = number(row[f"score_{name}"], f"score_{name}")
         record["meta"] = record.get("meta", {}) | meta
         records.append(record)
-    better, worse = records
-    return [Item.pair(better, worse)]
+    return [Item.pair(records[0], records[1])]
 
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}

@@ -8,7 +8,7 @@ its other spans are of every call that has none of that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,20 +105,16 @@ def read(
 
 def _calls(spans: Sequence[TraceSpan]) -> list[tuple[int, TraceSpan]]:
     """The outermost calls of a model that aren't a judge's; without any, the root. With their positions."""
-    spans_by_id = {span.id: span for span in spans}
-
-    def ancestors(span: TraceSpan) -> Iterator[TraceSpan]:
-        seen = {span.id}
-        while span.parent in spans_by_id and span.parent not in seen:
-            seen.add(span.parent)
-            span = spans_by_id[span.parent]
-            yield span
-
-    usual = [
-        (i, span)
-        for i, span in enumerate(spans)
-        if not span.is_judge and not any(a.is_judge or a.is_call for a in ancestors(span))
-    ]
+    spans_by_id, usual = {span.id: span for span in spans}, list[tuple[int, TraceSpan]]()
+    for i, span in enumerate(spans):
+        is_inner, seen = span.is_judge, {span.id}
+        above = None if is_inner else spans_by_id.get(span.parent)
+        while above is not None and above.id not in seen and not is_inner:
+            is_inner = above.is_judge or above.is_call
+            seen.add(above.id)
+            above = spans_by_id.get(above.parent)
+        if not is_inner:
+            usual.append((i, span))
     calls = [(i, span) for i, span in usual if span.is_call]
     return calls or [(i, span) for i, span in usual if span.parent not in spans_by_id][:1]
 

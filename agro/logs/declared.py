@@ -88,7 +88,16 @@ def _format(
         if key in FUNCTIONS and isinstance(value, str) and REFERENCE.fullmatch(value):
             module, attribute = values.pop(key).split(":")
             functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
-    functions["fits"] = _fitting(values, functions.get("fits"))
+    columns = [names.split("|") for names in values.pop("columns", ())]
+    without, only, fits = (values.pop(key, None) for key in ("without", "only", "fits"))
+    judge = functions.get("fits")
+    functions["fits"] = lambda row: (
+        all(not row.keys().isdisjoint(names) for names in columns)
+        and row.keys().isdisjoint(without or ())
+        and (only is None or row.keys() <= set(only))
+        and (fits is None or bool(evaluated(row, fits)))
+        and (judge is None or judge(row))
+    )
     if ids := values.pop("ids", None):
         functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
     if ignored := values.pop("ignored", None):
@@ -99,19 +108,6 @@ def _format(
         functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
     tuples: dict[str, Any] = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
     return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
-
-
-def _fitting(values: dict[str, Any], judge: Callable[[Row], bool] | None) -> Callable[[Row], bool]:
-    """Whether a record is of a format, by these keys of its table, which are taken out, and a function."""
-    columns = [names.split("|") for names in values.pop("columns", ())]
-    without, only, fits = (values.pop(key, None) for key in ("without", "only", "fits"))
-    return lambda row: (
-        all(not row.keys().isdisjoint(names) for names in columns)
-        and row.keys().isdisjoint(without or ())
-        and (only is None or row.keys() <= set(only))
-        and (fits is None or bool(evaluated(row, fits)))
-        and (judge is None or judge(row))
-    )
 
 
 class _Functions(Functions):  # type: ignore[misc]

@@ -72,7 +72,7 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
         return []
     used = heads(mapping.values()) | set(mapping.values())
     for column in mapping.values():
-        if _parse(column).prefix == "":  # a wildcard for columns
+        if _parse(column)[0] == "":  # a wildcard for columns
             used |= {key for key in _matches(row, column) if isinstance(key, str)}
     return [name for name in row if name not in used and name not in MAPPABLE]
 
@@ -139,7 +139,7 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             raise Refused(f"{name}: {error}") from None
         if not is_optional and _is_logic(column) and not any(match.value for match in matches.values()):
             matches = {}
-        if not matches and is_optional and _parse(column).suffix is None:
+        if not matches and is_optional and _parse(column)[1] is None:
             matches[None] = _Match(column, None)
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
@@ -158,7 +158,7 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
 
 def _is_logic(column: str) -> bool:
     """Whether it is an expression of conditions, which is false where none holds."""
-    return compiled(_parse(column).prefix).parsed["type"] in _LOGIC
+    return compiled(_parse(column)[0]).parsed["type"] in _LOGIC
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -208,19 +208,11 @@ def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
 _STAR = re.compile(r"""^((?:[^"'`*]|"[^"]*"|'[^']*'|`[^`]*`)*?)(?:(?:^|\.)\*(?=\.|$)|\[\*\])""")
 
 
-class _ColumnPath(NamedTuple):
-    """Where a column is: an expression, or the two around its first wildcard."""
-
-    prefix: str
-    suffix: str | None  # None without a wildcard
-
-
 @cache
-def _parse(column: str) -> _ColumnPath:
+def _parse(column: str) -> tuple[str, str | None]:
+    """Where a column is: an expression and None, or the two expressions around its first wildcard."""
     star = _STAR.match(column)
-    if star is None:
-        return _ColumnPath(column, None)
-    return _ColumnPath(star[1], column[star.end() :].removeprefix("."))
+    return (column, None) if star is None else (star[1], column[star.end() :].removeprefix("."))
 
 
 def _matches(
@@ -264,7 +256,7 @@ def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> 
 
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    return {head for column in expressions for head in _heads_of(compiled(_parse(column).prefix).parsed)}
+    return {head for column in expressions for head in _heads_of(compiled(_parse(column)[0]).parsed)}
 
 
 def _heads_of(tree: Mapping[str, Any]) -> set[str]:

@@ -167,23 +167,21 @@ def _scored(
 ) -> Iterator[tuple[Sample, str]]:
     """The scored samples that aren't normalized, with the value of the field as JSON."""
     ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
+    column = field.removeprefix("meta.")
     for sample in store.samples(ids=ids, scored=True):
-        if "normalizer" not in sample.meta:
-            yield sample, json.dumps(_value(sample, field, option), sort_keys=True)
-
-
-def _value(sample: Sample, field: str, option: str) -> Any:
-    if field in ("source", "role"):
-        return getattr(sample, field)
-    value: Any = sample.meta
-    for name in field.removeprefix("meta.").split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    if value is None:
-        names = ", ".join(("source", "role", *sample.meta))
-        column = field.removeprefix("meta.")
-        raise Refused(
-            f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
-            f"field; it has {names}. What to do: name one that all scored records have; beside --map, map it "
-            f"too: --map meta.{column}=COLUMN"
-        )
-    return value
+        if "normalizer" in sample.meta:
+            continue
+        value: Any = sample.meta
+        if field in ("source", "role"):
+            value = getattr(sample, field)
+        else:
+            for name in column.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            names = ", ".join(("source", "role", *sample.meta))
+            raise Refused(
+                f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
+                f"field; it has {names}. What to do: name one that all scored records have; beside --map, "
+                f"map it too: --map meta.{column}=COLUMN"
+            )
+        yield sample, json.dumps(value, sort_keys=True)

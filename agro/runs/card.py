@@ -17,7 +17,7 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from agro.config import DataConfig, TrainConfig
+from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
@@ -112,7 +112,11 @@ def _training(run: RunData) -> dict[str, str]:
             for policy in (c.phase(span.name).policy for span in run.spans)
         ),
         "prompts": _files(c.data.paths("prompts")),
-        "held-out prompts": _held_out(c.data),
+        "held-out prompts": (
+            f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
+            if c.data.hold_out and c.data.eval_prompts is None
+            else _files(c.data.paths("eval_prompts"))
+        ),
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
         **{
@@ -218,12 +222,6 @@ def literal(text: str) -> str:
     fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
     padding = " " if shown.startswith("`") or shown.endswith("`") else ""
     return f"{fence}{padding}{shown}{padding}{fence}" if shown else "(empty)"
-
-
-def _held_out(data: DataConfig) -> str:
-    if data.hold_out and data.eval_prompts is None:
-        return f"{percent(data.hold_out, 1)} of the prompts, never trained on"
-    return _files(data.paths("eval_prompts"))
 
 
 def _files(paths: Sequence[str]) -> str:
