@@ -3,6 +3,6 @@
 agro finds them by the entry point `agro.formats`, as it would find those of another package.
 """
 
-from agro_formats.table import DECLARATIONS
+from agro.logs.declared import formats_of
 
-FORMATS = DECLARATIONS.of_package("agro_formats")
+FORMATS = formats_of("agro_formats")

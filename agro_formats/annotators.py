@@ -1,24 +1,9 @@
-"""Tools of annotators: Argilla and Label Studio.
-
-Of the responses that they are shown, annotators give ratings, rankings and choices, and they write texts.
-
-Argilla: records with the answers of annotators.
-
-Fields as in argilla-io/argilla: of 2.x argilla/src/argilla/records/_resource.py (Record.to_dict, to_json) and
-_io/_generic.py (to_datasets), of 1.x FeedbackRecord and
-src/argilla/client/feedback/integrations/huggingface/dataset.py (format_as("datasets")).
-
-Label Studio: tasks with their annotations, as its export JSON has them.
-
-Fields as in HumanSignal/label-studio: docs/source/guide/task_format.md, docs/source/tags (ranker, rating,
-choices, textarea) and docs/source/templates/generative-*.md; of pairwise results as in HumanSignal/RLHF
-cc3fa78, tutorials/ls_output_data.json.
-"""
+"""Tools of annotators: Argilla and Label Studio, where people rate, rank, choose and write responses."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
@@ -29,7 +14,6 @@ from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.types import Text
 from agro_formats.judgments import rank_judgments, tally
-from agro_formats.table import declared
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
@@ -108,7 +92,7 @@ def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: 
     scores = {}
     for question, values in answers.items():
         is_of = subjects[question] == name if question in subjects else alone
-        if is_of and all(value is None or isinstance(value, bool | int | float) for value in values):
+        if is_of and all(isinstance(value, bool | int | float | None) for value in values):
             short = question if alone else question.removeprefix(name).strip("-_. ")
             scores[short or question] = values
     return scores
@@ -116,33 +100,28 @@ def _scores(name: str, answers: Answers, subjects: Mapping[str, str], *, alone: 
 
 def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Context) -> Iterator[Item]:
     texts = {
-        question: values
-        for question, values in answers.items()
-        if values and all(isinstance(value, str) for value in values)
+        name: values for name, values in answers.items() if values and all(isinstance(v, str) for v in values)
     }
-    question = context.choose.get("response")
-    if question is None and len(texts) > 1:
+    question = context.choose.get("response", next(iter(texts), ""))
+    if "response" not in context.choose and len(texts) > 1:
         raise Refused(
             f"response: expected --choose response=NAME of the questions {', '.join(texts)}, or of a field"
         )
-    values = texts.get(question, ()) if question is not None else next(iter(texts.values()), ())
-    if not values:
+    if question not in texts:
         raise SkipRecord("tasks without a response")
-    for i, value in enumerate(values):
+    for i, value in enumerate(texts[question]):
         record = {"prompt": prompt, "response": value, "role": "expert", "meta": meta}
-        yield Item.of(record, f"{question or next(iter(texts))}[{i}]")
+        yield Item.of(record, f"{question}[{i}]")
 
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:
     """Those of the question that compares the responses."""
-    comparisons = {}
-    for question, values in answers.items():
-        judgments = [judgment for value in values for judgment in _judged(value, names)]
-        if judgments:
-            comparisons[question] = judgments
-    chosen = context.choose.get("preference")
-    if chosen is None and len(comparisons) == 1:
-        [chosen] = comparisons
+    judged = {
+        q: [judgment for value in values for judgment in _judged(value, names)]
+        for q, values in answers.items()
+    }
+    comparisons = {question: judgments for question, judgments in judged.items() if judgments}
+    chosen = context.choose.get("preference", next(iter(comparisons)) if len(comparisons) == 1 else None)
     if comparisons and chosen not in answers:
         got = "" if chosen is None else f", got {chosen}"
         raise Refused(f"preference: expected --choose preference=NAME of {', '.join(comparisons)}{got}")
@@ -185,14 +164,13 @@ def _plain(name: str) -> str:
 
 _ANSWERS, _SUGGESTION = ".responses", "-suggestion"
 _RECORD_COLUMNS = (
-    *("id", "_server_id", "external_id", "status"),
-    *("inserted_at", "updated_at", "metadata", "vectors"),
+    *("id", "_server_id", "external_id", "status", "inserted_at", "updated_at", "metadata", "vectors"),
 )
 _TIMES = ("inserted_at", "updated_at")
 _UNSUBMITTED = ("draft", "discarded")
 
 
-def _record(row: Row, context: Context) -> list[Item]:
+def read_record(row: Row, context: Context) -> list[Item]:
     """In 2.x `responses` has the answers by question, in 1.x a list of what each annotator said."""
     responses = unpacked(row["responses"])
     if isinstance(responses, dict):
@@ -212,7 +190,7 @@ def _record(row: Row, context: Context) -> list[Item]:
     return _items(fields, answers, extras, context)
 
 
-def _flat(row: Row, context: Context) -> list[Item]:
+def read_flat(row: Row, context: Context) -> list[Item]:
     """Fields and metadata are columns side by side."""
     answers = {}
     for column in row:
@@ -232,7 +210,11 @@ def _flat(row: Row, context: Context) -> list[Item]:
     return _items(fields, answers, omit(row, answer_columns | fields.keys()), context)
 
 
-def _dataset(row: Row, context: Context) -> list[Item]:
+def is_flat(row: Row) -> bool:
+    return any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
+
+
+def read_dataset(row: Row, context: Context) -> list[Item]:
     """A question's column has what each annotator said, the one with `-suggestion` what a model did."""
     questions = [c.removesuffix(_SUGGESTION) for c in row if c.endswith(_SUGGESTION)]
     answers = {}
@@ -246,6 +228,10 @@ def _dataset(row: Row, context: Context) -> list[Item]:
     return _items(fields, answers, omit(row, {*questions, *fields}), context)
 
 
+def is_dataset(row: Row) -> bool:
+    return any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row)
+
+
 def _items(
     fields: dict[str, Any], answers: dict[str, list[Any]], extras: dict[str, Any], context: Context
 ) -> list[Item]:
@@ -253,27 +239,22 @@ def _items(
     prompt, used = prompt_of(fields, context)
     shown = {name: value for name, value in fields.items() if name not in used}
     responses = responses_of(shown, context)
-    subjects = {}
-    for question in answers:
-        named = [name for name in responses if question.startswith(name)]
-        if named:
-            subjects[question] = max(named, key=len)
+    named = {question: [name for name in responses if question.startswith(name)] for question in answers}
+    subjects = {question: max(names, key=len) for question, names in named.items() if names}
     meta = dict(entry(unpacked(extras.get("metadata") or None), "metadata"))
     for name, value in omit(extras, ("metadata", "vectors")).items():
         if value not in ({}, []):
             meta[name] = str(value) if name in _TIMES else value
-    answered = {}
-    for question, values in answers.items():
-        if values:
-            answered[question] = [_ranks(value, responses) for value in values]
+    names = sorted(responses)
+    answered = {question: values for question, values in answers.items() if values}
+    for question, values in answered.items():
+        answered[question] = [  # a list of all responses, as 2.x has rankings, as ranks by name
+            {name: rank for rank, name in enumerate(value, 1)}
+            if isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == names
+            else value
+            for value in values
+        ]
     return items_of(prompt, responses, answered, subjects, meta | omit(shown, responses), context)
-
-
-def _ranks(value: Any, responses: Collection[str]) -> Any:
-    """An answer; a list of all responses, as 2.x has rankings, as ranks by name."""
-    if isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == sorted(responses):
-        return {name: rank for rank, name in enumerate(value, 1)}
-    return value
 
 
 def _value(value: Any) -> Any:
@@ -285,27 +266,28 @@ def _value(value: Any) -> Any:
     return value
 
 
-declared("argilla", _record)
-declared(
-    "argilla-datasets", _flat, lambda row: any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
-)
-declared(
-    "argilla-feedback",
-    _dataset,
-    lambda row: any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row),
-)
-
-
 _BODIES = ("body", "text", "title")  # of an item of a ranked list
 _UNSORTED = "_"  # the bucket of what nobody moved
 
 
-def _task(row: Row, context: Context) -> list[Item]:
+def read_task(row: Row, context: Context) -> list[Item]:
     data = entry(row["data"], "data")
     prompt, used = prompt_of(data, context)
     fields = {name: value for name, value in data.items() if name not in used}
-    ranked = next((name for name, value in fields.items() if _is_ranked(value)), None)
-    responses = _listed(fields.pop(ranked), ranked) if ranked else responses_of(fields, context)
+    ranked = next(
+        (
+            name
+            for name, value in fields.items()
+            if isinstance(value, list) and value and all(isinstance(x, dict) and "id" in x for x in value)
+        ),
+        None,
+    )
+    responses = {} if ranked else responses_of(fields, context)
+    for i, item in enumerate(fields.pop(ranked) if ranked else ()):  # of a ranked list by their ids
+        if str(item["id"]) in responses:
+            raise Refused(f"{ranked}[{i}].id: expected one that no other item has, got {item['id']!r:.60}")
+        body = next((item[key] for key in _BODIES if item.get(key) is not None), None)
+        responses[str(item["id"])] = text(body, f"{ranked}[{i}].body")
     answers: dict[str, list[Any]] = {}
     subjects: dict[str, str] = {}
     for i, annotation in enumerate(objects(row["annotations"], "annotations")):
@@ -318,21 +300,6 @@ def _task(row: Row, context: Context) -> list[Item]:
                 subjects[question] = result["to_name"]
     meta = omit(row, ("data", "annotations")) | omit(fields, responses)
     return items_of(prompt, responses, answers, subjects, meta, context)
-
-
-def _is_ranked(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and "id" in x for x in value)
-
-
-def _listed(items: list[dict[str, Any]], name: str) -> dict[str, str]:
-    """The responses of a list that is ranked, by their ids."""
-    responses = {}
-    for i, item in enumerate(items):
-        body = next((item[key] for key in _BODIES if item.get(key) is not None), None)
-        if str(item["id"]) in responses:
-            raise Refused(f"{name}[{i}].id: expected one that no other item has, got {item['id']!r:.60}")
-        responses[str(item["id"])] = text(body, f"{name}[{i}].body")
-    return responses
 
 
 def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
@@ -348,23 +315,13 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
             raise Refused(f"pairwise: expected two responses in data, got {', '.join(names) or 'none'}")
         return one_of(value.get("selected"), dict(zip(("left", "right"), sides)), "pairwise.selected")
     if kind == "ranker":
-        return _order(value.get("ranker"))
+        # The places of the ids in their order. Of several buckets each is a category, and no order of all.
+        ranker = value.get("ranker")
+        if isinstance(ranker, dict):
+            buckets = [ids for ids in ranker.values() if ids]
+            if len(buckets) != 1 or ranker.get(_UNSORTED):
+                return ranker
+            [ranker] = buckets
+        return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
     answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
     return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-
-
-def _order(ranker: Any) -> Any:
-    """The places of the ids in their order. Of several buckets each is a category, and no order of all."""
-    if isinstance(ranker, dict):
-        buckets = [ids for ids in ranker.values() if ids]
-        if len(buckets) != 1 or ranker.get(_UNSORTED):
-            return ranker
-        [ranker] = buckets
-    return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
-
-
-declared(
-    "label-studio",
-    _task,
-    lambda row: row.keys() >= {"data", "annotations"} and isinstance(row["data"], dict),
-)

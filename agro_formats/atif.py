@@ -15,7 +15,6 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.fields import call, exchange, fingerprinted, integer, integers, listed, numbers, one_of, plain
 from agro.logs.protocol import Context, Item, Row
-from agro_formats.table import declared
 
 Message = dict[str, Any]
 
@@ -57,10 +56,13 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
     # A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt.
     records, begin = [], _first_own(steps)
     while begin < len(steps):
-        inserted = (i for i, s in enumerate(steps) if i > begin and not s.is_own and _is_assistant(s.message))
+        inserted = (
+            i for i, s in enumerate(steps) if i > begin and not s.is_own and s.message["role"] == "assistant"
+        )
         end = next(inserted, len(steps))
-        record = exchange(_messages(steps[:begin]), _turns(steps[begin:end]), ("steps", "steps"))
-        records.append(record | {"meta": record.get("meta", {}) | _meta(steps[begin:end])})
+        turns, meta = _turns(steps[begin:end])
+        record = exchange(_messages(steps[:begin]), turns, ("steps", "steps"))
+        records.append(record | {"meta": record.get("meta", {}) | meta})
         begin = end + _first_own(steps[end:])
     return records
 
@@ -73,67 +75,47 @@ def _first_own(steps: Sequence[AtifStep]) -> int:
     return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
 
 
-def _is_assistant(message: Message) -> bool:
-    return bool(message["role"] == "assistant")
-
-
-def _turns(steps: Sequence[AtifStep]) -> list[Message]:
-    """The messages up to the last own turn."""
-    last_own = max(i for i, step in enumerate(steps) if step.is_own)
-    return [*_messages(steps[:last_own]), steps[last_own].message]
-
-
-def _meta(steps: Sequence[AtifStep]) -> dict[str, Any]:
-    """What else is known of the steps, and what came after the last own one."""
+def _turns(steps: Sequence[AtifStep]) -> tuple[list[Message], dict[str, Any]]:
+    """The messages up to the last own turn; what else is known of the steps, and what came after it."""
     last_own = max(i for i, step in enumerate(steps) if step.is_own)
     observed = [*steps[last_own].observed, *_messages(steps[last_own + 1 :])]
     details = [step.meta for step in steps if step.is_own]
     meta: dict[str, Any] = {"steps": details} if any(details) else {}
-    return meta | ({"observed_last": observed} if observed else {})
+    turns = [*_messages(steps[:last_own]), steps[last_own].message]
+    return turns, meta | ({"observed_last": observed} if observed else {})
 
 
 def _token_records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
     """A row up to each own step whose prompt isn't what was there before: rows after the first one have their
     prompt in `context_tokens`."""
-    begin = _first_own(steps)
-    prompt, records = _messages(steps[:begin]), []
-    for start, end in _unbroken(steps, begin):
-        row = _joined([step.tokens for step in steps[start:end] if step.is_own and step.tokens])
-        turns, meta = _turns(steps[start:end]), _meta(steps[start:end])
-        has_inserted = any(not s.is_own and _is_assistant(s.message) for s in steps[start:end])
+    own = [(i, step.tokens) for i, step in enumerate(steps) if step.is_own and step.tokens]
+    starts, before = list[int](), list[int]()
+    for i, tokens in own:
+        if not starts or tokens.prompt[: len(before)] != before:
+            starts.append(i)
+        before = tokens.prompt + tokens.completion
+    begin, records = starts[0], []
+    prompt = _messages(steps[:begin])
+    for start, end in zip(starts, [*starts[1:], len(steps)]):
+        ids, mask, logp = list[int](), list[bool](), list[float | None]()
+        for tokens in (tokens for i, tokens in own if start <= i < end):
+            prompted = len(tokens.prompt) - len(ids)
+            ids += tokens.prompt[len(ids) :] + tokens.completion
+            mask += [False] * prompted + [True] * len(tokens.completion)
+            logp += [None] * prompted + tokens.logp
+        turns, meta = _turns(steps[start:end])
+        has_inserted = any(not s.is_own and s.message["role"] == "assistant" for s in steps[start:end])
         if start == begin and not has_inserted:
             record = exchange(prompt, turns, ("steps", "steps"))
         else:  # not as `continuation`: with other tokens the turns would be encoded after the wrong context
             record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {"turns": turns}}
         if start != begin:
-            record["context_tokens"] = row["tokens"][: row["mask"].index(True)]
-        records.append(record | row | {"meta": record.get("meta", {}) | meta})
-    return [fingerprinted(record, context) for record in records]
-
-
-def _unbroken(steps: Sequence[AtifStep], begin: int) -> list[tuple[int, int]]:
-    """(begin, end) of the steps whose tokens continue each other."""
-    starts, begins = list[int](), list[int]()
-    for i, step in enumerate(steps):
-        if not step.is_own or step.tokens is None:
-            continue
-        if not starts or step.tokens.prompt[: len(begins)] != begins:
-            starts.append(i)
-        begins = step.tokens.prompt + step.tokens.completion
-    return list(zip(starts, [*starts[1:], len(steps)]))
-
-
-def _joined(calls: Sequence[Tokens]) -> dict[str, Any]:
-    """Tokens, mask and log-probs of calls, each of which continues the one before."""
-    tokens, mask, logp = list[int](), list[bool](), list[float | None]()
-    for part in calls:
-        new = part.prompt[len(tokens) :] + part.completion
-        prompted = len(part.prompt) - len(tokens)
-        tokens += new
-        mask += [False] * prompted + [True] * len(part.completion)
-        logp += [None] * prompted + part.logp
-    row: dict[str, Any] = {"tokens": tokens, "mask": mask}
-    return row | ({"behavior_logp": logp} if any(x is not None for x in logp) else {})
+            record["context_tokens"] = ids[: mask.index(True)]
+        record |= {"tokens": ids, "mask": mask, "meta": record.get("meta", {}) | meta}
+        if any(x is not None for x in logp):
+            record["behavior_logp"] = logp
+        records.append(fingerprinted(record, context))
+    return records
 
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -147,13 +129,19 @@ def is_trajectory(row: Row) -> bool:
     return str(row.get("schema_version", "")).startswith("ATIF-v") and "steps" in row
 
 
-def _read(row: Row, context: Context) -> list[Item]:
-    """A trajectory has no reward: that is in `result.json` of the trial's folder, see `harbor`."""
+def read(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, name) for name, record in trajectory(row, context)]
 
 
+def is_call(step: Row) -> bool:
+    """Whether the agent's model wrote a step here."""
+    is_copy = step.get("is_copied_context")
+    return step.get("source") == "agent" and not is_copy and step.get("llm_call_count") != 0
+
+
 def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[str, dict[str, Any]]]:
-    """(name, record) of its rows, and of those of agents that it delegated to."""
+    """(name, record) of its rows, and of those of agents that it delegated to. There is no reward: that is in
+    `result.json` of the trial's folder, see `harbor`."""
     agent = entry(row.get("agent"), "agent")
     meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
@@ -169,18 +157,14 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
         for part, record in trajectory(delegated, context, f"{name}.{location}"):
             record["meta"]["subagent"] = delegated.get("trajectory_id")
             parts.append((part, record))
-    episode = _episode(row, len(parts))
+    # The session, where it has several rows, here or in the trajectory that it continues or that continues
+    # it: Harbor's Terminus names that one SESSION-cont-NUMBER.
+    episode, session = None, row.get("session_id") or row.get("trajectory_id")
+    if session is not None:
+        session, continues, _ = text(session, "session_id").partition("-cont-")
+        is_one = not continues and len(parts) < 2 and not row.get("continued_trajectory_ref")
+        episode = None if is_one else session
     return [(part, record | {"episode": episode}) for part, record in parts]
-
-
-def _episode(row: Row, rows: int) -> str | None:
-    """The session, where it has several rows, here or in the trajectory that it continues or that continues
-    it: Harbor's Terminus names that one SESSION-cont-NUMBER."""
-    name = row.get("session_id") or row.get("trajectory_id")
-    if name is None:
-        return None
-    session, continues, _ = text(name, "session_id").partition("-cont-")
-    return session if continues or rows > 1 or row.get("continued_trajectory_ref") else None
 
 
 def _step(step: Row, i: int, merged: bool) -> AtifStep:
@@ -195,7 +179,7 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         wrong = next((key for key in _AGENT_ONLY if step.get(key) is not None), None)
         if wrong is not None:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
-    is_own = role == "assistant" and not step.get("is_copied_context") and step.get("llm_call_count") != 0
+    is_own = is_call(step)
     metrics = entry(step.get("metrics"), f"{name}.metrics")
     message: Message = {"role": role, "content": plain(step.get("message"), f"{name}.message")}
     if step.get("reasoning_content") is not None:
@@ -234,6 +218,3 @@ def _tokens(metrics: Row, name: str) -> Tokens | None:
     if logp is None:
         return Tokens(prompt, completion, [None] * len(completion))
     return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
-
-
-declared("atif", _read, is_trajectory)

@@ -1,10 +1,4 @@
-"""Batches of requests: OpenAI's, and Anthropic's message batches.
-
-OpenAI: batch files as read and written by vLLM 0.32, entrypoints/launchers/run_batch.py:159-235.
-
-Anthropic: fields as in anthropic-sdk 0.121: types/messages/message_batch_individual_response.py,
-types/messages/batch_create_params.py, types/message.py.
-"""
+"""Batches of requests: OpenAI's, and Anthropic's message batches."""
 
 from __future__ import annotations
 
@@ -14,10 +8,9 @@ from agro.logs.fields import joined_record, reply, settings
 from agro.logs.formats.providers import choices
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompts import anthropic_prompt, openai_prompt
-from agro_formats.table import declared, declared_prompts
 
 
-def _batch(row: Row, context: Context) -> list[Item]:
+def read_openai(row: Row, context: Context) -> list[Item]:
     """The order of results is arbitrary: the request with the same `custom_id` is in the input file."""
     name = text(row["custom_id"], "custom_id")
     # The body of a successful response.
@@ -32,11 +25,6 @@ def _batch(row: Row, context: Context) -> list[Item]:
     return list(choices(body, openai_prompt(request), request, meta))
 
 
-def _fits_batch(row: Row) -> bool:
-    named = row.keys() >= {"custom_id", "response"} and "prompt" not in row
-    return named and isinstance(row["response"], dict | None)
-
-
 def _joined_request(name: str, file: str, context: Context) -> Row:
     """The request of a result, which is in `file`. Raises `Refused` where it is missing or used already."""
     request = joined_record(context, "custom_id", name, file, "request")
@@ -46,7 +34,7 @@ def _joined_request(name: str, file: str, context: Context) -> Row:
     return request
 
 
-def _results(row: Row, context: Context) -> list[Item]:
+def read_anthropic(row: Row, context: Context) -> list[Item]:
     """The order is arbitrary: the request with the same `custom_id` is in the file of requests."""
     name, result = text(row["custom_id"], "custom_id"), entry(row["result"], "result")
     if result.get("type") != "succeeded":
@@ -63,9 +51,3 @@ def _results(row: Row, context: Context) -> list[Item]:
     details = omit(message, ("type", "role", "model", "content"))
     record["meta"] |= details | {"custom_id": name}
     return [Item.of(record, "result")]
-
-
-declared("openai-batch", _batch, _fits_batch)
-declared("anthropic-batch", _results)
-for _requests in ("openai-batch-input", "anthropic-batch-requests"):
-    declared_prompts(_requests, joined_by=lambda row: str(row["custom_id"]))

@@ -1,14 +1,7 @@
-"""Conventions for the attributes of model calls: OpenTelemetry and OpenInference.
+"""Conventions for the attributes of model calls.
 
-OpenTelemetry's attributes of a model call: messages in parts, and the forms before them.
-
-Fields as in open-telemetry/semantic-conventions-genai (docs/gen-ai, its JSON schemas of messages); the forms
-`gen_ai.prompt.0.content` and `gen_ai.completion.0.content` are OpenLLMetry's.
-
-OpenInference, as Phoenix exports it: spans whose attributes are flat, nested, or columns.
-
-Attributes as in openinference-semantic-conventions 0.1.42 (openinference/semconv/trace/__init__.py:6-16,
-74-78, 372-390, 398-447, 625-633).
+OpenTelemetry's have messages in parts, and the forms before them; OpenInference's, as Phoenix exports them,
+are flat, nested, or columns.
 """
 
 from __future__ import annotations
@@ -22,15 +15,11 @@ from agro.logs.fields import call, listed, settings
 from agro.logs.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
+Scores = Mapping[str, list[Any]]
 OPERATIONS = ("chat", "text_completion", "generate_content")
-_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM = (
-    "gen_ai.input.messages",
-    "gen_ai.output.messages",
-    "gen_ai.system_instructions",
-)
-_TOOLS = "gen_ai.tool.definitions"
+_GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+_SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 _SAMPLING = ("temperature", "top_p", "top_k", "seed")
 _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
@@ -45,9 +34,7 @@ def has_genai_messages(attributes: Mapping[str, Any]) -> bool:
     return _GENAI_OUTPUT in attributes or any(name.startswith(_OLD) for name in attributes)
 
 
-def read_genai(
-    attributes: Mapping[str, Any], scores: Mapping[str, list[Any]], context: Context
-) -> list[Item]:
+def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
     """The responses of a call. `scores`: of its evaluations, by name."""
     if not has_genai_messages(attributes):
         raise Refused(
@@ -74,15 +61,17 @@ def read_genai(
     request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
     extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
     meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
-    common = {
-        "reward": scored(scores, context),
-        "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
-        "sampling": settings(request, _SAMPLING),
-        "meta": meta | ({"scores": dict(scores)} if scores else {}),
-    }
-    if attributes.get(_TOOLS) is not None:
-        common["tools"] = attributes[_TOOLS]
-    return responses(prompt, replies, "output", common)
+    model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
+    common = {"model": model, "sampling": settings(request, _SAMPLING), "tools": attributes.get(_TOOLS)}
+    return _items(prompt, replies, scores, context, meta, common)
+
+
+def _items(
+    prompt: list[Message], replies: list[Message], scores: Scores, context: Context, meta: Row, common: Row
+) -> list[Item]:
+    common = {name: value for name, value in common.items() if name != "tools" or value is not None}
+    meta = {**meta, **({"scores": dict(scores)} if scores else {})}
+    return responses(prompt, replies, "output", {**common, "reward": scored(scores, context), "meta": meta})
 
 
 def _messages(message: Mapping[str, Any], name: str) -> list[Message]:
@@ -95,13 +84,11 @@ def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     """Messages one attribute a field, from 0 on."""
     named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
     tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
-    prompt = [
-        _old_message(m, f"gen_ai.prompt.{i}") for i, m in enumerate(listed(tree.get("prompt"), _OLD[0]))
-    ]
-    replies = listed(tree.get("completion"), _OLD[1])
-    return prompt, [
-        {"role": "assistant", **_old_message(m, f"gen_ai.completion.{i}")} for i, m in enumerate(replies)
-    ]
+    prompt, replies = (
+        [_old_message(m, f"{name}{i}") for i, m in enumerate(listed(tree.get(name.split(".")[1]), name))]
+        for name in _OLD
+    )
+    return prompt, [{**message, "role": message.get("role") or "assistant"} for message in replies]
 
 
 def _old_message(message: Mapping[str, Any], name: str) -> Message:
@@ -133,59 +120,50 @@ def _flat(row: Row) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
-def _read(row: Row, context: Context) -> list[Item]:
+def read(row: Row, context: Context) -> list[Item]:
     flat = _flat(row)
     if not is_openinference_call(flat):  # of a chain, a tool, a retriever
         raise SkipRecord("spans that aren't of a model's call")
     return read_openinference(flat, {}, context)
 
 
-def read_openinference(
-    attributes: Mapping[str, Any], scores: Mapping[str, list[Any]], context: Context
-) -> list[Item]:
+def fits(row: Row) -> bool:
+    return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
+
+
+def read_openinference(attributes: Row, scores: Scores, context: Context) -> list[Item]:
     """The responses of a call. `scores`: of evaluations that aren't among the attributes, by name."""
     tree = unflatten({name: unpacked(value) for name, value in attributes.items()})
     llm = entry(tree.get("llm"), "llm")
-    prompt = [
-        _message(m, f"{_OPENINFERENCE_INPUT}.{i}")
-        for i, m in enumerate(objects(llm.get("input_messages"), _OPENINFERENCE_INPUT))
-    ]
-    replies = [
-        _message(m, f"{_OPENINFERENCE_OUTPUT}.{i}")
-        for i, m in enumerate(objects(llm.get("output_messages"), _OPENINFERENCE_OUTPUT))
-    ]
-    all_scores = _scores(tree) | dict(scores)
+    prompt, replies = (
+        [_message(m, f"{name}.{i}") for i, m in enumerate(objects(llm.get(name.removeprefix("llm.")), name))]
+        for name in (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT)
+    )
     parameters = llm.get("invocation_parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
     prefixes = (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT, *_KINDS)
     meta = {name: value for name, value in attributes.items() if not name.startswith(prefixes)}
-    common = {
-        "reward": scored(all_scores, context),
-        "model": llm.get("model_name"),
-        "sampling": settings(parameters, _SAMPLING),
-        "meta": meta | ({"scores": all_scores} if all_scores else {}),
-    }
     tools = [entry(each.get("tool", each), "llm.tools") for each in listed(llm.get("tools"), "llm.tools")]
-    if tools:
-        common["tools"] = [unpacked(tool.get("json_schema")) for tool in tools]
-    return responses(prompt, replies, "output", common)
+    common = {
+        "model": llm.get("model_name"),
+        "sampling": settings(parameters if isinstance(parameters, dict) else {}, _SAMPLING),
+        "tools": [unpacked(tool.get("json_schema")) for tool in tools] or None,
+    }
+    return _items(prompt, replies, _scores(tree) | dict(scores), context, meta, common)
 
 
 def _message(value: Mapping[str, Any], name: str) -> Message:
     message = entry(value.get("message", value), name)
     parts = [entry(part.get("message_content", part), name) for part in listed(message.get("contents"), name)]
-    calls = [entry(each.get("tool_call", each), name) for each in listed(message.get("tool_calls"), name)]
-    fields = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
+    fields: Message = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
     if fields["content"] is None:
         fields["content"] = parts
-    if calls:
-        fields["tool_calls"] = [_called(each, name) for each in calls]
+    for each in listed(message.get("tool_calls"), name):
+        called = entry(each.get("tool_call", each), name)
+        function = entry(called.get("function"), f"{name}.tool_calls.function")
+        fields.setdefault("tool_calls", []).append(
+            call(function.get("name"), function.get("arguments"), called.get("id"))
+        )
     return turn(fields, name)
-
-
-def _called(each: Mapping[str, Any], name: str) -> dict[str, Any]:
-    function = entry(each.get("function"), f"{name}.tool_calls.function")
-    return call(function.get("name"), function.get("arguments"), each.get("id"))
 
 
 def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -198,10 +176,3 @@ def _scores(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
                 raise Refused(f"{plural}: expected {singular}.name, got {item!r:.80}")
             scores.setdefault(str(judged["name"]), []).append(judged.get("score", judged.get("label")))
     return scores
-
-
-def _fits(row: Row) -> bool:
-    return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
-
-
-declared("openinference", _read, _fits)

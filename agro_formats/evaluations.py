@@ -1,19 +1,7 @@
 """Results of evaluations: OpenAI Evals, promptfoo, HumanEval and EvalPlus.
 
-OpenAI Evals: logs of runs, one event a line.
-
-As written by openai/evals (0041458): evals/record.py. The first line has the run's `spec`; the events of a
-sample, which stand anywhere in the file, have its `sample_id`.
-
-promptfoo: results of evaluations, as JSON (version 3 and later) or JSON Lines.
-
-Fields as in promptfoo (0011eb0): src/types/index.ts, `EvaluateResult` and `EvaluateSummaryV3`. A test without
-assertions passes with score 1 (src/assertions/assertionsResult.ts), which says nothing.
-
-Programs for HumanEval's problems and others of its form, joined with the file of problems.
-
-Fields as in human-eval (human_eval/evaluation.py: `result` and `passed` are added to the samples) and in
-EvalPlus 0.3.1 at 26d6d00: evalplus/evaluate.py:202-303 (results) and 213-225 (samples).
+A log of OpenAI Evals has one event a line: the first one the run's `spec`, others a `sample_id`, anywhere in
+the file. Programs for HumanEval's problems and others of its form are joined with the file of problems.
 """
 
 from __future__ import annotations
@@ -27,17 +15,16 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
-from agro.logs.fields import a_list, grouped, joined_record, number, total, unlisted
-from agro.logs.model_calls import identified, identified_by_first, responses
+from agro.logs.fields import a_list, grouped, joined_record, number, total
+from agro.logs.model_calls import responses
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro_formats import spans
 from agro_formats.spans import described
-from agro_formats.table import declared, declared_prompts
 
 _OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
 
 
-def _gather(lines: Iterator[Line]) -> Iterator[Line]:
+def gather_openai_evals(lines: Iterator[Line]) -> Iterator[Line]:
     """A record a sample, with the run's `spec`."""
     spec: dict[str, Any] = {}
     for line in grouped(lines, lambda row: row.get("sample_id"), "events"):
@@ -51,7 +38,7 @@ def _gather(lines: Iterator[Line]) -> Iterator[Line]:
             yield line._replace(value={"spec": spec, "events": events})
 
 
-def _openai_evals_read(row: Row, context: Context) -> list[Item]:
+def read_openai_evals(row: Row, context: Context) -> list[Item]:
     """What was sampled for a sample, with what its events of `match` and `metrics` say of it.
 
     Where a model grades, the first sampling is of the model that is graded.
@@ -70,7 +57,12 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
     if any("choice" in data for data in data_by_type.get("metrics", [])):
         samplings = samplings[:1]
     models = a_list(spec.get("completion_fns"), "spec.completion_fns")
-    parsed = [_span(i, data, models[0] if models else None) for i, data in enumerate(samplings)]
+    parsed = []
+    for i, data in enumerate(samplings):
+        sampled, model = data.get("sampled"), data.get("model") or (models[0] if models else None)
+        if isinstance(sampled, list):
+            sampled = {"choices": [{"text": one} for one in sampled]}
+        parsed.append(spans.TraceSpan(i, None, data.get("prompt"), sampled, is_call=True, model=model))
     answer = next((data["expected"] for data in judged if data.get("expected") is not None), None)
     # The flags, numbers and texts of the events, by name
     scores: spans.Scores = {}
@@ -79,38 +71,12 @@ def _openai_evals_read(row: Row, context: Context) -> list[Item]:
             is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
             if is_text or isinstance(value, bool | int | float):
                 scores.setdefault(name, []).append(value)
-    return spans.read(parsed, scores, context, _meta(spec, events[0], [*samplings, *judged]), answer)
-
-
-def _span(number: int, data: Row, model: Any) -> spans.TraceSpan:
-    sampled = data.get("sampled")
-    if isinstance(sampled, list):
-        sampled = {"choices": [{"text": one} for one in sampled]}
-    model = data.get("model") or model
-    return spans.TraceSpan(number, None, data.get("prompt"), sampled, is_call=True, model=model)
-
-
-def _meta(spec: Row, event: Row, data: list[Row]) -> dict[str, Any]:
-    details = {name: event.get(name) for name in ("sample_id", "run_id")} | {"eval": spec.get("eval_name")}
-    for one in data:
-        details |= omit(one, _OPENAI_EVALS_COLUMNS)
-    return {name: value for name, value in details.items() if value is not None}
-
-
-def _openai_evals_fits(row: Row) -> bool:
-    spec = row.get("spec")
-    if isinstance(spec, dict):
-        return "run_id" in spec and "eval_name" in spec
-    return row.keys() >= {"run_id", "event_id", "sample_id", "type", "data"}
-
-
-declared(
-    "openai-evals",
-    _openai_evals_read,
-    _openai_evals_fits,
-    gather=_gather,
-    identity=lambda row: identified_by_first(row, "events", "run_id", "sample_id"),
-)
+    details = {"sample_id": events[0].get("sample_id"), "run_id": events[0].get("run_id")}
+    details["eval"] = spec.get("eval_name")
+    for data in [*samplings, *judged]:
+        details |= omit(data, _OPENAI_EVALS_COLUMNS)
+    meta = {name: value for name, value in details.items() if value is not None}
+    return spans.read(parsed, scores, context, meta, answer)
 
 
 _ERROR = 2  # failureReason of a test whose provider failed; 1 is an assertion's
@@ -126,36 +92,30 @@ _PROMPTFOO_COLUMNS = (
 )
 
 
-def _promptfoo_results(row: Row) -> list[Any] | None:
-    """Those of a file, which may stand in a summary."""
-    inner = row.get("results")
-    if isinstance(inner, dict):
-        inner = inner.get("results")
-    return inner if isinstance(inner, list) else None
-
-
-def _promptfoo_read(row: Row, context: Context) -> list[Item]:
+def read_promptfoo(row: Row, context: Context) -> list[Item]:
+    """The reward is the test's `score`, the weighted mean of its assertions, or what --reward names. A test
+    without assertions has no scores."""
     response = entry(row.get("response"), "response")
     error = response.get("error") or (row.get("error") if "output" not in response else None)
     if row.get("failureReason") == _ERROR or error:
         raise Refused(f"error: the provider gave no response: {error or row.get('error')!r:.200}")
-    raw = entry(row.get("prompt"), "prompt").get("raw")
+    raw = text(entry(row.get("prompt"), "prompt").get("raw"), "prompt.raw")
+    messages = unpacked(raw)
+    is_chat = isinstance(messages, list) and all(isinstance(m, dict) and "role" in m for m in messages)
+    prompt = exchanges.prompt(messages, "prompt.raw") if is_chat and messages else raw
+    graded = entry(row.get("gradingResult"), "gradingResult")
+    scores: dict[str, float | None] = {}
+    if graded and (graded.get("reason") != "No assertions" or graded.get("componentResults")):
+        named = entry(row.get("namedScores"), "namedScores")
+        values = {**named, "success": row.get("success"), "score": row.get("score")}
+        scores = {name: number(value, name) for name, value in values.items()}
     provider = row.get("provider")
-    scores = _promptfoo_scores(row)
     common = {
-        "reward": _reward(scores, context),
+        "reward": total(scores, list(scores), context.rewards or {"score": 1.0}) if scores else None,
         "model": provider.get("id") if isinstance(provider, dict) else provider,
         "meta": described(row, _PROMPTFOO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
-    return responses(_prompt(text(raw, "prompt.raw")), [_output(response.get("output"))], "response", common)
-
-
-def _prompt(raw: str) -> Any:
-    """Messages where the text is JSON of them."""
-    value = unpacked(raw)
-    if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
-        return exchanges.prompt(value, "prompt.raw")
-    return raw
+    return responses(prompt, [_output(response.get("output"))], "response", common)
 
 
 def _output(value: Any) -> Any:
@@ -171,69 +131,36 @@ def _output(value: Any) -> Any:
     )
 
 
-def _promptfoo_scores(row: Row) -> dict[str, float | None]:
-    """`score` and `success` of the test, and its named scores; none where it has no assertions."""
-    graded = entry(row.get("gradingResult"), "gradingResult")
-    if not graded or (graded.get("reason") == "No assertions" and not graded.get("componentResults")):
-        return {}
-    named = entry(row.get("namedScores"), "namedScores")
-    values = {**named, "success": row.get("success"), "score": row.get("score")}
-    return {name: number(value, name) for name, value in values.items()}
-
-
-def _reward(scores: dict[str, float | None], context: Context) -> float | None:
-    """The test's `score`, which is the weighted mean of its assertions, or what --reward names."""
-    if not scores:
-        return None
-    return total(scores, list(scores), context.rewards or {"score": 1.0})
-
-
-def _promptfoo_fits(row: Row) -> bool:
-    results = _promptfoo_results(row)
-    if results:
-        row = results[0] if isinstance(results[0], dict) else {}
-    return row.keys() >= {"promptIdx", "testIdx", "prompt", "success", "score"}
-
-
-declared(
-    "promptfoo",
-    _promptfoo_read,
-    _promptfoo_fits,
-    gather=lambda lines: unlisted(lines, _promptfoo_results),
-    identity=lambda row: identified(row, row.get("id")),
-)
-
-
 _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}
 _HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 
 
-def _sample(row: Row, context: Context) -> list[Item]:
-    problem = _problem(row, context)
-    record = _program(row, problem)
-    record["reward"] = number(row.get("passed"), "passed")
-    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
-    return [Item.of(record, "solution" if "solution" in row else "completion")]
-
-
-def _problem(row: Row, context: Context) -> Row:
-    name = text(row["task_id"], "task_id")
-    return joined_record(context, "task_id", name, "the file of problems", "problem")
-
-
-def _program(row: Row, problem: Row) -> dict[str, Any]:
+def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
     """A completion continues the prompt. A solution is the whole program, which may begin with the prompt."""
-    prompt = text(problem["prompt"], "prompt")
-    if "solution" in row:
-        response = text(row["solution"], "solution").removeprefix(prompt)
-    else:
-        response = text(row["completion"], "completion")
-    meta = {"task_id": row["task_id"], "entry_point": problem.get("entry_point"), "test": problem.get("test")}
-    present = {name: value for name, value in meta.items() if value is not None}
-    return {"prompt": prompt, "response": response, "prompt_id": row["task_id"], "meta": present}
+    task = text(row["task_id"], "task_id")
+    problem = joined_record(context, "task_id", task, "the file of problems", "problem")
+    prompt, name = text(problem["prompt"], "prompt"), "solution" if "solution" in row else "completion"
+    response = text(row[name], name)
+    tests = {"task_id": task, "entry_point": problem.get("entry_point"), "test": problem.get("test")}
+    record = {
+        "prompt": prompt,
+        "response": response.removeprefix(prompt) if name == "solution" else response,
+        "prompt_id": task,
+        "reward": reward,
+        "meta": {k: x for k, x in tests.items() if x is not None} | omit(row, _HUMAN_EVAL_COLUMNS),
+    }
+    return [Item.of(record, name)]
 
 
-def _human_eval_results(path: Path) -> Iterator[Line]:
+def read_human_eval(row: Row, context: Context) -> list[Item]:
+    return _program(row, context, number(row.get("passed"), "passed"))
+
+
+def is_evalplus(path: Path) -> bool:
+    return path.name.endswith("eval_results.json")
+
+
+def evalplus_records(path: Path) -> Iterator[Line]:
     """The solutions of all problems in EvalPlus' file of results."""
     import ijson
 
@@ -252,29 +179,12 @@ def _solution(name: str, solution: Any) -> dict[str, Any]:
     return {"task_id": name, **entry(solution, name)}
 
 
-def _result(row: Row, context: Context) -> list[Item]:
+def read_evalplus(row: Row, context: Context) -> list[Item]:
     """Both sets of tests must pass; the larger one may not have been run."""
-    problem = _problem(row, context)
-    record = _program(row, problem)
-    verdicts = [_verdict(row.get(name), name) for name in ("base_status", "plus_status")]
-    record["reward"] = min((verdict for verdict in verdicts if verdict is not None), default=None)
-    record["meta"] |= omit(row, _HUMAN_EVAL_COLUMNS)
-    return [Item.of(record, "solution")]
-
-
-def _verdict(status: Any, name: str) -> float | None:
-    if status is None:
-        return None
-    if status in _STATUS:
-        return _STATUS[status]
-    raise Refused(f"{name}: expected pass, fail or timeout, got {status!r:.80}")
-
-
-declared("human-eval", _sample)
-declared(
-    "evalplus-results",
-    _result,
-    opens=lambda path: path.name.endswith("eval_results.json"),
-    records=_human_eval_results,
-)
-declared_prompts("human-eval-problems", joined_by=lambda row: str(row["task_id"]))
+    verdicts = []
+    for name in ("base_status", "plus_status"):
+        if row.get(name) not in (None, *_STATUS):
+            raise Refused(f"{name}: expected pass, fail or timeout, got {row[name]!r:.80}")
+        if row.get(name) is not None:
+            verdicts.append(_STATUS[row[name]])
+    return _program(row, context, min(verdicts, default=None))

@@ -1,22 +1,11 @@
-"""Stored experience: Trinity-RFT and tinker-cookbook.
-
-Trinity-RFT: experiences as JSON Lines, and in SQLite.
-
-Fields as written by Trinity-RFT 0.6.0: trinity/buffer/storage/file.py, trinity/common/experience.py:349-470
-(Experience), trinity/buffer/schema/sql_schema.py (tables).
-
-tinker-cookbook: captured samples, summaries of rollouts, trajectories of evaluations.
-
-Fields as written by tinker-cookbook at 9dfcc3a: tinker_cookbook/capture/store/schema.py and db.py (capture),
-rl/rollout_logging.py:72-140 (summaries), eval/benchmarks/_types.py:404 (evaluations).
-"""
+"""Stored experience of Trinity-RFT (JSON Lines, SQLite) and tinker-cookbook (captures, evaluations)."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -40,7 +29,6 @@ from agro.logs.fields import (
 )
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")
@@ -48,12 +36,9 @@ _TRINITY_COLUMNS = (*_TEXTS, *_TENSORS, "reward", "prompt_length", "routed_exper
 _HEAD = struct.Struct("<4sBQQ")  # magic, version, lengths of metadata and of tensors
 
 
-def _line(row: Row, context: Context) -> list[Item]:
-    return [_experience(row, context, "experience")]
-
-
 def _experience(row: Row, context: Context, name: str) -> Item:
-    """Experiences of one `eid.run` are pieces of one episode, those of a task in a batch are a group."""
+    """Experiences of one `eid.run` are pieces of one episode, those of a task in a batch are a group. (A
+    later step of an episode has another prompt, so another group.)"""
     status = row.get("truncate_status")
     if status == "prompt_truncated":
         raise Refused("truncate_status: the prompt was cut off, and Trinity learns nothing from the response")
@@ -68,8 +53,7 @@ def _experience(row: Row, context: Context, name: str) -> Item:
         common["version"] = integer(version, "info.model_version")
     if row.get("chosen_messages") is not None:
         # Both have the prompt inside.
-        chosen = objects(row["chosen_messages"], "chosen_messages")
-        rejected = objects(row["rejected_messages"], "rejected_messages")
+        chosen, rejected = (objects(row[n], n) for n in ("chosen_messages", "rejected_messages"))
         same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
         prompt = [message for message, _ in same]
         if not prompt:
@@ -82,24 +66,21 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     record = {**common, **record, "meta": meta | record.get("meta", {})}
     if row.get("tokens") is not None:
         record = fingerprinted(record | _tokens(row), context)
-    return Item.of(record | _ids(row, record["prompt"]), name)
-
-
-def _ids(row: Row, prompt: Any) -> dict[str, str]:
-    """Of the group and of the episode. (A later step of an episode has another prompt, so another group.)"""
     eid = entry(row.get("eid"), "eid")
     if not {"batch", "task", "run"} <= eid.keys():
         raise Refused(f"eid: expected batch, task and run, got {eid!r:.80}")
     task = f"{eid['batch']}/{eid['task']}"
-    return {"prompt_id": f"{task}:{prompt_hash(prompt)}", "episode": f"{task}/{eid['run']}"}
+    ids = {"prompt_id": f"{task}:{prompt_hash(record['prompt'])}", "episode": f"{task}/{eid['run']}"}
+    return Item.of(record | ids, name)
+
+
+def read_line(row: Row, context: Context) -> list[Item]:
+    return [_experience(row, context, "experience")]
 
 
 def _texts(row: Row, context: Context) -> dict[str, Any]:
     if row.get("response_text") is not None and row.get("prompt_text") is not None:
-        return {
-            "prompt": text(row["prompt_text"], "prompt_text"),
-            "response": text(row["response_text"], "response_text"),
-        }
+        return {name: text(row[f"{name}_text"], f"{name}_text") for name in ("prompt", "response")}
     if row.get("messages") is not None:
         messages = objects(row["messages"], "messages")
         prompt = list(takewhile(lambda message: message.get("role") != "assistant", messages))
@@ -114,32 +95,29 @@ def _texts(row: Row, context: Context) -> dict[str, Any]:
 
 def _tokens(row: Row) -> dict[str, Any]:
     """Log-probs, rewards and the mask are of the tokens after the prompt."""
-    ids, prompt_length = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
-    n = len(ids) - prompt_length
-    if prompt_length < 1 or n < 1:
-        raise Refused(
-            f"prompt_length: expected 1 to {len(ids) - 1}, below the length of tokens, got {prompt_length}"
-        )
+    ids, begin = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
+    n = len(ids) - begin
+    if begin < 1 or n < 1:
+        raise Refused(f"prompt_length: expected 1 to {len(ids) - 1}, below the length of tokens, got {begin}")
     record = sampled_fields(row, ids, n, mask="action_mask", logps="logprobs")
-    if row.get("token_level_reward") is not None:
-        record["token_reward"] = [None] * prompt_length + numbers(
-            row["token_level_reward"], "token_level_reward", n
-        )
+    rewards = row.get("token_level_reward")
+    if rewards is not None:
+        record["token_reward"] = [None] * begin + numbers(rewards, "token_level_reward", n)
     return record
 
 
-def _stored(row: Row, context: Context) -> list[Item]:
+def read_stored(row: Row, context: Context) -> list[Item]:
     """A row of a table: its columns are newer than what is inside the experiences."""
-    newer = {"reward": row["reward"]} if row.get("reward") is not None else {}
-    columns = {name: row[name] for name in ("table", "id", "consumed", "task_id", "run_id") if name in row}
-    experiences = row["experiences"]
+    newer = {name: row[name] for name in ("table", "id", "consumed", "task_id", "run_id") if name in row}
+    if row.get("reward") is not None:
+        newer["reward"] = row["reward"]
     return [
-        _experience({**experience, **newer, **columns}, context, f"experience[{i}]")
-        for i, experience in enumerate(experiences)
+        _experience({**experience, **newer}, context, f"experience[{i}]")
+        for i, experience in enumerate(row["experiences"])
     ]
 
 
-def _tables(path: Path) -> dict[str, str]:
+def tables(path: Path) -> dict[str, str]:
     """The query of each table of experiences: the bytes are beside the columns, or in NAME_blob."""
     queries = {}
     tables = record_files.columns(path)
@@ -154,17 +132,18 @@ def _tables(path: Path) -> dict[str, str]:
     return queries
 
 
-def _trinity_records(path: Path) -> Iterator[Line]:
+def trinity_records(path: Path) -> Iterator[Line]:
     number = 0
-    for table, query in _tables(path).items():
+    for table, query in tables(path).items():
         for row in record_files.sqlite_rows(path, query):
             number += 1
-            yield line_of(f"{path}:{table}:{row['id']}", number, partial(_experiences, row, table))
+            read = partial(_experiences, row, table)
+            yield line_of(f"{path}:{table}:{row['id']}", number, read)
 
 
 def _experiences(row: dict[str, Any], table: str) -> dict[str, Any]:
-    columns = {name: value for name, value in row.items() if name != "experience_bytes"}
-    return {**columns, "table": table, "experiences": _unpacked(row["experience_bytes"])}
+    experiences = _unpacked(row.pop("experience_bytes"))
+    return {**row, "table": table, "experiences": experiences}
 
 
 class _Plain(pickle.Unpickler):
@@ -191,31 +170,25 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
         )
     fields, tensors = blob[_HEAD.size : _HEAD.size + n], blob[_HEAD.size + n :]
     try:
-        items = _Plain(io.BytesIO(fields)).load()["items"]
+        items = objects(_Plain(io.BytesIO(fields)).load()["items"], "items")
         values = {name: tensor.tolist() for name, tensor in load(tensors).items()}
     except (pickle.UnpicklingError, EOFError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"experience_bytes: can't be read without running what is inside: {error}") from None
-    return [_with_tensors(item, values, f"{i}:") for i, item in enumerate(objects(items, "items"))]
-
-
-def _with_tensors(item: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    tensors = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    return {name: value for name, value in item.items() if value not in (None, [], {})} | tensors
-
-
-declared("trinity-experiences", _line)
-declared("trinity-sqlite", _stored, opens=lambda path: bool(_tables(path)), records=_trinity_records)
+    found = [{name: value for name, value in item.items() if value not in (None, [], {})} for item in items]
+    for name, value in values.items():
+        i, _, tensor = name.partition(":")
+        if i.isdigit() and int(i) < len(found):
+            found[int(i)][tensor] = value
+    return found
 
 
 _KEY = ("sampling_session_id", "seq_id", "sample_idx")
 _JSON = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
-_TINKER_COLUMNS = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
 
 
-def _captured(row: Row, context: Context) -> list[Item]:
+def read_captured(row: Row, context: Context) -> list[Item]:
     """Token ids without text and rewards: the texts are those of --tokenizer."""
-    prompt = integers(row["prompt_tokens"], "prompt_tokens")
-    sampled = integers(row["sampled_tokens"], "sampled_tokens")
+    prompt, sampled = (integers(row[name], name) for name in ("prompt_tokens", "sampled_tokens"))
     if not sampled:
         raise Refused("sampled_tokens: expected at least one token, got none")
     if context.tokenizer is None:
@@ -223,52 +196,60 @@ def _captured(row: Row, context: Context) -> list[Item]:
             "prompt_tokens: captured samples have no text; name the model whose tokenizer made them "
             "(--tokenizer MODEL)"
         )
-    prompt_text = context.tokenizer.decode(prompt)
     record: dict[str, Any] = {
-        "prompt": prompt_text,
+        "prompt": context.tokenizer.decode(prompt),
         "response": context.tokenizer.decode(sampled),
         **token_fields(prompt, sampled),
         "tokenizer": context.tokenizer.fingerprint,
-        "meta": omit(row, _TINKER_COLUMNS) | ({"metadata": row["metadata"]} if row.get("metadata") else {}),
+        "meta": omit(row, _JSON) | ({"metadata": row["metadata"]} if row.get("metadata") else {}),
     }
     if row.get("logprobs") is not None:
-        logps = numbers(row["logprobs"], "logprobs", len(sampled))
-        record["behavior_logp"] = [None] * len(prompt) + logps
-    version = row.get("policy_version")
-    if version is not None and str(version).isdigit():
-        record["version"] = int(version)
+        record["behavior_logp"] = [None] * len(prompt) + numbers(row["logprobs"], "logprobs", len(sampled))
+    if str(row.get("policy_version")).isdigit():
+        record["version"] = int(row["policy_version"])
     if row.get("group_idx") is not None:
         group = f"{row['run_id']}:{row.get('iteration')}:{row['group_idx']}"
-        record["prompt_id"] = f"{group}:{prompt_hash(prompt_text)}"
+        record["prompt_id"] = f"{group}:{prompt_hash(record['prompt'])}"
         if row.get("traj_idx") is not None:
             record["episode"] = f"{group}:{row['traj_idx']}"
     return [Item.of(record, "sampled_tokens")]
 
 
-def _sent(row: Row) -> str:
+def sent_once(row: Row) -> str:
     """A sample that was sent again has the same key, where it has one."""
     keys = [row.get(name) for name in _KEY]
     return digest(dict(row)) if None in keys else digest(keys)
 
 
-def _tinker_records(path: Path) -> Iterator[Line]:
+def is_capture(path: Path) -> bool:
+    return "sampled_tokens" in record_files.columns(path).get("wire_rows", ())
+
+
+def tinker_records(path: Path) -> Iterator[Line]:
+    def opened(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {name: parsed(row[name], name) for name in _JSON if isinstance(row[name], str)}
+
     query = "SELECT * FROM wire_rows ORDER BY run_id, cursor"
-    for number_, row in enumerate(record_files.sqlite_rows(path, query), 1):
-        yield line_of(f"{path}:{number_}", number_, partial(_parsed, row))
+    for i, row in enumerate(record_files.sqlite_rows(path, query), 1):
+        yield line_of(f"{path}:{i}", i, partial(opened, row))
 
 
-def _parsed(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {name: parsed(row[name], name) for name in _JSON if isinstance(row[name], str)}
-
-
-def _trajectory(row: Row, context: Context) -> list[Item]:
+def read_trajectory(row: Row, context: Context) -> list[Item]:
     """Turns of an evaluation. What a grader said isn't a turn of the conversation, and what an environment
     said is one of the user."""
     turns = objects(row["turns"], "turns")
     dialogue = [turn for turn in turns if turn.get("role") != "grader"]
     while dialogue and dialogue[-1].get("role") != "assistant":
         dialogue.pop()
-    messages = [_message(turn, i) for i, turn in enumerate(dialogue)]
+    messages = []
+    for i, turn in enumerate(dialogue):
+        role = turn.get("role")
+        if role not in ("system", "user", "assistant", "environment"):
+            raise Refused(
+                f"turns[{i}].role: expected user, assistant, environment or grader, got {role!r:.80}"
+            )
+        content = text(turn.get("content"), f"turns[{i}].content")
+        messages.append({"role": "user" if role == "environment" else role, "content": content})
     prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
     record = split({"messages": messages, "prompt": prompt})
     record["reward"] = number(row.get("reward"), "reward")
@@ -282,23 +263,3 @@ def _trajectory(row: Row, context: Context) -> list[Item]:
     if row.get("example_id") is not None:
         record["prompt_id"] = f"{row['benchmark']}:{row['example_id']}:{prompt_hash(prompt)}"
     return [Item.of(record, "turns")]
-
-
-def _message(turn: dict[str, Any], number_: int) -> dict[str, Any]:
-    role = turn.get("role")
-    if role not in ("system", "user", "assistant", "environment"):
-        raise Refused(
-            f"turns[{number_}].role: expected user, assistant, environment or grader, got {role!r:.80}"
-        )
-    content = text(turn.get("content"), f"turns[{number_}].content")
-    return {"role": "user" if role == "environment" else role, "content": content}
-
-
-declared(
-    "tinker-capture",
-    _captured,
-    opens=lambda path: "sampled_tokens" in record_files.columns(path).get("wire_rows", ()),
-    records=_tinker_records,
-    identity=_sent,
-)
-declared("tinker-evaluations", _trajectory)

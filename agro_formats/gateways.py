@@ -1,15 +1,6 @@
-"""Gateways: LiteLLM and TensorZero.
-
-LiteLLM: logged calls, as callbacks log them (StandardLoggingPayload) or the proxy's spend logs.
-
-Fields as in litellm 1.109.1: types/utils.py (`StandardLoggingPayload`), proxy/_types.py (`SpendLogsPayload`).
-Spend logs have texts only where the proxy stores them, and of most calls in `proxy_server_request`.
-
-TensorZero: inferences, as its gateway answers or its tables have them, and their feedback.
-
-As in tensorzero 7a6159a: docs/gateway/data-model.mdx, docs/observability/query-historical-inferences.mdx,
-tensorzero-core/src/stored_inference.rs:303 and inference/types/stored_input.rs:246.
-"""
+"""Gateways: LiteLLM's logged calls, as callbacks log them or the proxy's spend logs, which have texts only
+where the proxy stores them; TensorZero's inferences, as it answers or its tables have them, and their
+feedback."""
 
 from __future__ import annotations
 
@@ -18,12 +9,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, text, unpacked
 from agro.logs import exchanges
-from agro.logs.fields import call, settings, unlisted
+from agro.logs.fields import call, settings
 from agro.logs.formats import providers
-from agro.logs.model_calls import Message, blocks, identified, joined_scores, responses, score_key, scored
+from agro.logs.model_calls import Message, blocks, joined_scores, responses, scored
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats.spans import described
-from agro_formats.table import declared
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
 _REDACTED = "redacted-by-litellm"
@@ -33,7 +23,7 @@ _LITELLM_COLUMNS = (
 )
 
 
-def _litellm_read(row: Row, context: Context) -> list[Item]:
+def read_litellm(row: Row, context: Context) -> list[Item]:
     kind = str(row["call_type"])
     if kind.removeprefix("a") not in _CALLS and kind not in _CALLS:
         raise SkipRecord("calls that aren't of a language model")
@@ -66,17 +56,10 @@ def _litellm_read(row: Row, context: Context) -> list[Item]:
     return responses(prompt, exchanges.replies(body, "response"), "response", common)
 
 
-declared(
-    "litellm",
-    _litellm_read,
-    identity=lambda row: identified(row, row.get("id", row.get("request_id"))),
-)
-
-
 _TENSORZERO_COLUMNS = ("input", "output", "dispreferred_outputs", "inference_params", "extra_body")
 
 
-def _tensorzero_read(row: Row, context: Context) -> list[Item]:
+def read_tensorzero(row: Row, context: Context) -> list[Item]:
     if row.get("output") is None:
         raise Refused("output: expected the model's, got none; export with output_source inference")
     request = entry(unpacked(row["input"]), "input")
@@ -120,25 +103,24 @@ def _rendered(value: Any, name: str) -> str:
 
 
 def _message(role: Any, blocks: list[dict[str, Any]], name: str) -> Message:
-    message: Message = {"role": role, "content": ""}
-    thoughts, calls = list[str](), list[dict[str, Any]]()
+    message: Message = {"role": role, "content": "", "reasoning_content": "", "tool_calls": []}
     for block in blocks:
-        kind = block.get("type")
-        if kind in ("text", "raw_text"):
-            message["content"] += _rendered(block.get("text", block.get("value")), name)
-        elif kind == "template":
-            _rendered(block.get("arguments", {}), name)
-        elif kind == "thought":
-            thoughts.append(block.get("text") or "")
-        elif kind == "tool_call":
-            tool = block.get("raw_name", block.get("name"))
-            arguments = block.get("raw_arguments", block.get("arguments"))
-            calls.append(call(tool, arguments, block.get("id")))
-        else:
-            raise Refused(f"{name}: expected text, a thought, or a tool's call or result, got {kind!r:.80}")
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
+        match block.get("type"):
+            case "text" | "raw_text":
+                message["content"] += _rendered(block.get("text", block.get("value")), name)
+            case "template":
+                _rendered(block.get("arguments", {}), name)
+            case "thought":
+                message["reasoning_content"] += block.get("text") or ""
+            case "tool_call":
+                tool = block.get("raw_name", block.get("name"))
+                arguments = block.get("raw_arguments", block.get("arguments"))
+                message["tool_calls"].append(call(tool, arguments, block.get("id")))
+            case kind:
+                raise Refused(
+                    f"{name}: expected text, a thought, or a tool's call or result, got {kind!r:.80}"
+                )
+    return {key: value for key, value in message.items() if value or key in ("role", "content")}
 
 
 def _reply(value: Any, name: str) -> str | Message:
@@ -146,23 +128,3 @@ def _reply(value: Any, name: str) -> str | Message:
     if isinstance(value, dict):
         return text(value.get("raw"), f"{name}.raw")
     return _message("assistant", objects(value, name), name)
-
-
-def _tensorzero_fits(row: Row) -> bool:
-    rows = row.get("inferences")
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-        row = rows[0]
-    return row.keys() >= {"function_name", "variant_name", "episode_id", "input", "output"}
-
-
-declared(
-    "tensorzero",
-    _tensorzero_read,
-    _tensorzero_fits,
-    gather=lambda lines: unlisted(lines, lambda row: row.get("inferences")),
-    identity=lambda row: identified(row, row.get("inference_id", row.get("id"))),
-)
-declared(
-    "tensorzero-feedback",
-    joined_by=lambda row: score_key(row["target_id"], row["metric_name"]),
-)

@@ -1,8 +1,4 @@
-"""Harbor: folders of trials, and of jobs, which hold trials.
-
-As in Harbor 0.25.0: harbor/models/trial/result.py:75-128 and error_policy.py (`reward_valid`),
-harbor/models/agent/rollout_detail.py, harbor/agents/terminus_2/terminus_2.py:2091-2190 (continuations).
-"""
+"""Harbor: folders of trials, and of jobs, which hold trials."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects
+from agro.io.json_values import entry, objects, read_object
 from agro.io.jsonlines import Line
-from agro.io.strictjson import loads
 from agro.logs.fields import listed, total
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.prompt import prompt_hash
-from agro_formats.atif import is_trajectory, trajectory
-from agro_formats.table import declared
+from agro_formats.atif import is_call, is_trajectory, trajectory
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
     *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),
@@ -37,18 +31,18 @@ def _trials(path: Path) -> list[Path]:
     return [path] if _is_trial(path) else sorted(p for p in path.iterdir() if _is_trial(p))
 
 
-def _opens(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
     return path.is_dir() and bool(_trials(path))
 
 
-def _records(path: Path) -> Iterator[Line]:
+def records(path: Path) -> Iterator[Line]:
     """A record a trial: its `result.json`, and its trajectories in order."""
     for i, trial in enumerate(_trials(path), 1):
         yield line_of(str(trial), i, partial(_trial, trial))
 
 
 def _trial(trial: Path) -> dict[str, Any]:
-    result = _json(trial / "result.json")
+    result = read_object(trial / "result.json")
     # Those of the agent, each with the ones that continue it; of each step where the task has several.
     names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
     roots = [trial, *(trial / "steps" / name for name in names)]
@@ -58,54 +52,44 @@ def _trial(trial: Path) -> dict[str, Any]:
     return result | {"trajectories": [row for folder in folders for row in _continued(folder)]}
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path.name}: can't be read: {error}") from None
-    return entry(value, path.name)
-
-
 def _continued(folder: Path) -> Iterator[dict[str, Any]]:
     name, seen = "trajectory.json", set[str]()
     while name not in seen:
         seen.add(name)
-        row = _json(folder / name)
+        row = read_object(folder / name)
         if not is_trajectory(row):
             raise Refused(f"{name}: expected a trajectory with schema_version ATIF-v…, and steps")
         yield row
         name = Path(str(row.get("continued_trajectory_ref") or name)).name
 
 
-def _read(row: Row, context: Context) -> list[Item]:
-    reward, invalid = _reward(row, context)
+def read(row: Row, context: Context) -> list[Item]:
+    """Responses of a task are a group by its prompt: the same words in another environment are another
+    task."""
+    result = entry(row.get("verifier_result"), "verifier_result")
+    rewards = entry(result.get("rewards"), "verifier_result.rewards")
+    reward, invalid = _reward(row, rewards, context)
     meta = {name: row[name] for name in _META_COLUMNS if row.get(name) is not None}
-    meta |= {"rewards": _rewards(row)} | ({"reward_error": invalid} if invalid else {})
+    meta |= {"rewards": rewards} | ({"reward_error": invalid} if invalid else {})
+    task = row.get("task_checksum") or row["task_name"]
     rows = _with_tokens(objects(row["trajectories"], "trajectories"), row)
     items, episode = list[Item](), f"{row['trial_name']}:{row.get('id', '')}"
     for i, part in enumerate(rows):
         for name, record in trajectory(part, context, f"trajectories[{i}]"):
-            record |= {"reward": reward, "episode": episode, "prompt_id": _group(row, record["prompt"])}
+            group = f"{task}:{prompt_hash(record['prompt'])}"
+            record |= {"reward": reward, "episode": episode, "prompt_id": group}
             items.append(Item.of(record | {"meta": record["meta"] | meta}, name))
     if len(items) == 1:
         del items[0].records[0]["episode"]
     return items
 
 
-def _group(row: Row, prompt: Any) -> str:
-    """The task and its prompt: the same words in another environment are another task."""
-    return f"{row.get('task_checksum') or row['task_name']}:{prompt_hash(prompt)}"
+def identity(row: Row) -> str:
+    return f"harbor:{row.get('id') or row['trial_name']}"
 
 
-def _rewards(row: Row) -> dict[str, Any]:
-    return entry(
-        entry(row.get("verifier_result"), "verifier_result").get("rewards"), "verifier_result.rewards"
-    )
-
-
-def _reward(row: Row, context: Context) -> tuple[float | None, str]:
+def _reward(row: Row, rewards: Row, context: Context) -> tuple[float | None, str]:
     """The reward, or why there is none: a failed sandbox or provider says nothing about the agent."""
-    rewards = _rewards(row)
     if not rewards:
         return None, "the verifier gave no reward"
     results = [row, *listed(row.get("step_results"), "step_results")]
@@ -123,7 +107,7 @@ def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, 
     """
     agent = entry(result.get("agent_result"), "agent_result")
     details = listed(agent.get("rollout_details"), "agent_result.rollout_details")
-    steps = [s for row in rows for s in objects(row["steps"], "steps") if _is_call(s)]
+    steps = [s for row in rows for s in objects(row["steps"], "steps") if is_call(s)]
     if not details or any(entry(s.get("metrics"), "metrics").get("completion_token_ids") for s in steps):
         return rows
     calls = [details[0].get(name) or [] for name in ("prompt_token_ids", "completion_token_ids", "logprobs")]
@@ -134,20 +118,3 @@ def _with_tokens(rows: list[dict[str, Any]], result: Row) -> Sequence[dict[str, 
         ids = {"prompt_token_ids": prompt, "completion_token_ids": completion, "logprobs": logp}
         step["metrics"] = {**entry(step.get("metrics"), "metrics"), **ids}
     return rows
-
-
-def _is_call(step: Row) -> bool:
-    return (
-        step.get("source") == "agent"
-        and not step.get("is_copied_context")
-        and step.get("llm_call_count") != 0
-    )
-
-
-declared(
-    "harbor",
-    _read,
-    opens=_opens,
-    records=_records,
-    identity=lambda row: f"harbor:{row.get('id') or row['trial_name']}",
-)

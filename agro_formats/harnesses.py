@@ -1,19 +1,5 @@
-"""Harnesses of evaluations: lm-evaluation-harness, lighteval and HELM.
-
-lm-evaluation-harness: logged samples, one row a filter.
-
-Fields as written by 4e7e0d4 (2026-08-21): lm_eval/loggers/evaluation_tracker.py:320-372 and
-lm_eval/evaluator.py:640-672.
-
-lighteval: details of a task.
-
-Fields as written by lighteval 0.13: logging/info_loggers.py:150-170, models/model_output.py:118-140.
-
-HELM: the folder of a run, or its scenario_state.json.
-
-Fields as written by HELM 0.5.16: benchmark/runner.py:337-351, benchmark/adaptation/request_state.py,
-benchmark/metrics/metric.py (PerInstanceStats), common/request.py. Nulls are left out.
-"""
+"""Harnesses of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a
+task; and HELM, the folder of a run or its scenario_state.json."""
 
 from __future__ import annotations
 
@@ -28,38 +14,38 @@ from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.fields import a_list, number, parsed, settings, token_fields, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
-from agro_formats.table import declared
 
-_HEAD = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
-_HASHES = ("doc_hash", "prompt_hash", "target_hash")
+_NO_METRICS = (
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
+    *("doc_hash", "prompt_hash", "target_hash"),
+)
 
 
-def _samples(row: Row, context: Context) -> list[Item]:
+def read_lm_eval(row: Row, context: Context) -> list[Item]:
     """A response stands in one row a filter, with that filter's metrics; the rows of one filter are taken.
 
     A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
     """
     name = row.get("filter")
-    initial = context.notes.setdefault("filter", name)
-    wanted = context.choose.get("filter", initial)
+    wanted = context.choose.get("filter", context.notes.setdefault("filter", name))
     if name != wanted:
         raise SkipRecord(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
     prompt, gen_kwargs = _arguments(row["arguments"])
-    responses = _responses(row["resps"])
-    metrics = _metrics(row, len(responses), context.rewards)
-    meta = omit(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": gen_kwargs}
-    items = []
-    for index, response in enumerate(responses):
-        record = {
-            "prompt": prompt,
-            "response": text(response, f"resps[0][{index}]"),
-            "reward": metrics[index],
-            "answer": row.get("target"),
-            "sampling": settings(gen_kwargs),
-            "meta": meta,
-        }
-        items.append(Item.of(record, f"resps[0][{index}]"))
-    return items
+    resps = row["resps"]
+    if not (isinstance(resps, list) and len(resps) == 1 and isinstance(resps[0], list) and resps[0]):
+        raise Refused(f"resps: expected a list with the list of responses, got {resps!r:.80}")
+    metrics = _metrics(row, len(resps[0]), context.rewards)
+    common = {
+        "prompt": prompt,
+        "answer": row.get("target"),
+        "sampling": settings(gen_kwargs),
+        "meta": omit(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": gen_kwargs},
+    }
+    named = {f"resps[0][{i}]": response for i, response in enumerate(resps[0])}
+    return [
+        Item.of({**common, "response": text(response, name), "reward": reward}, name)
+        for (name, response), reward in zip(named.items(), metrics)
+    ]
 
 
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -82,23 +68,13 @@ def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
     return text(prompt, "arguments"), gen_kwargs
 
 
-def _responses(resps: Any) -> list[Any]:
-    if isinstance(resps, list) and len(resps) == 1 and isinstance(resps[0], list) and resps[0]:
-        return resps[0]
-    raise Refused(f"resps: expected a list with the list of responses, got {resps!r:.80}")
-
-
 def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float | None]:
     """The reward of each response."""
     names = row.get("metrics")
     if isinstance(names, list):
         names = [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
     else:  # older versions don't name them
-        names = [
-            name
-            for name, value in row.items()
-            if name not in (*_HEAD, *_HASHES) and isinstance(value, int | float)
-        ]
+        names = [name for name in row if name not in _NO_METRICS and isinstance(row[name], int | float)]
     columns: dict[str, list[Any]] = {}
     for name in names:
         value = row.get(name)
@@ -112,12 +88,12 @@ def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float |
     return [total(part, list(part), weights) for part in parts]
 
 
-def _lm_eval_scored(row: Row) -> ScoredDocument:
+def lm_eval_scored(row: Row) -> ScoredDocument:
     """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
     was generated or the log-likelihoods of given answers were taken."""
     names = row.get("metrics")
     if not isinstance(names, list):
-        names = [name for name in row if name not in (*_HEAD, *_HASHES)]
+        names = [name for name in row if name not in _NO_METRICS]
     scores = {}
     for name in names:
         value = row.get(name)
@@ -149,10 +125,7 @@ def _reward(
     return None
 
 
-declared("lm-eval", _samples, scored=_lm_eval_scored)
-
-
-def _details(row: Row, context: Context) -> list[Item]:
+def read_lighteval(row: Row, context: Context) -> list[Item]:
     """A metric is of the document: where that has several responses, theirs are unknown."""
     doc, output = entry(row["doc"], "doc"), entry(row["model_response"], "model_response")
     texts = output.get("text")
@@ -160,65 +133,48 @@ def _details(row: Row, context: Context) -> list[Item]:
         raise Refused(f"model_response.text: expected a list of texts, got {texts!r:.80}")
     if not texts:
         raise Refused("model_response.text: no text was generated: the task takes log-probs of given answers")
-    prompt = output.get("input")
-    if not prompt:
-        prompt = text(doc.get("query"), "doc.query")
     metric = entry(row["metric"], "metric")
     known = [name for name, value in metric.items() if value is not None]
-    reward = _reward(metric, known, context.rewards, len(texts), "responses")
-    meta = omit(row, ("model_response",)) | {"model_response": _output_meta(output)}
+    reasonings = a_list(output.get("reasonings"), "model_response.reasonings")
+    choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
+    indices = gold if isinstance(gold, list) else [gold]
+    right = [choices[index] for index in indices if isinstance(index, int) and 0 <= index < len(choices)]
+    details = omit(output, ("input", "text", "input_tokens", "output_tokens", "reasonings"))
+    details = {name: value for name, value in details.items() if value != []}
+    meta = omit(row, ("model_response",)) | {"model_response": details}
+    common = {
+        "prompt": output.get("input") or text(doc.get("query"), "doc.query"),
+        "reward": _reward(metric, known, context.rewards, len(texts), "responses"),
+        "answer": _one_or_all(right),
+    }
     items = []
     for index, response in enumerate(texts):
-        record = {
-            "prompt": prompt,
-            "response": text(response, f"model_response.text[{index}]"),
-            "reward": reward,
-            "answer": _lighteval_gold(doc),
-            "meta": meta | _reasoning(output, index),
-        }
+        record = {**common, "response": text(response, f"model_response.text[{index}]"), "meta": meta}
+        if index < len(reasonings) and reasonings[index] is not None:
+            record["meta"] = meta | {"reasoning": reasonings[index]}
         items.append(Item.of(record | _tokens(output, index, len(texts)), f"text[{index}]"))
     return items
 
 
-def _output_meta(response: Row) -> dict[str, Any]:
-    names = ("input", "text", "input_tokens", "output_tokens", "reasonings")
-    return {name: value for name, value in omit(response, names).items() if value != []}
-
-
-def _reasoning(response: Row, index: int) -> dict[str, Any]:
-    reasonings = a_list(response.get("reasonings"), "model_response.reasonings")
-    if index < len(reasonings) and reasonings[index] is not None:
-        return {"reasoning": reasonings[index]}
-    return {}
-
-
-def _lighteval_gold(doc: Row) -> Any:
-    """The right choices, where there are any: one as text, several as a list."""
-    choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
-    indices = gold if isinstance(gold, list) else [gold]
-    right = [choices[index] for index in indices if isinstance(index, int) and 0 <= index < len(choices)]
-    return right[0] if len(right) == 1 else right or None
+def _one_or_all(answers: list[Any]) -> Any:
+    """The right answers, where there are any: one as it is, several as a list."""
+    return answers[0] if len(answers) == 1 else answers or None
 
 
 def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     """The ids of the prompt and of one response, where both are logged."""
     prompt_ids = a_list(response.get("input_tokens"), "model_response.input_tokens")
-    response_ids = response.get("output_tokens")
-    if not prompt_ids or not response_ids:
+    ids = response.get("output_tokens")
+    if not prompt_ids or not ids:
         return {}
-    if (
-        not isinstance(response_ids, list)
-        or len(response_ids) != count
-        or not isinstance(response_ids[index], list)
-    ):
+    if not isinstance(ids, list) or len(ids) != count or not isinstance(ids[index], list):
         raise Refused(
-            f"model_response.output_tokens: expected a list for each of {count} responses, got "
-            f"{response_ids!r:.80}"
+            f"model_response.output_tokens: expected a list for each of {count} responses, got {ids!r:.80}"
         )
-    return token_fields(prompt_ids, response_ids[index]) if response_ids[index] else {}
+    return token_fields(prompt_ids, ids[index]) if ids[index] else {}
 
 
-def _lighteval_scored(row: Row) -> ScoredDocument:
+def lighteval_scored(row: Row) -> ScoredDocument:
     doc, metric = entry(row["doc"], "doc"), entry(row["metric"], "metric")
     scores = {name: number(value, f"metric.{name}") for name, value in metric.items()}
     document = _as_text([doc.get("query"), doc.get("choices")])
@@ -226,24 +182,26 @@ def _lighteval_scored(row: Row) -> ScoredDocument:
     return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
 
 
-declared("lighteval", _details, scored=_lighteval_scored)
-
-
 _STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
 
 
-def _opens(path: Path) -> bool:
+def is_helm(path: Path) -> bool:
     return path.name == _STATES or (path / _STATES).is_file()
 
 
-def _records(path: Path) -> Iterator[Line]:
+def helm_records(path: Path) -> Iterator[Line]:
     """The states of requests, each with the statistics of its instance, trial and perturbation."""
     import ijson
 
     folder = path.parent if path.name == _STATES else path
-    states_path = folder / _STATES
+    states_path, stats_path = folder / _STATES, folder / _STATS
+    stats: dict[str, list[Any]] = {}
     try:
-        stats = _stats(folder / _STATS)
+        if stats_path.is_file():
+            with stats_path.open("rb") as file:
+                for item in ijson.items(file, "item", use_float=True):
+                    key = _instance_key(item.get("instance_id"), item)
+                    stats[key] = stats.get(key, []) + item.get("stats", [])
         with states_path.open("rb") as file:
             for number, state in enumerate(ijson.items(file, "request_states.item", use_float=True), 1):
                 yield line_of(f"{states_path}:{number}", number, partial(_with_stats, state, stats))
@@ -255,32 +213,18 @@ def _records(path: Path) -> Iterator[Line]:
 
 def _with_stats(state: Any, stats: dict[str, list[Any]]) -> dict[str, Any]:
     fields = entry(state, "request_states")
-    return fields | {"stats": stats.get(_key(fields), [])}
-
-
-def _stats(path: Path) -> dict[str, list[Any]]:
-    import ijson
-
-    stats: dict[str, list[Any]] = {}
-    if path.is_file():
-        with path.open("rb") as file:
-            for item in ijson.items(file, "item", use_float=True):
-                key = _instance_key(item.get("instance_id"), item)
-                stats[key] = stats.get(key, []) + item.get("stats", [])
-    return stats
-
-
-def _key(state: Row) -> str:
-    instance = entry(state.get("instance"), "instance")
-    return _instance_key(instance.get("id"), {**state, "perturbation": instance.get("perturbation")})
+    instance = entry(fields.get("instance"), "instance")
+    key = _instance_key(instance.get("id"), {**fields, "perturbation": instance.get("perturbation")})
+    return fields | {"stats": stats.get(key, [])}
 
 
 def _instance_key(instance: Any, item: Row) -> str:
     return json.dumps([instance, item.get("train_trial_index"), item.get("perturbation")], sort_keys=True)
 
 
-def _state(row: Row, context: Context) -> list[Item]:
-    """Scores are of an instance: where there are several completions, theirs are unknown."""
+def read_helm(row: Row, context: Context) -> list[Item]:
+    """Scores are of an instance: where there are several completions, theirs are unknown. Log-probs are of
+    pieces of text, and stay aside."""
     if row.get("reference_index") is not None or row.get("request_mode") == "calibration":
         raise SkipRecord("log-probs of given answers, no free responses")
     request, result = entry(row["request"], "request"), entry(row.get("result"), "result")
@@ -288,50 +232,30 @@ def _state(row: Row, context: Context) -> list[Item]:
         raise Refused(f"result.success: expected true, got {result.get('success')}: {result.get('error')}")
     completions = objects(result.get("completions"), "result.completions")
     prompt = request.get("messages") or text(request.get("prompt"), "request.prompt")
-    values = _values(row)
-    reward = _reward(values, values, context.rewards, len(completions), "completions")
-    instance = entry(row["instance"], "instance")
+    values: dict[str, float | None] = {}  # the means by name; unknown where nothing was counted
+    for stat in objects(row["stats"], "stats"):
+        name = text(entry(stat.get("name"), "stats.name").get("name"), "stats.name.name")
+        values[name] = number(stat.get("mean"), f"stats.{name}.mean")
+    right = []
+    references = entry(row["instance"], "instance").get("references") or []
+    for reference in objects(references, "instance.references"):
+        if "correct" in reference.get("tags", []):
+            right.append(entry(reference.get("output"), "instance.references.output").get("text"))
+    common = {
+        "prompt": prompt,
+        "reward": _reward(values, values, context.rewards, len(completions), "completions"),
+        "answer": _one_or_all(right),
+        "sampling": settings(request),
+    }
+    if request.get("model") is not None:
+        common["model"] = text(request["model"], "request.model")
     meta = omit(row, ("request", "result", "stats"))
     meta["stats"] = {name: value for name, value in values.items() if value is not None}
     items = []
     for index, completion in enumerate(completions):
-        record = {
-            "prompt": prompt,
-            "response": text(completion.get("text"), f"result.completions[{index}].text"),
-            "reward": reward,
-            "answer": _helm_gold(instance),
-            "sampling": settings(request),
-            "meta": meta | _completion_meta(completion),
-        }
-        if request.get("model") is not None:
-            record["model"] = text(request["model"], "request.model")
+        response = text(completion.get("text"), f"result.completions[{index}].text")
+        reason = entry(completion.get("finish_reason"), "finish_reason").get("reason")
+        details = {"completion": omit(completion, ("text", "finish_reason")), "finish": reason}
+        record = {**common, "response": response, "meta": meta | omit(details, ())}
         items.append(Item.of(record, f"completions[{index}]"))
     return items
-
-
-def _completion_meta(completion: Row) -> dict[str, Any]:
-    """Log-probs are of pieces of text, and stay aside."""
-    reason = entry(completion.get("finish_reason"), "finish_reason").get("reason")
-    meta = {"completion": omit(completion, ("text", "finish_reason"))}
-    return meta if reason is None else meta | {"finish": reason}
-
-
-def _values(row: Row) -> dict[str, float | None]:
-    """The means by name; unknown where nothing was counted."""
-    values = {}
-    for stat in objects(row["stats"], "stats"):
-        name = text(entry(stat.get("name"), "stats.name").get("name"), "stats.name.name")
-        values[name] = number(stat.get("mean"), f"stats.{name}.mean")
-    return values
-
-
-def _helm_gold(instance: Row) -> Any:
-    """The references that are tagged as correct: one as text, several as a list."""
-    right = []
-    for reference in objects(instance.get("references") or [], "instance.references"):
-        if "correct" in reference.get("tags", []):
-            right.append(entry(reference.get("output"), "instance.references.output").get("text"))
-    return right[0] if len(right) == 1 else right or None
-
-
-declared("helm", _state, opens=_opens, records=_records)

@@ -1,8 +1,4 @@
-"""Inspect AI: logs of evaluations, `.eval` (zip) and `.json`.
-
-Fields as written by inspect_ai 0.3.260 (499e615): log/_log.py:400-545, log/_recorders/eval.py,
-log/_recorders/chunked/format.py, scorer/_metric.py:36-46, model/_chat_message.py.
-"""
+"""Inspect AI: logs of evaluations, `.eval` (zip) and `.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import zstandard
@@ -23,10 +18,9 @@ import zstandard
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import a_list, number, reply, settings, split, total
+from agro.logs.fields import a_list, call, number, reply, settings, split, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -36,7 +30,8 @@ _COLUMNS = (*_ASIDE, "input", "target", "messages", "output", "scores", "eval", 
 
 
 def read(row: Row, context: Context) -> list[Item]:
-    """All choices of the last output; the score is of the first one."""
+    """All choices of the last output; the score is of the first one. Log-probs are of the provider's own
+    tokens, and stay aside."""
     sample = _resolved(row, row.get("attachments") or {})
     run = entry(sample["eval"], "eval")
     choices = objects(entry(sample["output"], "output").get("choices") or [], "output.choices")
@@ -51,31 +46,20 @@ def read(row: Row, context: Context) -> list[Item]:
     }
     meta = {name: value for name, value in omit(sample, _COLUMNS).items() if value not in ([], {})}
     meta |= {"scores": sample["scores"]} if sample.get("scores") else {}
-    main_choice = choices[0] if choices else {}
-    record = _first(prompt, turns, main_choice)
-    record["meta"] = record.get("meta", {}) | meta | _choice_meta(main_choice)
-    items = [Item.of(record | common | {"reward": _reward(sample, context)}, "choices[0]")]
-    for index, choice in enumerate(choices[1:], 1):
-        other = reply(prompt + turns[:-1], _message(choice, index), ("messages", f"choices[{index}]"))
-        other["meta"] |= meta | _choice_meta(choice)
-        items.append(Item.of(other | common | {"reward": None}, f"choices[{index}]"))
+    items = []
+    for index, choice in enumerate(choices or [{}]):
+        name, is_first = f"choices[{index}]", index == 0
+        if turns and is_first:
+            record = split({"messages": prompt + turns, "prompt": prompt})
+        else:
+            message = _plain(entry(choice.get("message"), f"output.{name}.message"))
+            record = reply(prompt + turns[:-1], message, ("messages", name))
+        details = {"finish": choice.get("stop_reason"), "logprobs": choice.get("logprobs")}
+        details = {key: value for key, value in details.items() if value is not None}
+        record["meta"] = record.get("meta", {}) | meta | details
+        reward = _reward(sample, context) if is_first else None
+        items.append(Item.of(record | common | {"reward": reward}, name))
     return items
-
-
-def _first(prompt: Any, turns: list[dict[str, Any]], choice: Row) -> dict[str, Any]:
-    if turns:
-        return split({"messages": prompt + turns, "prompt": prompt})
-    return reply(prompt, _message(choice, 0), ("messages", "choices[0]"))
-
-
-def _message(choice: Row, index: int) -> dict[str, Any]:
-    return _plain(entry(choice.get("message"), f"output.choices[{index}].message"))
-
-
-def _choice_meta(choice: Row) -> dict[str, Any]:
-    """Log-probs are of the provider's own tokens, and stay aside."""
-    fields = {"finish": choice.get("stop_reason"), "logprobs": choice.get("logprobs")}
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -92,11 +76,8 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
         return [_plain(message) for message in inputs], []
     replies = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     generated = [i for i in replies if messages[i].get("source") == "generate"]
-    if not generated and any("source" in messages[i] for i in replies):
-        return [_plain(message) for message in messages], []
-    if not generated:  # older logs don't name the source: those after the input were generated
-        input_count = len(request) if isinstance(request, list) else 0
-        generated = [i for i in replies if i >= input_count]
+    if not any("source" in messages[i] for i in replies):  # of older logs: after the input all was generated
+        generated = [i for i in replies if i >= (len(request) if isinstance(request, list) else 0)]
     if not generated:
         return [_plain(message) for message in messages], []
     turns = [_plain(message) for message in messages[: generated[-1] + 1]]
@@ -107,16 +88,15 @@ def _plain(message: Row) -> dict[str, Any]:
     """A message as chat templates take it."""
     turn = {"role": message.get("role"), "content": message.get("content") or ""}
     if message.get("tool_calls"):
-        turn["tool_calls"] = [_call(call) for call in objects(message["tool_calls"], "tool_calls")]
+        calls = objects(message["tool_calls"], "tool_calls")
+        turn["tool_calls"] = [
+            {"id": None, **call(each.get("function"), each.get("arguments"), each.get("id"))}
+            for each in calls
+        ]
     if message.get("role") == "tool":
         fields = {"tool_call_id": message.get("tool_call_id"), "name": message.get("function")}
         turn |= {name: value for name, value in fields.items() if value is not None}
     return normalized_message(turn, "messages")[-1]
-
-
-def _call(call: Row) -> dict[str, Any]:
-    function = {"name": call.get("function"), "arguments": call.get("arguments")}
-    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _resolved(value: Any, attachments: Mapping[str, Any]) -> Any:
@@ -139,19 +119,19 @@ def _reward(sample: Row, context: Context) -> float | None:
     name = context.choose.get("scorer")
     if name is not None and name not in scores:
         raise Refused(f"--choose scorer={name}: no such scorer; there are {', '.join(scores) or 'none'}")
+    if not scores:
+        return None
     if name is None and len(scores) > 1:
         raise Refused(
             f"scores: there are several scorers ({', '.join(scores)}); say --choose "
             f"scorer={next(iter(scores))}"
         )
-    if not scores:
-        return None
     name = name or next(iter(scores))
     value = _value(entry(scores[name], f"scores.{name}"))
-    if isinstance(value, dict):
-        parts = {key: _number(part, f"scores.{name}.{key}") for key, part in value.items()}
-        return total(parts, list(parts), context.rewards)
-    return _number(value, f"scores.{name}.value")
+    if not isinstance(value, dict):
+        return _number(value, f"scores.{name}.value")
+    parts = {key: _number(part, f"scores.{name}.{key}") for key, part in value.items()}
+    return total(parts, list(parts), context.rewards)
 
 
 def _value(score: Row) -> Any:
@@ -173,7 +153,7 @@ def _number(value: Any, name: str) -> float | None:
         raise Refused(f"{name}: expected a number, C, I, P, N, yes or no, got {value!r:.80}") from None
 
 
-def _scored(row: Row) -> ScoredDocument:
+def scored(row: Row) -> ScoredDocument:
     """Scores by scorer, or by "SCORER.NAME" of one that gives several."""
     run = entry(row["eval"], "eval")
     scores: dict[str, float | None] = {}
@@ -194,7 +174,7 @@ _HEADERS = ("header.json", "_journal/start.json")  # the first one is written at
 _HEAD = 1 << 16  # bytes of a log of JSON that are looked at
 
 
-def _opens(path: Path) -> bool:
+def is_log(path: Path) -> bool:
     if path.suffix == ".eval":
         return path.is_file()
     if path.suffix != ".json" or not path.is_file():
@@ -206,7 +186,7 @@ def _opens(path: Path) -> bool:
     )
 
 
-def _records(path: Path) -> Iterator[Line]:
+def records(path: Path) -> Iterator[Line]:
     """The samples of a log, each with the log's `eval`."""
     samples = _packed(path) if path.suffix == ".eval" else _document(path)
     for position, (location, sample) in enumerate(samples, 1):
@@ -222,11 +202,7 @@ def _document(path: Path) -> Iterator[tuple[str, Read]]:
     except OSError as error:
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
     for position, sample in enumerate(a_list(log.get("samples"), f"{path}: samples"), 1):
-        yield str(position), partial(_sample_row, sample, log.get("eval"))
-
-
-def _sample_row(sample: Any, run: Any) -> dict[str, Any]:
-    return entry(sample, "samples") | {"eval": run}
+        yield str(position), partial(lambda one: entry(one, "samples") | {"eval": log.get("eval")}, sample)
 
 
 def _packed(path: Path) -> Iterator[tuple[str, Read]]:
@@ -236,12 +212,14 @@ def _packed(path: Path) -> Iterator[tuple[str, Read]]:
         if header is None:
             raise Refused(f"{path}: expected a log of Inspect, with {' or '.join(_HEADERS)}")
         run = _loads(archive.read(header), f"{path}: {header}").get("eval")
-        parts = _named_parts(archive)
+        parts: dict[str, dict[int, str]] = {}  # by folder, members by the index of their first item
+        for name in archive.names:
+            if match := _PART.fullmatch(name):
+                parts.setdefault(match[1], {})[int(match[2])] = name
         for name in sorted(archive.names):
             shell = _SHELL.fullmatch(name)
-            if not shell and not _MONOLITH.fullmatch(name):
-                continue
-            yield name, partial(_member, archive, name, shell[1] if shell else "", parts, path, run)
+            if shell or _MONOLITH.fullmatch(name):
+                yield name, partial(_member, archive, name, shell[1] if shell else "", parts, path, run)
 
 
 def _member(
@@ -254,15 +232,6 @@ def _member(
         attachments = _joined(archive, parts.get(f"{sample_id}/attachments", {}), path)
         sample["attachments"] = {str(i): text for i, text in enumerate(attachments)}
     return sample
-
-
-def _named_parts(archive: Archive) -> dict[str, dict[int, str]]:
-    """By folder the members that have parts of a list, by the index of their first item."""
-    parts: dict[str, dict[int, str]] = {}
-    for name in archive.names:
-        if match := _PART.fullmatch(name):
-            parts.setdefault(match[1], {})[int(match[2])] = name
-    return parts
 
 
 def _joined(archive: Archive, parts: dict[int, str], path: Path) -> list[Any]:
@@ -289,12 +258,7 @@ def _unknown(constant: str) -> None:
     """NaN is what an unscored sample has."""
 
 
-declared("inspect", read, opens=_opens, records=_records, scored=_scored)
-
-
 _ZSTANDARD = 93  # zip's number of this compression
-
-
 _LOCAL = 30  # bytes of a member's own header before its name and extra field
 
 
@@ -314,9 +278,7 @@ class Archive:
     def __enter__(self) -> Archive:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._zip.close()
 
     def read(self, name: str) -> bytes:

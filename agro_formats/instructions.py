@@ -1,18 +1,7 @@
-"""Instruction data: ShareGPT's conversations, Alpaca's columns, and other names of a prompt.
+"""Instruction data, with responses, preferences or labels.
 
-ShareGPT: conversations of `from` and `value`, also with a preferred last turn or a label.
-
-Fields as in LLaMA-Factory ff6d4d1 (data/README.md, section ShareGPT format).
-
-Instructions: Alpaca's columns, and other names of a prompt, with responses, preferences or labels.
-
-Fields as in LLaMA-Factory ff6d4d1 (data/README.md, section Alpaca format), axolotl 067b021 (docs/rlhf.qmd),
-distilabel's exports, and on the page of open-r1/OpenR1-Math-220k.
-
-OpenRLHF: data sets with the default names of their columns. (It writes no log.)
-
-Fields as read by OpenRLHF 0.11.2: openrlhf/datasets/utils.py:45-60, and the defaults of --data.input_key,
---data.output_key and --data.label_key. Its preferences are as TRL's.
+ShareGPT's conversations are of `from` and `value`; Alpaca's columns, and other names of a prompt; and data
+sets with OpenRLHF's default columns. (It writes no log, and its preferences are as TRL's.)
 """
 
 from __future__ import annotations
@@ -25,8 +14,7 @@ from agro.logs.declared import Columns, Conversation, Preference
 from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
-from agro.rollout.prompts import OPENRLHF, PROMPT_FORMATS, ends_with_assistant, math_problem
-from agro_formats.table import declared, declared_prompts
+from agro.rollout.prompts import OPENRLHF, ends_with_assistant, math_problem
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -38,7 +26,7 @@ _ROLES = {
 _COLUMNS = ("conversations", "system", "chosen", "rejected")
 
 
-def _is_sharegpt(row: Row) -> bool:
+def is_sharegpt(row: Row) -> bool:
     turns = unpacked(row.get("conversations"))
     turn = turns[0] if isinstance(turns, list) and turns else None
     return isinstance(turn, dict) and (turn.keys() >= {"from", "value"} or turn.keys() >= {"role", "content"})
@@ -58,36 +46,30 @@ def message(value: Any, name: str) -> dict[str, Any]:
     if "role" in turn:
         return turn
     role = one_of(turn.get("from"), _ROLES, f"{name}.from")
-    if turn["from"] == "function_call":
-        return {"role": role, "content": "", "tool_calls": _calls(turn.get("value"), f"{name}.value")}
-    return {"role": role, "content": text(turn.get("value"), f"{name}.value")}
-
-
-def _calls(value: Any, name: str) -> list[dict[str, Any]]:
-    calls = unpacked(value)
+    if turn["from"] != "function_call":
+        return {"role": role, "content": text(turn.get("value"), f"{name}.value")}
+    calls = unpacked(turn.get("value"))
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(each, dict) and "name" in each for each in calls):
-        raise Refused(f"{name}: expected calls as JSON with name and arguments, got {value!r:.80}")
-    return [call(each["name"], each.get("arguments", {})) for each in calls]
-
-
-def _turn_after(value: Any, name: str) -> Any:
-    turn = unpacked(value)
-    return turn if isinstance(turn, str) else [message(turn, name)]
+        got = f"{turn.get('value')!r:.80}"
+        raise Refused(f"{name}.value: expected calls as JSON with name and arguments, got {got}")
+    named = [call(each["name"], each.get("arguments", {})) for each in calls]
+    return {"role": role, "content": "", "tool_calls": named}
 
 
 SHAREGPT_PREFERENCES = Preference(
-    "conversations", _conversation, _turn_after, dropped=("conversations", "system")
+    "conversations",
+    _conversation,
+    lambda value, name: turn if isinstance(turn := unpacked(value), str) else [message(turn, name)],
+    dropped=("conversations", "system"),
 )
-
-
 SHAREGPT_DEMONSTRATIONS = Conversation("conversations", _conversation, role="expert", dropped=_COLUMNS)
 SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, dropped=(*_COLUMNS, *LABELS))
 
 ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
 
 
-def _solved(row: Row, context: Context) -> list[Item]:
+def read_solved(row: Row, context: Context) -> list[Item]:
     r"""MATH: the solution with a last sentence that has the answer, the content of its last \boxed{…}."""
     problem = math_problem(row)
     record = {
@@ -98,19 +80,6 @@ def _solved(row: Row, context: Context) -> list[Item]:
         "meta": omit(row, ("problem", "solution", "answer")),
     }
     return [Item.of(record, "solution")]
-
-
-declared("sharegpt", SHAREGPT_DEMONSTRATIONS.read, _is_sharegpt)
-declared(
-    "sharegpt-preference",
-    SHAREGPT_PREFERENCES.read,
-    lambda row: _is_sharegpt(row) and row.keys() >= {"chosen", "rejected"},
-)
-declared(
-    "sharegpt-unpaired",
-    SHAREGPT_UNPAIRED.read,
-    lambda row: _is_sharegpt(row) and not row.keys().isdisjoint(LABELS),
-)
 
 
 _PROMPTS = ("instruction", "question", "query", "input", "prompt")  # `input` beside an instruction is its end
@@ -128,7 +97,6 @@ def _prompt(row: Row) -> Any:
     instruction = text(row[name], name)
     if name != "input" and row.get("input"):
         instruction += "\n" + text(row["input"], "input")
-    system = row.get("system") or row.get("system_prompt")
     history = []
     for i, turns in enumerate(a_list(unpacked(row.get("history")) or None, "history")):
         if not isinstance(turns, list) or len(turns) != 2:
@@ -136,28 +104,29 @@ def _prompt(row: Row) -> Any:
                 f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"
             )
         history += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
-    if not system and not history:
-        return instruction
-    opening = [{"role": "system", "content": text(system, "system")}] if system else []
-    return [*opening, *history, user(instruction)]
+    system = row.get("system") or row.get("system_prompt")
+    if system:
+        history.insert(0, {"role": "system", "content": text(system, "system")})
+    return [*history, user(instruction)] if history else instruction
 
 
-def _is_unpaired(row: Row) -> bool:
-    if row.keys().isdisjoint(_PROMPTS) or row.keys().isdisjoint(_RESPONSES) or "reward" in row:
-        return False
-    return not row.keys().isdisjoint(LABELS[:-1]) or (
-        "instruction" in row and isinstance(row.get("label"), bool)
-    )
-
-
-def _message_text(value: Any, name: str) -> Any:
-    value = unpacked(value)
-    return text(message(value, name).get("content"), name) if isinstance(value, dict) else value
+def is_unpaired(row: Row) -> bool:
+    has_columns = not row.keys().isdisjoint(_PROMPTS) and not row.keys().isdisjoint(_RESPONSES)
+    is_labeled = "instruction" in row and isinstance(row.get("label"), bool)
+    return has_columns and "reward" not in row and (is_labeled or not row.keys().isdisjoint(LABELS[:-1]))
 
 
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
 UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
-INSTRUCTIONS_PREFERENCES = Preference("prompt", _prompt, _message_text, dropped=_PROMPT_COLUMNS, sides=_PAIRS)
+INSTRUCTIONS_PREFERENCES = Preference(
+    "prompt",
+    _prompt,
+    lambda value, name: (
+        text(message(turn, name).get("content"), name) if isinstance(turn := unpacked(value), dict) else turn
+    ),
+    dropped=_PROMPT_COLUMNS,
+    sides=_PAIRS,
+)
 AFTER_MESSAGES = Preference(
     "messages",
     lambda row: objects(row["messages"], "messages"),
@@ -166,18 +135,16 @@ AFTER_MESSAGES = Preference(
 )
 
 
-def _is_preference(row: Row) -> bool:
+def is_preference(row: Row) -> bool:
     """Agro's own preferences, and TRL's, have `prompt` and nothing that belongs to it."""
-    names, is_plain = (
-        INSTRUCTIONS_PREFERENCES.columns(row),
-        row.keys().isdisjoint({"system", "system_prompt", "history"}),
-    )
+    names = INSTRUCTIONS_PREFERENCES.columns(row)
     if names is None or row.keys().isdisjoint(_PROMPTS) or isinstance(row[names[0]], list):
         return False
-    return not ("prompt" in row and is_plain and names == _PAIRS[0])
+    has_more = not row.keys().isdisjoint({"system", "system_prompt", "history"})
+    return "prompt" not in row or has_more or names != _PAIRS[0]
 
 
-def _rated(row: Row, context: Context) -> list[Item]:
+def read_rated(row: Row, context: Context) -> list[Item]:
     generations, ratings = (unpacked(row[name]) for name in ("generations", "ratings"))
     if not isinstance(generations, list) or not isinstance(ratings, list) or len(generations) != len(ratings):
         raise Refused(f"ratings: expected one for each of the generations, got {row['ratings']!r:.80}")
@@ -196,70 +163,43 @@ _VERIFIERS = {"math_verify": "correctness_math_verify", "llama": "correctness_ll
 _RESPONSE_COLUMNS = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.values())
 
 
-def _verified(row: Row, context: Context) -> list[Item]:
-    """`messages` repeats one of the generations."""
+def read_verified(row: Row, context: Context) -> list[Item]:
+    """`messages` repeats one of the generations. A column has a value for each, or is unknown."""
     verifier = context.choose.get("verifier", "math_verify")
     if verifier not in _VERIFIERS:
         raise Refused(f"--choose verifier={verifier}: expected one of {', '.join(_VERIFIERS)}")
-    generations = a_list(unpacked(row["generations"]), "generations")
-    columns = {name: _each(row.get(name), name, len(generations)) for name in _RESPONSE_COLUMNS}
-    rewards = columns[_VERIFIERS[verifier]]
+    generations, column = a_list(unpacked(row["generations"]), "generations"), _VERIFIERS[verifier]
+    columns = {name: unpacked(row.get(name)) for name in _RESPONSE_COLUMNS}
+    for name, values in columns.items():
+        if is_unknown(values):
+            columns[name] = [None] * len(generations)
+        elif not isinstance(values, list) or len(values) != len(generations):
+            raise Refused(
+                f"{name}: expected one for each of the {len(generations)} generations, got {values!r:.80}"
+            )
     meta = omit(row, ("problem", "answer", "messages", "generations", *_RESPONSE_COLUMNS))
     prompt = [user(text(row["problem"], "problem"))]
     items = []
     for i, response in enumerate(generations):
-        name = f"generations[{i}]"
-        details = {column: values[i] for column, values in columns.items() if values[i] is not None}
         record = {
             "prompt": prompt,
-            "response": text(response, name),
-            "reward": number(rewards[i], f"{_VERIFIERS[verifier]}[{i}]"),
+            "response": text(response, f"generations[{i}]"),
+            "reward": number(columns[column][i], f"{column}[{i}]"),
             "answer": row.get("answer"),
-            "meta": meta | details,
+            "meta": meta | {name: values[i] for name, values in columns.items() if values[i] is not None},
         }
-        items.append(Item.of(record, name))
+        items.append(Item.of(record, f"generations[{i}]"))
     return items
-
-
-def _each(value: Any, name: str, length: int) -> list[Any]:
-    """A value for each of the responses; all unknown where there is no list."""
-    value = unpacked(value)
-    if is_unknown(value):
-        return [None] * length
-    if not isinstance(value, list) or len(value) != length:
-        raise Refused(f"{name}: expected one for each of the {length} generations, got {value!r:.80}")
-    return value
-
-
-declared("alpaca", ALPACA.read)
-declared("unpaired", UNPAIRED.read, _is_unpaired)
-declared("instruction-preference", INSTRUCTIONS_PREFERENCES.read, _is_preference)
-declared(
-    "messages-preference",
-    AFTER_MESSAGES.read,
-    lambda row: row.keys() >= {"messages", "chosen", "rejected"} and isinstance(row["chosen"], dict),
-)
-declared("distilabel", _rated)
-declared("math", _solved, PROMPT_FORMATS["math"].fits)
-declared("open-r1-math", _verified)
 
 
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
 OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
 
 
-def _demonstration(row: Row, context: Context) -> list[Item]:
-    if "output" in row:
-        return OPENRLHF_DEMONSTRATIONS.read(row, context)
-    return OPENRLHF_CONVERSATIONS.read(row, context)
+def read_openrlhf(row: Row, context: Context) -> list[Item]:
+    return (OPENRLHF_DEMONSTRATIONS if "output" in row else OPENRLHF_CONVERSATIONS).read(row, context)
 
 
-declared(
-    "openrlhf-demonstrations",
-    _demonstration,
-    lambda row: (
-        row.keys() - OPENRLHF == {"input", "output"}
-        or (row.keys() - OPENRLHF == {"input"} and ends_with_assistant(row))
-    ),
-)
-declared_prompts("openrlhf-prompts")
+def is_openrlhf(row: Row) -> bool:
+    columns = row.keys() - OPENRLHF
+    return columns == {"input", "output"} or (columns == {"input"} and ends_with_assistant(row))

@@ -93,10 +93,20 @@ class PairColumns:
         return [Item(tuple(records), names, self._judgments(row, context))]
 
     def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:
-        votes = self._votes(row, context)
+        """Which side is better; equal votes, or without votes equal scores, are a tie. A score below 0 is no
+        number of votes."""
+        a, b = (self._number(row, path, context) for path in self._both(self.votes or self.score))
+        votes: Votes = (a, b)
+        if not self.votes:
+            votes = TIE if a is not None and a == b else (None, None)
+        elif min(a or 0, b or 0) < 0:
+            votes = (None, None)
         if votes[0] is not None and votes[0] == votes[1]:
             return (Judgment(0, 1, votes),)
-        winner = self._winner(row, context)
+        if not self.better:
+            winner = None if a is None or b is None else int(b > a)
+        else:
+            winner = self._winner(row, context)
         if winner is None:
             return ()
         won, lost = votes[winner], votes[1 - winner]
@@ -108,11 +118,13 @@ class PairColumns:
         return (Judgment(winner, 1 - winner, (won, lost)),)
 
     def _winner(self, row: Row, context: Context) -> int | None:
-        """The side that is better; None where it is unknown."""
-        if not self.better:
-            a, b = self._numbers(row, self.score, context)
-            return None if a is None or b is None else int(b > a)
-        column = self._preference(row, context)
+        """The side that the column of `better` names; None where it is unknown."""
+        columns = {name: column for name, column in self.better.items() if column in row}
+        chosen = context.choose.get("preference", next(iter(columns)) if len(columns) == 1 else None)
+        if chosen not in columns:
+            got = "" if chosen is None else f", got {chosen}"
+            raise Refused(f"preference: expected --choose preference=NAME of {', '.join(columns)}{got}")
+        column = columns[chosen]
         if is_unknown(row[column]):
             return None
         value = integer(row[column], column)
@@ -121,53 +133,22 @@ class PairColumns:
             raise Refused(f"{column}: expected {says}, got {value}")
         return self.values.index(value)
 
-    def _preference(self, row: Row, context: Context) -> str:
-        columns = {name: column for name, column in self.better.items() if column in row}
-        chosen = context.choose.get("preference")
-        if chosen is None and len(columns) == 1:
-            return next(iter(columns.values()))
-        if chosen not in columns:
-            got = "" if chosen is None else f", got {chosen}"
-            raise Refused(f"preference: expected --choose preference=NAME of {', '.join(columns)}{got}")
-        return columns[chosen]
-
-    def _votes(self, row: Row, context: Context) -> Votes:
-        """The votes for the sides. A score below 0 is no number of votes."""
-        if self.votes:
-            a, b = self._numbers(row, self.votes, context)
-            return (None, None) if min(a or 0, b or 0) < 0 else (a, b)
-        return score_votes(*self._numbers(row, self.score, context)) if self.score else (None, None)
-
-    def _numbers(self, row: Row, path: str, context: Context) -> tuple[float | None, float | None]:
-        a, b = (_number(row, each, context) for each in self._both(path))
-        return a, b
+    def _number(self, row: Row, path: str, context: Context) -> float | None:
+        value = at(row, path)
+        return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
 
     def _both(self, path: str) -> tuple[str, str]:
         a, b = (path.replace("{}", side) for side in self.sides)
         return a, b
 
 
-def _number(row: Row, path: str, context: Context) -> float | None:
-    value = at(row, path)
-    return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
-
-
-def score_votes(a: float | None, b: float | None) -> Votes:
-    """The votes for two responses with these scores: equal scores are a tie, others no number of votes."""
-    return TIE if a is not None and a == b else (None, None)
-
-
 def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
     """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
-    judgments = []
-    for (i, a), (j, b) in combinations(enumerate(ranks), 2):
-        if a is None or b is None:
-            continue
-        if a == b:
-            judgments.append(Judgment(i, j, TIE))
-        else:
-            judgments.append(Judgment(i, j) if a < b else Judgment(j, i))
-    return tuple(judgments)
+    known = [(i, rank) for i, rank in enumerate(ranks) if rank is not None]
+    return tuple(
+        Judgment(i, j, TIE) if a == b else Judgment(i, j) if a < b else Judgment(j, i)
+        for (i, a), (j, b) in combinations(known, 2)
+    )
 
 
 def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
@@ -179,13 +160,8 @@ def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
     for judgment in judgments:
         pair = (min(judgment[:2]), max(judgment[:2]))
         counts = votes.setdefault(pair, [0.0, 0.0])
-        if judgment.votes == TIE:
-            counts[0] += 0.5
-            counts[1] += 0.5
-        else:
-            counts[pair.index(judgment.winner)] += 1.0
-    total = []
-    for (i, j), (a, b) in votes.items():
-        ahead = a >= b
-        total.append(Judgment(i, j, (a, b)) if ahead else Judgment(j, i, (b, a)))
-    return tuple(total)
+        for side in (0, 1):
+            counts[side] += 0.5 if judgment.votes == TIE else float(pair[side] == judgment.winner)
+    return tuple(
+        Judgment(i, j, (a, b)) if a >= b else Judgment(j, i, (b, a)) for (i, j), (a, b) in votes.items()
+    )

@@ -21,14 +21,14 @@ from agro.io.json_values import entry
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
 from agro.logs.fields import integer, listed
-from agro.logs.model_calls import identified
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 from agro_formats import conventions
-from agro_formats.table import declared
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
 _SCORE = "gen_ai.evaluation.score."
+_SPANS = ("resourceSpans", "scopeSpans", "spans")
+_LOGS = ("resourceLogs", "scopeLogs", "logRecords")
 
 
 class _Event(NamedTuple):
@@ -61,7 +61,7 @@ class _EventIndex:
         return {name: list(values) for name, values in (span_scores | response_scores).items()}
 
 
-def _opens(path: Path) -> bool:
+def is_export(path: Path) -> bool:
     if not path.is_file() or ".json" not in "".join(path.suffixes):
         return False
     try:
@@ -71,7 +71,7 @@ def _opens(path: Path) -> bool:
         return False
 
 
-def _records(path: Path) -> Iterator[Line]:
+def records(path: Path) -> Iterator[Line]:
     """A record a span: attributes and scores. The file is read twice, since scores may come later."""
     events, number = _EventIndex(), 0
     for line in read_records(path):
@@ -86,19 +86,18 @@ def _records(path: Path) -> Iterator[Line]:
 
 def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
     """The calls of a line, and what of it can't be read."""
-    if line.error:
-        yield line
-        return
     try:
-        for span, read in _calls(line.value, events):
+        for span, read in () if line.error else _calls(line.value, events):
             call = line_of(f"{line.where}, span {span}" if span else line.where, 0, read)
             if call.value or call.error:
                 yield call
     except RECORD_ERRORS as error:
-        yield Line(line.where, 0, {}, reason_of(error))
+        line = Line(line.where, 0, {}, reason_of(error))
+    if line.error:
+        yield line
 
 
-def _read(row: Row, context: Context) -> list[Item]:
+def read(row: Row, context: Context) -> list[Item]:
     if "attributes" in row:
         return _responses(row, context)
     events = _EventIndex()
@@ -120,9 +119,9 @@ def _responses(row: Row, context: Context) -> list[Item]:
 def _calls(row: Row, events: _EventIndex) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """The ids of spans, and what reads each: an empty record where there is none. One may be refused, the
     others aren't then."""
-    for span in _spans(row):
+    for span in _inner(row, *_SPANS):
         yield _id(span), partial(_span_call, span, events)
-    for log in _logs(row):
+    for log in _inner(row, *_LOGS):
         yield _id(log), partial(_log_call, log, events)
 
 
@@ -152,19 +151,12 @@ def _call(
     return {"span": span, "attributes": attributes, "scores": scores, "is_call": is_call}
 
 
-def _identity(row: Row) -> str:
-    attributes = entry(row.get("attributes"), "attributes")
-    return identified(row, attributes.get("trace_id"), attributes.get("span_id"))
-
-
 def _events(row: Row) -> Iterator[_Event]:
     """Events in spans and in logs. Those of details in spans are left with them."""
-    for span in _spans(row):
+    for span in _inner(row, *_SPANS):
         with suppress(*RECORD_ERRORS):  # `_calls` reports them
-            for event in _span_events(span):
-                if event.name != _DETAILS:
-                    yield event
-    for log in _logs(row):
+            yield from (event for event in _span_events(span) if event.name != _DETAILS)
+    for log in _inner(row, *_LOGS):
         with suppress(*RECORD_ERRORS):
             yield _log_event(log)
 
@@ -184,14 +176,6 @@ def _id(record: Row) -> str:
     return str(record.get("spanId") or "")
 
 
-def _spans(row: Row) -> Iterator[dict[str, Any]]:
-    return _inner(row, "resourceSpans", "scopeSpans", "spans")
-
-
-def _logs(row: Row) -> Iterator[dict[str, Any]]:
-    return _inner(row, "resourceLogs", "scopeLogs", "logRecords")
-
-
 def _inner(row: Row, resources: str, scopes: str, names: str) -> Iterator[dict[str, Any]]:
     for resource in listed(row.get(resources), resources):
         for scope in listed(resource.get(scopes), scopes):
@@ -207,22 +191,14 @@ def _attributes(value: Any, name: str) -> dict[str, Any]:
 def _value(value: Row, name: str) -> Any:
     """A value, named by its type. Raises `Refused` for other types."""
     for kind, inner in value.items():
-        if kind in ("stringValue", "doubleValue", "boolValue", "bytesValue"):
-            return inner
-        if kind == "intValue":
-            return integer(inner, name)
-        if kind == "arrayValue":
-            return [_value(item, name) for item in listed(entry(inner, name).get("values"), name)]
-        if kind == "kvlistValue":
-            return _attributes(entry(inner, name).get("values"), name)
+        match kind:
+            case "stringValue" | "doubleValue" | "boolValue" | "bytesValue":
+                return inner
+            case "intValue":
+                return integer(inner, name)
+            case "arrayValue":
+                return [_value(item, name) for item in listed(entry(inner, name).get("values"), name)]
+            case "kvlistValue":
+                return _attributes(entry(inner, name).get("values"), name)
         raise Refused(f"{name}: expected a value such as stringValue, got {kind}")
     return None
-
-
-declared(
-    "otlp",
-    _read,
-    opens=_opens,
-    records=_records,
-    identity=_identity,
-)

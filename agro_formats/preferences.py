@@ -1,22 +1,5 @@
-"""Published sets of judged responses.
-
-Judged dialogues: HH-RLHF and HelpSteer.
-
-Fields as read by tinker-cookbook 9dfcc3a (recipes/preference/datasets.py:51-52, 155-165, 265-291), and as on
-the pages of Anthropic/hh-rlhf, nvidia/HelpSteer2 and nvidia/HelpSteer3.
-
-Chatbot Arena: two models' conversations, and which one its user prefers.
-
-Fields as read by tinker-cookbook 9dfcc3a (recipes/preference/datasets.py:216-247) of lmarena-ai's
-arena-human-preference-140k; those of arena-human-preference-55k are the columns of Kaggle's competition
-lmsys-chatbot-arena, whose cells are lists as JSON, one text a turn.
-
-Published sets of preferences and ratings, each a declaration of its columns.
-
-Fields as on the pages of stanfordnlp/SHP, stanfordnlp/SHP-2, PKU-Alignment/PKU-SafeRLHF, berkeley-nest/Nectar
-and openai/webgpt_comparisons, and as in openai/summarize-from-feedback 7009674: README.md, and of the prompts
-summarize_from_feedback/utils/experiment_helpers.py.
-"""
+"""Published sets of judged responses: dialogues (HH-RLHF, HelpSteer), Chatbot Arena's conversations of two
+models and which one its user prefers, and sets that are a declaration of their columns."""
 
 from __future__ import annotations
 
@@ -31,37 +14,33 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.declared import Columns, Parser
 from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
-from agro.logs.protocol import TIE, Context, Item, Row
+from agro.logs.protocol import TIE, Context, Item, Row, Votes
 from agro_formats.judgments import PairColumns, Ranking
-from agro_formats.table import declared
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-_HH = ("prompt", "chosen", "rejected", "response")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 _STEERED = ("prompt", "context", "response1", "response2", "response_1", "response_2")
 
 
-def _is_hh(row: Row) -> bool:
-    texts = [row.get(name) for name in ("chosen", "rejected")]
-    begins = row.get("prompt", texts[0])
-    return all(isinstance(x, str) for x in texts) and isinstance(begins, str) and bool(_TURN.match(begins))
+def is_hh(row: Row) -> bool:
+    texts = (row.get("chosen"), row.get("rejected"), row.get("prompt", row.get("chosen")))
+    return all(isinstance(x, str) for x in texts) and bool(_TURN.match(texts[2] or ""))
 
 
-def _hh(row: Row, context: Context) -> list[Item]:
+def read_hh(row: Row, context: Context) -> list[Item]:
     """Complete dialogues; or only the last turns, where the dialogue before them is in `prompt`."""
     prefix = row.get("prompt") or ""
-    chosen = _dialogue(prefix + text(row["chosen"], "chosen"), "chosen")
-    rejected = _dialogue(prefix + text(row["rejected"], "rejected"), "rejected")
-    prompt = chosen[:-1]
-    if rejected[:-1] != prompt:
+    chosen, rejected = (_dialogue(prefix + text(row[n], n), n) for n in ("chosen", "rejected"))
+    if rejected[:-1] != chosen[:-1]:
         raise Refused("rejected: expected the turns of chosen, and then another response")
-    meta = omit(row, _HH)
+    meta = omit(row, ("prompt", "chosen", "rejected", "response"))
     if row.get("response") not in (None, row["chosen"]):
         meta["response"] = row["response"]
-    records = [
-        {"prompt": prompt, "response": turns[-1]["content"], "meta": meta} for turns in (chosen, rejected)
-    ]
-    return [Item.pair(records[0], records[1])]
+    better, worse = (
+        {"prompt": chosen[:-1], "response": turns[-1]["content"], "meta": meta}
+        for turns in (chosen, rejected)
+    )
+    return [Item.pair(better, worse)]
 
 
 def open_dialogue(value: Any, name: str) -> list[dict[str, Any]]:
@@ -97,9 +76,12 @@ def _attributes(row: Row, context: Context) -> float | None:
 HELPSTEER = Columns("prompt", "response", judge=_attributes)
 
 
-def _compared(row: Row, context: Context) -> list[Item]:
-    """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie. Votes are
-    those of the annotators, where they are there."""
+def read_helpsteer(row: Row, context: Context) -> list[Item]:
+    """The preference is of -3 (the first response is much better) to 3 (the second is); 0 is a tie.
+
+    Votes are how many annotators prefer each, where they are there; no difference counts half for each. They
+    are equal where the preference of all is 0, also where more of them prefer one.
+    """
     strength = "overall_preference" if "overall_preference" in row else "preference_strength"
     preference = integer(row[strength], strength)
     if not -3 <= preference <= 3:
@@ -108,38 +90,18 @@ def _compared(row: Row, context: Context) -> list[Item]:
     prompt = objects(row["context"], "context") if "context" in row else text(row["prompt"], "prompt")
     meta = omit(row, _STEERED)
     records = [{"prompt": prompt, "response": text(row[name], name), "meta": meta} for name in names]
-    votes = _votes(row, preference)
-    if preference > 0:
-        return [Item.pair(records[1], records[0], (votes[1], votes[0]))]
-    return [Item.pair(records[0], records[1], votes)]
-
-
-def _votes(row: Row, preference: int) -> tuple[float | None, float | None]:
-    """How many annotators prefer the first, and the second; no difference counts half for each.
-
-    They are equal where the preference of all is 0, also where more of them prefer one.
-    """
     judged = listed(row.get("individual_preference"), "individual_preference")
     scores = [number(one.get("score"), f"individual_preference[{i}].score") for i, one in enumerate(judged)]
     numbers = [score for score in scores if score is not None]
-    if not numbers:
-        return TIE if preference == 0 else (None, None)
-    if preference == 0:
-        return len(numbers) / 2, len(numbers) / 2
-    ties = sum(score == 0 for score in numbers) / 2
-    return sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties
-
-
-declared("hh-rlhf", _hh, _is_hh)
-declared("helpsteer", HELPSTEER.read)
-declared(
-    "helpsteer-preference",
-    _compared,
-    lambda row: (
-        row.keys() >= {"context", "response1", "response2", "overall_preference"}
-        or row.keys() >= {"prompt", "response_1", "response_2", "preference_strength"}
-    ),
-)
+    votes: Votes = TIE if preference == 0 else (None, None)
+    if numbers and preference == 0:
+        votes = (len(numbers) / 2, len(numbers) / 2)
+    elif numbers:
+        ties = sum(score == 0 for score in numbers) / 2
+        votes = (sum(score < 0 for score in numbers) + ties, sum(score > 0 for score in numbers) + ties)
+    if preference > 0:
+        return [Item.pair(records[1], records[0], (votes[1], votes[0]))]
+    return [Item.pair(records[0], records[1], votes)]
 
 
 _SIDES = ("conversation_a", "conversation_b")
@@ -148,22 +110,21 @@ _FLAGS = {"winner_model_a": "model_a", "winner_model_b": "model_b", "winner_tie"
 _BOTH_BAD = ("both_bad", "bothbad", "tie (bothbad)")
 
 
-def _conversations(row: Row, context: Context) -> list[Item]:
-    sides = [_messages(unpacked(row[name]), name) for name in _SIDES]
+def read_conversations(row: Row, context: Context) -> list[Item]:
+    sides = [
+        [
+            {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
+            for i, turn in enumerate(objects(unpacked(row[name]), name))
+        ]
+        for name in _SIDES
+    ]
     winner = row["winner"]
     if winner not in (*_FLAGS.values(), *_BOTH_BAD):
         raise Refused(f"winner: expected model_a, model_b, tie or both_bad, got {winner!r:.80}")
     return _judged(sides, winner, omit(row, (*_SIDES, "model_a", "model_b")), row, context)
 
 
-def _messages(turns: Any, name: str) -> list[dict[str, Any]]:
-    return [
-        {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
-        for i, turn in enumerate(objects(turns, name))
-    ]
-
-
-def _texts(row: Row, context: Context) -> list[Item]:
+def read_texts(row: Row, context: Context) -> list[Item]:
     prompts, a, b = (_list(row[name], name) for name in _TEXTS)
     won = [winner for flag, winner in _FLAGS.items() if integer(row[flag], flag)]
     if len(won) != 1:
@@ -212,10 +173,6 @@ def _judged(
     return [Item.pair(records[better], records[worse])]
 
 
-declared("arena", _conversations, lambda row: row.keys() >= {*_SIDES, "winner"})
-declared("arena-55k", _texts, lambda row: row.keys() >= {*_TEXTS, *_FLAGS})
-
-
 def _post(value: Any, name: str) -> str:
     """What is to be summarized, as the set's own policies were asked: a post of Reddit, or an article."""
     info = entry(value, name)
@@ -233,11 +190,11 @@ SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
 }
 
 
-def _of_table(shape: str, parse: str = "", **fields: Any) -> PairColumns | Ranking | Columns:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return SHAPES[shape](**values, **({"parse": PARSERS[parse]} if parse else {}))
-
-
+DECLARED: dict[str, dict[str, Any]] = {}
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    _set = _of_table(**_fields)
-    declared(_name, _set.read, _set.fits)
+    _values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()
+    }
+    _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
+    _set = SHAPES[_values.pop("shape")](**_values, **_parse)
+    DECLARED[_name] = {"read": _set.read, "fits": _set.fits}

@@ -1,15 +1,5 @@
-"""Published sets of rated and ranked responses: UltraFeedback and OpenAssistant.
-
-UltraFeedback: four rated responses an instruction, and pairs made of them.
-
-Fields as on the page of openbmb/UltraFeedback, read as in TRL 1.16 (examples/datasets/ultrafeedback.py), and
-as on that of HuggingFaceH4/ultrafeedback_binarized.
-
-OpenAssistant: trees of messages, and the table of their messages.
-
-Fields as in LAION-AI/Open-Assistant f1e6ed9: oasst-data/oasst_data/schemas.py and README.md; those of the
-table in `datasets` as in oasst-data/oasst_data/reader.py (convert_hf_message).
-"""
+"""Published sets of rated and ranked responses: UltraFeedback, four rated responses an instruction and pairs
+made of them; and OpenAssistant, trees of messages and the table of their messages."""
 
 from __future__ import annotations
 
@@ -26,25 +16,30 @@ from agro.logs.fields import exchange, listed, number, one_of, rating, total, us
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.store.export import ENDINGS
 from agro_formats.judgments import rank_judgments
-from agro_formats.table import declared
 
 _COLUMNS = ("instruction", "models", "completions")
 _OVERALL = ("overall_score", "fine-grained_score")
 _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_chosen", "score_rejected")
 
 
-def _group(row: Row, context: Context) -> list[Item]:
-    """The models were asked with different system prompts: responses with the same one are a group."""
+def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
+    """The models were asked with different system prompts: responses with the same one are a group.
+
+    The prompt is the instruction after `custom_system_prompt`, with which the responses were made, but those
+    of wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py).
+    """
     instruction = text(row["instruction"], "instruction")
     models, meta = row["models"], omit(row, _COLUMNS)
     items = []
     for i, completion in enumerate(objects(row["completions"], "completions")):
-        name = f"completions[{i}]"
-        model = completion.get("model")
+        name, prompt = f"completions[{i}]", [user(instruction)]
+        model, system = completion.get("model"), completion.get("custom_system_prompt")
         if model is None and isinstance(models, list) and i < len(models):
             model = models[i]
+        if system and model != "wizardlm-7b":
+            prompt.insert(0, {"role": "system", "content": text(system, f"{name}.custom_system_prompt")})
         record = {
-            "prompt": _prompt(instruction, completion, model, name),
+            "prompt": prompt if len(prompt) > 1 else instruction,
             "response": text(completion.get("response"), f"{name}.response"),
             "reward": _reward(completion, name, context),
             "model": model,
@@ -52,15 +47,6 @@ def _group(row: Row, context: Context) -> list[Item]:
         }
         items.append(Item.of(record, name))
     return items
-
-
-def _prompt(instruction: str, completion: Row, model: Any, name: str) -> str | list[dict[str, Any]]:
-    """The instruction after `custom_system_prompt`, with which the responses were made, but those of
-    wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py)."""
-    system = completion.get("custom_system_prompt")
-    if not system or model == "wizardlm-7b":
-        return instruction
-    return [{"role": "system", "content": text(system, f"{name}.custom_system_prompt")}, user(instruction)]
 
 
 def _reward(completion: Row, name: str, context: Context) -> float | None:
@@ -86,14 +72,15 @@ def _rated(annotations: Row, aspect: str, name: str) -> float | None:
     return rating(entry(annotations[aspect], location).get("Rating"), f"{location}.Rating")
 
 
-def _pair(row: Row, context: Context) -> list[Item]:
+def read_binarized(row: Row, context: Context) -> list[Item]:
     """`chosen` and `rejected` are complete conversations, and `messages` is the chosen one again."""
     chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
     prompt = chosen[:-1]
     if not prompt or rejected[:-1] != prompt:
         raise Refused("rejected: expected the messages of chosen, and then another response")
     meta: dict[str, Any] = omit(row, _BINARIZED)
-    meta |= {name: row[name] for name, same in _copies(chosen).items() if row.get(name, same) != same}
+    copies = {"prompt": chosen[-2].get("content"), "messages": chosen}  # columns that repeat the chosen one
+    meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
         record = exchange(prompt, turns[-1:], ("prompt", name))
@@ -101,21 +88,7 @@ def _pair(row: Row, context: Context) -> list[Item]:
         record["reward"] = number(row[f"score_{name}"], f"score_{name}")
         record["meta"] = record.get("meta", {}) | meta
         records.append(record)
-    better, worse = records
-    return [Item.pair(better, worse)]
-
-
-def _copies(chosen: list[dict[str, Any]]) -> dict[str, Any]:
-    """What columns hold that repeat the chosen conversation."""
-    return {"prompt": chosen[-2].get("content"), "messages": chosen}
-
-
-declared("ultrafeedback", _group, lambda row: row.keys() >= set(_COLUMNS))
-declared(
-    "ultrafeedback-binarized",
-    _pair,
-    lambda row: row.keys() >= set(_BINARIZED) - {"messages"} and isinstance(row["chosen"], list),
-)
+    return [Item.pair(records[0], records[1])]
 
 
 _ROLES = {"prompter": "user", "assistant": "assistant"}
@@ -126,7 +99,7 @@ _LABELS = (
 _MESSAGE = {"message_id", "text", "role"}
 
 
-def _tree(row: Row, context: Context) -> list[Item]:
+def read_tree(row: Row, context: Context) -> list[Item]:
     """The replies of each message of a prompter are one item. The one with the lowest rank is the best."""
     if "prompt" in row:
         root, name, common = row["prompt"], "prompt", omit(row, ("prompt",))
@@ -141,18 +114,15 @@ def _tree(row: Row, context: Context) -> list[Item]:
     todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
     while todo:
         history, message, location = todo.pop()
-        turns = [*history, _turn(entry(message, location), location)]
+        role = one_of(entry(message, location).get("role"), _ROLES, f"{location}.role")
+        turns = [*history, {"role": role, "content": text(message.get("text"), f"{location}.text")}]
         replies = {
             f"{location}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), location))
         }
-        responses = {
-            location: reply for location, reply in replies.items() if reply.get("role") == "assistant"
-        }
+        responses = {at: reply for at, reply in replies.items() if reply.get("role") == "assistant"}
         if responses:
-            records = [
-                _record(turns, reply, location, common, context) for location, reply in responses.items()
-            ]
-            ranks = [number(reply.get("rank"), f"{location}.rank") for location, reply in responses.items()]
+            records = [_record(turns, reply, at, common, context) for at, reply in responses.items()]
+            ranks = [number(reply.get("rank"), f"{at}.rank") for at, reply in responses.items()]
             items.append(Item(tuple(records), tuple(responses), rank_judgments(ranks)))
         todo += [(turns, reply, location) for location, reply in reversed(replies.items())]
     if not items:
@@ -160,15 +130,15 @@ def _tree(row: Row, context: Context) -> list[Item]:
     return items
 
 
-def _turn(message: Row, name: str) -> dict[str, Any]:
-    role = one_of(message.get("role"), _ROLES, f"{name}.role")
-    return {"role": role, "content": text(message.get("text"), f"{name}.text")}
-
-
 def _record(
     prompt: list[dict[str, Any]], message: Row, name: str, common: dict[str, Any], context: Context
 ) -> dict[str, Any]:
-    labels = _labels(message, name)
+    """A reply, with the mean of what people said by label. In `datasets` names and values are lists."""
+    labels = entry(message.get("labels"), f"{name}.labels")
+    if isinstance(labels.get("name"), list):
+        labels = dict(zip(labels["name"], labels.get("value", ()), strict=True))
+    else:
+        labels = {key: entry(label, f"{name}.labels.{key}").get("value") for key, label in labels.items()}
     scores = {"rank": message.get("rank")} | dict.fromkeys(_LABELS) | labels
     meta = common | omit(message, ("text", "role", "replies", "model_name", "labels"))
     return {
@@ -180,15 +150,7 @@ def _record(
     }
 
 
-def _labels(message: Row, name: str) -> dict[str, Any]:
-    """The mean of what people said, by label. In `datasets` names and values are lists."""
-    labels = entry(message.get("labels"), f"{name}.labels")
-    if isinstance(labels.get("name"), list):
-        return dict(zip(labels["name"], labels.get("value", ()), strict=True))
-    return {key: entry(label, f"{name}.labels.{key}").get("value") for key, label in labels.items()}
-
-
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
     """Whether a file's first record is a message."""
     if on_hub(path):
         return str(path).lower().startswith("hub:openassistant/oasst")
@@ -198,14 +160,14 @@ def _is_table(path: Path) -> bool:
         line = next(read_records(path), None)
     except Refused:  # which reading it says again
         return False
-    return line is not None and _is_message(line.value)
+    return line is not None and is_message(line.value)
 
 
-def _is_message(row: Row) -> bool:
+def is_message(row: Row) -> bool:
     return row.keys() >= _MESSAGE and row["role"] in list(_ROLES) and "replies" not in row
 
 
-def _trees(path: Path) -> Iterator[Line]:
+def trees(path: Path) -> Iterator[Line]:
     """The trees of a table. A tree's messages are one after the other, each below the one that it answers."""
     tree: Line | None = None
     above: dict[str, dict[str, Any]] = {}
@@ -228,11 +190,3 @@ def _trees(path: Path) -> Iterator[Line]:
             tree = tree._replace(size=tree.size + line.size)
         above[str(message.get("message_id"))] = message
     yield from ([tree] if tree else []) + wrong
-
-
-declared(
-    "oasst-trees",
-    _tree,
-    lambda row: row.keys() >= {"message_tree_id", "prompt"} or row.keys() >= {*_MESSAGE, "replies"},
-)
-declared("oasst-messages", _tree, _is_message, opens=_is_table, records=_trees)

@@ -1,22 +1,4 @@
-"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime.
-
-NeMo-RL: batches that were trained on, and validations.
-
-Fields as written by NeMo-RL at 7ea279a: nemo_rl/algorithms/grpo.py:3628-3653 and utils/logger.py:1071-1098.
-
-AReaL: dumps of rollouts.
-
-Fields as written by AReaL 1.0.4 (4aef98d): areal/infra/workflow_executor.py:842-930, dump_to_file.
-
-SkyRL: dumps of evaluations.
-
-Fields as written by SkyRL 0.4.0: skyrl train/utils/trainer_utils.py:328-371.
-
-slime: debug dumps of rollouts, torch files.
-
-Fields as written by slime at 624b824: slime/observability/rollout_data_utils.py:140-155, of
-slime/utils/types.py (Sample).
-"""
+"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime."""
 
 from __future__ import annotations
 
@@ -32,6 +14,7 @@ from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
 from agro.logs.declared import Columns
 from agro.logs.fields import (
+    assistant,
     digest,
     fingerprinted,
     flags,
@@ -44,7 +27,6 @@ from agro.logs.fields import (
 )
 from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
 _NEMO_COLUMNS = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")
@@ -61,8 +43,12 @@ def _single(row: Row) -> dict[str, Any]:
     return single
 
 
-def _train(row: Row, context: Context) -> list[Item]:
-    """Values per token are of the padded row. A log-prob is 0 where nothing was sampled."""
+def read_nemo_train(row: Row, context: Context) -> list[Item]:
+    """Values per token are of the padded row. A log-prob is 0 where nothing was sampled.
+
+    The messages' texts are without roles: the last one is the response only where all after the prompt was
+    sampled.
+    """
     row = _single(row)
     n = integer(row["input_lengths"], "input_lengths")
     ids = integers(row["token_ids"], "token_ids")
@@ -72,9 +58,20 @@ def _train(row: Row, context: Context) -> list[Item]:
         raise Refused(
             f"input_lengths: expected tokens to learn from among the first {n} of {len(ids)} tokens"
         )
-    end = n - mask[::-1].index(True)
+    start, end, content = mask.index(True), n - mask[::-1].index(True), row["content"]
+    if isinstance(content, list) and len(content) > 1 and all(mask[start:]):
+        texts = [text(part, f"content[{i}]") for i, part in enumerate(content)]
+        prompt, response = "".join(texts[:-1]), texts[-1]
+    elif context.tokenizer is not None:
+        prompt, response = (context.tokenizer.decode(part) for part in (ids[:start], ids[start:end]))
+    else:
+        raise Refused(
+            "content: which texts were sampled isn't said, and more than one turn was, or something stands "
+            "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
+        )
     record: dict[str, Any] = {
-        **_nemo_texts(row["content"], ids[:n], mask, context),
+        "prompt": prompt,
+        "response": response,
         "tokens": ids[:end],
         "mask": mask[:end],
         "behavior_logp": [x if is_sampled else None for x, is_sampled in zip(logps[:end], mask)],
@@ -87,29 +84,12 @@ def _train(row: Row, context: Context) -> list[Item]:
     return [Item.of(fingerprinted(record, context), "content")]
 
 
-def _nemo_texts(content: Any, ids: list[int], mask: list[bool], context: Context) -> dict[str, str]:
-    """Prompt and response. The messages' texts are without roles: the last one is the response only where
-    all after the prompt was sampled."""
-    start, end = mask.index(True), len(mask) - mask[::-1].index(True)
-    is_one = all(mask[start:end]) and end == len(mask)
-    if isinstance(content, list) and len(content) > 1 and is_one:
-        texts = [text(part, f"content[{i}]") for i, part in enumerate(content)]
-        return {"prompt": "".join(texts[:-1]), "response": texts[-1]}
-    if context.tokenizer is None:
-        raise Refused(
-            "content: which texts were sampled isn't said, and more than one turn was, or something stands "
-            "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
-        )
-    decode = context.tokenizer.decode
-    return {"prompt": decode(ids[:start]), "response": decode(ids[start:end])}
-
-
 def _step(context: Context) -> dict[str, int]:
     match = _STEP.search(context.path.name)
     return {"step": int(match[1])} if match else {}
 
 
-def _validation(row: Row, context: Context) -> list[Item]:
+def read_nemo_validation(row: Row, context: Context) -> list[Item]:
     """Messages, those of the environment after the last turn included; these go into `meta`."""
     row = _single(row)
     messages = objects(row["content"], "content")
@@ -124,21 +104,17 @@ def _validation(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "content")]
 
 
-def _validated(row: Row) -> str:
+def nemo_identity(row: Row) -> str:
     """Each validation asks the same prompts: the same responses stand in the files of several steps."""
     row = _single(row)
     return digest(row["content"], row["rewards"])
-
-
-declared("nemo-train-data", _train)
-declared("nemo-validation", _validation, identity=_validated)
 
 
 _VERSIONS = ("head_version", "tail_version")
 ROLLOUT = Columns("prompt", "completion", reward="reward", dropped=("task_id", *_VERSIONS))
 
 
-def _rollout(row: Row, context: Context) -> list[Item]:
+def read_areal(row: Row, context: Context) -> list[Item]:
     """Texts are those of the tokens, special ones included. The prompt is all but the last tokens, as many as
     were sampled: wrong where tools answered in between, which the file doesn't say."""
     head, tail = (integer(row[name], name) for name in _VERSIONS)
@@ -157,76 +133,52 @@ def _rollout(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "completion")]
 
 
-declared("areal-rollouts", _rollout)
+EVALUATION = Columns("input_prompt", "output_response", dropped=("score",))
 
 
-def _score(row: Row, context: Context) -> float | None:
-    """The sum of the rewards of tokens; unknown where one of them is, or there are none."""
-    score = row["score"]
-    if not isinstance(score, list):
-        return number(score, "score")
-    parts = numbers(score, "score", len(score))
-    if not parts or None in parts:
-        return None
-    return sum(x for x in parts if x is not None)
-
-
-EVALUATION = Columns("input_prompt", "output_response", judge=_score, dropped=("score",))
-
-
-def _evaluated(row: Row, context: Context) -> list[Item]:
-    """Texts are those of the tokens, special ones included. `score` is of the response, or of each token."""
+def read_skyrl(row: Row, context: Context) -> list[Item]:
+    """Texts are those of the tokens, special ones included. `score` is of the response, or of each token:
+    then the reward is their sum, unknown where one of them is, or there are none."""
     record, score = EVALUATION.record(row, context), row["score"]
-    meta = record["meta"]
-    meta |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
+    record["meta"] |= {"special_tokens": "in the text", "evaluation": context.path.parent.name}
     if isinstance(score, list):
-        meta["token_scores"] = numbers(score, "score", len(score))
+        parts = record["meta"]["token_scores"] = numbers(score, "score", len(score))
+        known = [x for x in parts if x is not None]
+        record["reward"] = sum(known) if known and len(known) == len(parts) else None
+    else:
+        record["reward"] = number(score, "score")
     spec = entry(entry(row.get("env_extras"), "env_extras").get("reward_spec"), "env_extras.reward_spec")
     if spec.get("ground_truth") is not None:
         record["answer"] = spec["ground_truth"]
     return [Item.of(record, "output_response")]
 
 
-def _repeated(row: Row) -> str:
+def skyrl_identity(row: Row) -> str:
     """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
     return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
 
 
-def _is_pickle(path: Path) -> bool:
-    if path.suffix not in (".pkl", ".pickle") or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(1) == b"\x80"
+def is_pickle(path: Path) -> bool:
+    return path.suffix in (".pkl", ".pickle") and path.is_file() and path.read_bytes()[:1] == b"\x80"
 
 
-def _pickled(path: Path) -> Iterator[Line]:
+def refuse_pickle(path: Path) -> Iterator[Line]:
     raise Refused(
         f"{path}: a pickle can run any program when it is read, and isn't read; SkyRL's evaluations are in "
         "dumped_evals/*/*.jsonl, and its training batches in no other form"
     )
 
 
-declared("skyrl-evaluations", _evaluated, identity=_repeated)
-declared(
-    "skyrl-metrics",
-    fits=lambda row: bool(row) and all(name.startswith("eval/") for name in row),
-)
-declared("pickle", fits=lambda row: False, opens=_is_pickle, records=_pickled)
-
-
 _SLIME_COLUMNS = (
     *("prompt", "response", "tokens", "response_length", "reward", "loss_mask", "rollout_log_probs", "label"),
     *("weight_versions", "status"),
 )
-_LARGE = (
-    "rollout_routed_experts",
-    "multimodal_inputs",
-    "multimodal_train_inputs",
-)  # only their names are kept
+# Of these only the names are kept.
+_LARGE = ("rollout_routed_experts", "multimodal_inputs", "multimodal_train_inputs")
 _FAILED = ("aborted", "failed", "pending")
 
 
-def _records(path: Path) -> Iterator[Line]:
+def slime_records(path: Path) -> Iterator[Line]:
     """The samples of a dump. One that isn't numbers, texts, lists and tensors alone is refused: it could run
     a program."""
     import torch
@@ -247,6 +199,10 @@ def _records(path: Path) -> Iterator[Line]:
             yield Line(location, i, {}, f"expected an object, got {sample!r:.80}")
 
 
+def is_slime(path: Path) -> bool:
+    return path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path)
+
+
 def _plain(value: Any) -> Any:
     """Lists instead of tensors and tuples, as JSON has them."""
     if isinstance(value, Mapping):
@@ -258,38 +214,37 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _sample(row: Row, context: Context) -> list[Item]:
+def read_slime(row: Row, context: Context) -> list[Item]:
     """`loss_mask` and log-probs are of the response's tokens, the last `response_length` ones. Samples with
     the same `rollout_id` are pieces of one rollout."""
-    status = row.get("status")
-    record: dict[str, Any] = {
-        **_slime_texts(row),
-        "reward": _reward(row, context),
-        "answer": row.get("label"),
-    }
-    record["meta"] = (
-        record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status, "finish": status}
-    )
+    prompt, response, status = row["prompt"], text(row["response"], "response"), row.get("status")
+    record: dict[str, Any] = {"prompt": prompt, "response": response}
+    if isinstance(prompt, list):
+        record = split({"messages": [*prompt, assistant(response)], "prompt": prompt})
+    else:
+        text(prompt, "prompt")
+    record |= {"reward": _reward(row, context), "answer": row.get("label")}
+    meta = record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE))
+    meta |= {"status": status, "finish": status}
     if large := [name for name in _LARGE if row.get(name) is not None]:
-        record["meta"]["left_out"] = large
+        meta["left_out"] = large
     if status in _FAILED:
-        record["meta"]["reward_error"] = (
-            f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
-        )
+        meta["reward_error"] = f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
     if row.get("group_index") is not None:
         record["prompt_id"] = f"{context.path.name}:{integer(row['group_index'], 'group_index')}"
     if row.get("rollout_id") is not None:
         record["episode"] = f"{context.path.name}:{row['rollout_id']}"
     if row.get("tokens"):
-        record = fingerprinted(record | _tokens(row), context)
+        ids, n = integers(row["tokens"], "tokens"), integer(row["response_length"], "response_length")
+        if not 0 < n <= len(ids):
+            raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
+        record |= sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
+        versions = set(row.get("weight_versions") or ())
+        only = versions.pop() if len(versions) == 1 else None
+        if isinstance(only, str) and only.isdigit():
+            record["version"] = int(only)
+        record = fingerprinted(record, context)
     return [Item.of(record, "response")]
-
-
-def _slime_texts(row: Row) -> dict[str, Any]:
-    if isinstance(row["prompt"], list):
-        turns = [*row["prompt"], {"role": "assistant", "content": text(row["response"], "response")}]
-        return split({"messages": turns, "prompt": row["prompt"]})
-    return {"prompt": text(row["prompt"], "prompt"), "response": text(row["response"], "response")}
 
 
 def _reward(row: Row, context: Context) -> float | None:
@@ -307,24 +262,3 @@ def _reward(row: Row, context: Context) -> float | None:
     if name is None or name not in value:
         raise Refused(f"reward: several by name; say --choose reward=NAME, of {', '.join(map(str, value))}")
     return number(value[name], f"reward.{name}")
-
-
-def _tokens(row: Row) -> dict[str, Any]:
-    ids = integers(row["tokens"], "tokens")
-    n = integer(row["response_length"], "response_length")
-    if not 0 < n <= len(ids):
-        raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
-    record = sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
-    versions = set(row.get("weight_versions") or ())
-    only = versions.pop() if len(versions) == 1 else None
-    if isinstance(only, str) and only.isdigit():
-        record["version"] = int(only)
-    return record
-
-
-declared(
-    "slime-rollouts",
-    _sample,
-    opens=lambda path: path.suffix == ".pt" and path.is_file() and zipfile.is_zipfile(path),
-    records=_records,
-)

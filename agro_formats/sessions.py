@@ -1,19 +1,8 @@
-"""Sessions of coding agents, and trajectories of SWE-agent.
-
-Sessions: Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines.
+"""Sessions of coding agents (Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines), and
+trajectories of SWE-agent and mini-swe-agent.
 
 Where a history is rewritten, by a rewind or a summary, and for an agent that is delegated to, another
 response begins. None has a reward. Claude Code's and Gemini's files lack the system prompt and the tools.
-
-Claude Code as in files of versions 1.0 to 2.1, whose format isn't documented (~/.claude/projects/*/*.jsonl);
-Codex as in openai/codex, codex-rs/protocol/src: models.rs and protocol.rs (~/.codex/sessions/**/rollout-*);
-Gemini CLI as in google-gemini/gemini-cli 04741d1, packages/core/src/services/chatRecordingTypes.ts and
-chatRecordingService.ts (~/.gemini/tmp/*/chats/session-*).
-
-SWE-agent and mini-swe-agent: trajectories (.traj and .traj.json). Rewards aren't in them.
-
-Fields as in SWE-agent 3ea751c: sweagent/types.py, sweagent/agent/agents.py:358-385 and 762-777, and in
-mini-swe-agent 2.4.6: agents/default.py:159-180.
 """
 
 from __future__ import annotations
@@ -21,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
@@ -31,7 +21,6 @@ from agro.logs.fields import call, exchange, integer, listed, plain
 from agro.logs.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import normalized_message
-from agro_formats.table import declared
 
 
 def gather(lines: Iterator[Line]) -> Iterator[Line]:
@@ -94,7 +83,7 @@ class _MessageNode:
     blocks: list[Any] = field(default_factory=list)
 
 
-def _claude_code(row: Row, context: Context) -> list[Item]:
+def read_claude_code(row: Row, context: Context) -> list[Item]:
     events = objects(row.get("events", [row]), "events")
     nodes, errors = _nodes(events)
     parents = {node.parent for node in nodes.values()}
@@ -167,11 +156,7 @@ def _history(path: list[_MessageNode], shared: int) -> History:
 
 
 _NO_MESSAGES = (
-    "ghost_snapshot",
-    "compaction",
-    "compaction_summary",
-    "context_compaction",
-    "additional_tools",
+    *("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "additional_tools"),
 )
 _SESSION_KEYS = ("id", "cwd", "originator", "cli_version", "source", "model_provider", "git")
 
@@ -195,14 +180,17 @@ class _Rollout:
         self.messages, self.begin, self.turns = messages, len(messages), turns
 
 
-def _codex(row: Row, context: Context) -> list[Item]:
+def read_codex(row: Row, context: Context) -> list[Item]:
     rollout = _Rollout()
     for i, event in enumerate(objects(row.get("events", [row]), "events")):
         location, kind = f"events[{i}].payload", event.get("type")
         payload = entry(event.get("payload"), location)
         if kind == "session_meta" and not rollout.session:
             rollout.session = payload
-            rollout.messages += _instructions(payload.get("base_instructions"))
+            prompt = payload.get("base_instructions")
+            prompt = prompt.get("text") if isinstance(prompt, dict) else prompt
+            if isinstance(prompt, str) and prompt:
+                rollout.messages.append({"role": "system", "content": prompt})
         elif kind == "turn_context":
             rollout.model = payload.get("model", rollout.model)
         elif kind == "response_item":
@@ -232,13 +220,7 @@ def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) 
             exchanges.add_item(messages, item, name)
 
 
-def _instructions(value: Any) -> list[Message]:
-    """The system prompt, as text or an object with it."""
-    prompt = value.get("text") if isinstance(value, dict) else value
-    return [{"role": "system", "content": prompt}] if isinstance(prompt, str) and prompt else []
-
-
-def _gemini(row: Row, context: Context) -> list[Item]:
+def read_gemini(row: Row, context: Context) -> list[Item]:
     session: dict[str, Any] = {}
     messages: dict[Any, Row] = {}
     histories = list[History]()
@@ -270,14 +252,11 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
         elif record.get("type") == "gemini":
             model = record.get("model", model)
             messages += _gemini_turn(record, location)
-    begin = max((_shared(messages, other.messages) for other in previous), default=0)
+    begin = 0  # behind what one of those before begins with as well
+    for other in previous:
+        same = takewhile(lambda both: both[0] == both[1], zip(messages, other.messages))
+        begin = max(begin, sum(1 for _ in same))
     return History(messages, begin, {"model": model})
-
-
-def _shared(one: list[Message], other: list[Message]) -> int:
-    """With how many of the same messages both begin."""
-    pairs = list(zip(one, other))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def _gemini_turn(record: Row, name: str) -> list[Message]:
@@ -317,30 +296,20 @@ def _result(value: Any, name: str) -> str:
     return "".join(texts)
 
 
-def _fits_claude_code(row: Row) -> bool:
-    if row.get("type") == "summary" and "leafUuid" in row:
+def is_claude_code(row: Row) -> bool:
+    if "sessionId" in row and "type" in row and "projectHash" not in row:
         return True
-    if row.get("type") == "file-history-snapshot" and "messageId" in row:
-        return True
-    return "sessionId" in row and "type" in row and "projectHash" not in row
+    return (row.get("type") == "summary" and "leafUuid" in row) or (
+        row.get("type") == "file-history-snapshot" and "messageId" in row
+    )
 
 
-def _fits_codex(row: Row) -> bool:
-    payload = row.get("payload")
-    return row.get("type") == "session_meta" and isinstance(payload, dict) and "id" in payload
-
-
-def _identity(row: Row) -> str:
+def identity(row: Row) -> str:
     events = objects(row.get("events", [row]), "events")
     session = next((e["sessionId"] for e in events if e.get("sessionId")), None)
     meta = events[0].get("payload")
     session = meta.get("id") if session is None and isinstance(meta, dict) else session
     return identified({"events": events}, session, len(events))
-
-
-declared("claude-code", _claude_code, _fits_claude_code, gather=gather, identity=_identity)
-declared("codex", _codex, _fits_codex, gather=gather, identity=_identity)
-declared("gemini-cli", _gemini, gather=gather, identity=_identity)
 
 
 _EXTRA_KEYS = (
@@ -350,7 +319,7 @@ _EXTRA_KEYS = (
 _COLUMNS = ("trajectory", "history", "messages", "info", "attempts", "replay_config", "trajectory_format")
 
 
-def _swe_agent(row: Row, context: Context) -> list[Item]:
+def read_swe_agent(row: Row, context: Context) -> list[Item]:
     """Of an agent that retries all attempts. Demonstrations are context."""
     attempts = objects(row.get("attempts") or [row], "attempts")
     items = list[Item]()
@@ -375,18 +344,10 @@ def _message(message: Row, name: str) -> Message:
     return parsed
 
 
-def _mini(row: Row, context: Context) -> list[Item]:
+def read_mini(row: Row, context: Context) -> list[Item]:
     history = [message for message in objects(row["messages"], "messages") if message.get("role") != "exit"]
     messages = [_message(message, f"messages[{k}]") for k, message in enumerate(history)]
     info = entry(row.get("info"), "info")
     model = entry(entry(info.get("config"), "info.config").get("model"), "info.config.model")
     fields = {"model": model.get("model_name")}
     return responses([History(messages, fields=fields)], None, omit(row, _COLUMNS) | omit(info, ("config",)))
-
-
-declared("swe-agent", _swe_agent)
-declared(
-    "mini-swe-agent",
-    _mini,
-    lambda row: str(row.get("trajectory_format", "")).startswith("mini-swe-agent"),
-)

@@ -8,7 +8,7 @@ its other spans are of every call that has none of that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,19 +51,17 @@ class _Conversation:
         if isinstance(self.prompt, str) or isinstance(prompt, str) or len(self.replies) != 1:
             return False
         history = [*self.prompt, *self.turns, *self.replies]
-        return len(prompt) > len(history) and all(map(_is_same, history, prompt))
+        # In the next call's prompt a message may lack its reasoning.
+        return len(prompt) > len(history) and all(
+            (one.get(name) or "") == (other.get(name) or "")
+            for one, other in zip(history, prompt)
+            for name in ("role", "content", "tool_calls")
+        )
 
     def add(self, prompt: list[Message], replies: list[Message], span: TraceSpan, name: str) -> None:
         self.turns += [*self.replies, *prompt[len(self.prompt) + len(self.turns) + 1 :]]
         self.replies, self.name = replies, name
         self.spans.append(span)
-
-
-def _is_same(one: Message, other: Message) -> bool:
-    """Whether these are the same message; in the next call's prompt it may lack its reasoning."""
-    return one["role"] == other["role"] and all(
-        (one.get(name) or "") == (other.get(name) or "") for name in ("content", "tool_calls")
-    )
 
 
 def read(
@@ -83,7 +81,12 @@ def read(
         asked, answered = span.names or (f"spans[{i}].input", f"spans[{i}].output")
         name = f"spans[{i}]" if span.names is None else answered
         prompt = exchanges.prompt(span.input, asked)
-        replies = [_message(reply) for reply in exchanges.replies(span.output, answered)]
+        replies = [
+            {"role": "assistant", "content": str(reply), "finish_reason": getattr(reply, "finish", None)}
+            if isinstance(reply, str)
+            else reply
+            for reply in exchanges.replies(span.output, answered)
+        ]
         earlier = next((c for c in reversed(conversations) if c.continues_in(prompt)), None)
         if earlier is None:
             conversations.append(_Conversation(prompt, [], replies, [span], name))
@@ -102,37 +105,25 @@ def read(
 
 def _calls(spans: Sequence[TraceSpan]) -> list[tuple[int, TraceSpan]]:
     """The outermost calls of a model that aren't a judge's; without any, the root. With their positions."""
-    spans_by_id = {span.id: span for span in spans}
-
-    def ancestors(span: TraceSpan) -> Iterator[TraceSpan]:
-        seen = {span.id}
-        while span.parent in spans_by_id and span.parent not in seen:
-            seen.add(span.parent)
-            span = spans_by_id[span.parent]
-            yield span
-
-    usual = [
-        (i, span)
-        for i, span in enumerate(spans)
-        if not span.is_judge and not any(a.is_judge or a.is_call for a in ancestors(span))
-    ]
+    spans_by_id, usual = {span.id: span for span in spans}, list[tuple[int, TraceSpan]]()
+    for i, span in enumerate(spans):
+        is_inner, seen = span.is_judge, {span.id}
+        above = None if is_inner else spans_by_id.get(span.parent)
+        while above is not None and above.id not in seen and not is_inner:
+            is_inner = above.is_judge or above.is_call
+            seen.add(above.id)
+            above = spans_by_id.get(above.parent)
+        if not is_inner:
+            usual.append((i, span))
     calls = [(i, span) for i, span in usual if span.is_call]
     return calls or [(i, span) for i, span in usual if span.parent not in spans_by_id][:1]
 
 
-def _message(reply: str | Message) -> Message:
-    if not isinstance(reply, str):
-        return reply
-    finish = {"finish_reason": reply.finish} if isinstance(reply, Completion) else {}
-    return {"role": "assistant", "content": str(reply), **finish}
-
-
 def _merged(parts: Sequence[Scores]) -> Scores:
-    conversations: Scores = {}
-    for part in parts:
-        for name, values in part.items():
-            conversations.setdefault(name, []).extend(values)
-    return conversations
+    merged: Scores = {}
+    for name, values in ((name, values) for part in parts for name, values in part.items()):
+        merged.setdefault(name, []).extend(values)
+    return merged
 
 
 def _items(

@@ -1,80 +1,65 @@
-"""ms-swift: logged completions, and its data sets.
-
-Fields as written by ms-swift at 3602360: swift/rlhf_trainers/grpo_trainer.py:1876-1897 and
-swift/megatron/trainers/rollout_mixin.py:938-954 (completions), and as in
-docs/source_en/Customization/Custom-dataset.md (data sets).
-"""
+"""ms-swift: logged completions, and its data sets."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import objects, omit, text
 from agro.logs.declared import Columns
-from agro.logs.fields import digest, integer, split, total
+from agro.logs.fields import assistant, integer, split, total, user
 from agro.logs.protocol import Context, Item, Row
-from agro_formats.table import declared
 
 _STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
 _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
 COMPLETION = Columns("prompt", "completion", messages=True)
-_SAME = ("messages", "rejected_response", "rejected_messages")
 
 
-def _is_columns(row: Row) -> bool:
+def is_columns(row: Row) -> bool:
     named = [row[name] for name in ("prompt", "completion", *_STEP) if name in row]
     return len(named) >= 3 and all(isinstance(value, list) for value in named)
 
 
-def _completions(row: Row, context: Context) -> list[Item]:
+def read_completions(row: Row, context: Context) -> list[Item]:
     """A line has a list a column, all of one length: one value a response."""
     n = len(row["completion"])
     for name, values in row.items():
         if not isinstance(values, list) or len(values) != n:
             got = f"{len(values)} values" if isinstance(values, list) else f"{values!r:.80}"
             raise Refused(f"{name}: expected {n} values, as completion has, got {got}")
-    rewards = [name for name, values in row.items() if name not in _NO_REWARD and _are_numbers(values)]
-    return [
-        _completion({name: values[i] for name, values in row.items()}, i, rewards, context) for i in range(n)
+    rewards = [
+        name
+        for name, values in row.items()
+        if name not in _NO_REWARD
+        and all(isinstance(x, int | float | None) and not isinstance(x, bool) for x in values)
     ]
+    step = next(name for name in _STEP if name in row)
+    items = []
+    for i in range(n):
+        one = {name: values[i] for name, values in row.items()}
+        record = COMPLETION.record(one, context)
+        record["reward"] = total(one, rewards, context.rewards, partial=True)
+        record["meta"][step] = integer(one[step], step)
+        items.append(Item.of(record, f"completion[{i}]"))
+    return items
 
 
-def _are_numbers(values: list[Any]) -> bool:
-    numbers = [x for x in values if x is not None]
-    return all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
-
-
-def _completion(row: Row, number: int, rewards: list[str], context: Context) -> Item:
-    record = COMPLETION.record(row, context)
-    record["reward"] = total(row, rewards, context.rewards, partial=True)
-    name = next(name for name in _STEP if name in row)
-    record["meta"][name] = integer(row[name], name)
-    return Item.of(record, f"completion[{number}]")
-
-
-def _logged(row: Row) -> str:
-    """A line is written from a queue that isn't emptied: a later one repeats it, at another step."""
-    return digest({name: values for name, values in row.items() if name not in _STEP})
-
-
-def _pair(row: Row, context: Context) -> list[Item]:
+def read_pair(row: Row, context: Context) -> list[Item]:
     """The last turn of the assistant against another one, or against another end of the conversation."""
-    messages = objects(row["messages"], "messages")
+    messages = _without_loss(objects(row["messages"], "messages"))
+    chosen = split({"messages": messages})
     if "rejected_messages" in row:
         rejected = _without_loss(objects(row["rejected_messages"], "rejected_messages"))
     elif isinstance(row["rejected_response"], list):
-        prompt: list[dict[str, Any]] = split({"messages": _without_loss(messages)})["prompt"]
-        rejected = prompt + _without_loss(objects(row["rejected_response"], "rejected_response"))
+        rejected = chosen["prompt"] + _without_loss(objects(row["rejected_response"], "rejected_response"))
     else:
-        response = text(row["rejected_response"], "rejected_response")
-        rejected = [*_without_loss(messages[:-1]), {"role": "assistant", "content": response}]
-    chosen, meta = split({"messages": _without_loss(messages)}), omit(row, _SAME)
+        rejected = [*messages[:-1], assistant(text(row["rejected_response"], "rejected_response"))]
     worse = split({"messages": rejected})
     if chosen["prompt"] != worse["prompt"]:
         raise Refused("messages: expected the rejected ones to have the same messages before the response")
     for record in (chosen, worse):
-        record["meta"] |= meta
+        record["meta"] |= omit(row, ("messages", "rejected_response", "rejected_messages"))
     return [Item.pair(chosen, worse)]
 
 
@@ -83,23 +68,26 @@ def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in message.items() if k not in ("loss", "loss_scale")} for message in messages]
 
 
-def _turns(row: Row, context: Context) -> list[Item]:
+def read_turns(row: Row, context: Context) -> list[Item]:
     """A conversation of which some turns are learned from. Those with `loss` false are given: the turns
-    between two of them are a response of their own."""
+    between two of them are a response of their own. One with a `label` (of KTO) is judged."""
     messages = objects(row["messages"], "messages")
-    learned = _learned(messages)
+    label = row.get("label")
+    common: dict[str, Any] = {"role": "expert"} if label is None else {"reward": label}
     scales = [message.get("loss_scale") for message in messages]
     conversation, meta = _without_loss(messages), omit(row, ("messages", "label"))
     if any(scale is not None for scale in scales):
         meta["loss_scale"] = scales
     items = []
-    for start, end in learned:
+    for start, end in _learned(messages):
+        if not isinstance(label, bool | None):
+            raise Refused(f"label: expected true or false, got {label!r:.80}")
         record: dict[str, Any] = {"messages": conversation[: end + 1]}
         if start:
             record["prompt"] = conversation[:start]
-        record = split(record) | {"role": "expert"}
+        record = split(record)
         record["meta"] |= meta
-        items.append(Item.of(_judged(record, row), f"messages[{end}]"))
+        items.append(Item.of(record | common, f"messages[{end}]"))
     return items
 
 
@@ -111,53 +99,27 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
             raise Refused(f"messages[{i}].loss: expected true or false, got {loss!r:.80}")
     if all(losses.values()):
         return [(0, len(messages) - 1)]
-    runs: list[tuple[int, int]] = []
-    is_open = False
-    for i, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        if not losses.get(i, True):
-            is_open = False
-        elif is_open:
-            runs[-1] = (runs[-1][0], i)
-        else:
-            runs.append((i, i))
-            is_open = True
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    groups = groupby(turns, key=lambda i: losses.get(i, True))
+    runs = [list(run) for is_learned, run in groups if is_learned]
     if not runs:
         raise Refused("messages: expected a turn of the assistant to learn from, got loss false in all")
-    return runs
+    return [(run[0], run[-1]) for run in runs]
 
 
-def _judged(record: dict[str, Any], row: Row) -> dict[str, Any]:
-    """The record with the reward of its `label`, where there is one: of KTO."""
-    label = row.get("label")
-    if label is None:
-        return record
-    if not isinstance(label, bool):
-        raise Refused(f"label: expected true or false, got {label!r:.80}")
-    return {name: value for name, value in record.items() if name != "role"} | {"reward": float(label)}
-
-
-def _query(row: Row, context: Context) -> list[Item]:
+def read_query(row: Row, context: Context) -> list[Item]:
     """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
     if "conversation" in row:
-        pairs = [
-            (turn.get("human"), turn.get("assistant"))
-            for turn in objects(row["conversation"], "conversation")
-        ]
-        name = "conversation"
+        name, turns = "conversation", objects(row["conversation"], "conversation")
+        pairs = [(turn.get("human"), turn.get("assistant")) for turn in turns]
     else:
-        history = row.get("history") or []
+        name, history = "query, response", row.get("history") or []
         if not isinstance(history, list) or not all(isinstance(p, list) and len(p) == 2 for p in history):
             raise Refused(f"history: expected a list of pairs of texts, got {history!r:.80}")
         pairs = [*((h[0], h[1]) for h in history), (row["query"], row["response"])]
-        name = "query, response"
-    messages = []
-    if row.get("system"):
-        messages.append({"role": "system", "content": text(row["system"], "system")})
+    messages = [{"role": "system", "content": text(row["system"], "system")}] if row.get("system") else []
     for question, answer in pairs:
-        messages.append({"role": "user", "content": text(question, name)})
-        messages.append({"role": "assistant", "content": text(answer, name)})
+        messages += [user(text(question, name)), assistant(text(answer, name))]
     if not pairs:
         raise Refused("conversation: expected at least one pair of turns, got none")
     names = ("conversation", "history", "query", "response", "system", "rejected_response")
@@ -168,21 +130,10 @@ def _query(row: Row, context: Context) -> list[Item]:
     return [Item.pair(chosen, worse)]
 
 
-def _has_loss(row: Row) -> bool:
+def fits_turns(row: Row) -> bool:
     messages = row.get("messages")
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or "response" in row:
         return False
-    has_loss = any(isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages)
-    return has_loss or "label" in row
-
-
-declared("swift-completions", _completions, _is_columns, identity=_logged)
-declared("swift-preference", _pair)
-declared("swift-turns", _turns, lambda row: _has_loss(row) and "response" not in row)
-declared("swift-queries", _query, lambda row: row.keys() >= {"query", "response"} or _is_pairs(row))
-
-
-def _is_pairs(row: Row) -> bool:
-    turns = row.get("conversation")
-    turn = turns[0] if isinstance(turns, list) and turns else None
-    return isinstance(turn, dict) and turn.keys() >= {"human", "assistant"}
+    return "label" in row or any(
+        isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages
+    )

@@ -13,46 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-from jmespath.functions import Functions, signature
-
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
+from agro.logs.declared import evaluated as at
 from agro.logs.fields import grouped, number, settings, unlisted
-from agro.logs.model_calls import identified, joined_scores, score_key
+from agro.logs.model_calls import joined_scores
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro_formats import spans
 from agro_formats.spans import Scores, TraceSpan
-from agro_formats.table import declared
 
 Declaration = Mapping[str, Any]
 SPANS = "spans"  # the column of a record that is made of several lines
 SAMPLING = ("temperature", "top_p", "top_k", "seed")  # of a call that isn't in a trace
-
-
-class _Functions(Functions):  # type: ignore[misc]
-    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
-    def _func_has(self, value: Any, names: str) -> bool:
-        choices = (set(name.split("|")) for name in names.split())
-        return isinstance(value, dict) and not any(value.keys().isdisjoint(choice) for choice in choices)
-
-    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
-    def _func_begins(self, value: Any, prefix: str) -> bool:
-        return isinstance(value, str) and value.startswith(prefix)
-
-
-OPTIONS = jmespath.Options(custom_functions=_Functions())
-
-
-def at(row: Any, expression: str) -> Any:
-    """The value at an expression; None without one."""
-    try:
-        return jmespath.search(expression, row, OPTIONS) if expression else None
-    except JMESPathError as error:
-        raise Refused(f"{expression}: {error}") from None
 
 
 def opened(row: Row, how: Declaration) -> Row:
@@ -215,22 +189,7 @@ def _examples(how: Declaration, rows: Sequence[Row]) -> list[list[Row]]:
     return list(examples.values())
 
 
-def identity(how: Declaration, row: Row) -> str:
-    first = objects(row.get(SPANS, [row]), SPANS)[0]
-    return identified(row, *(at(first, expression) for expression in how["ids"]))
-
-
-def declare(name: str, how: Declaration) -> None:
-    functions: dict[str, Any] = {}
-    if "group" in how:
-        functions["gather"] = partial(gather, how)
-    if "ids" in how:
-        functions["identity"] = partial(identity, how)
-    if "of" in how:
-        functions["joined_by"] = lambda row: score_key(*(at(row, expression) for expression in how["of"]))
-    fits = (lambda row: bool(at(row, how["fits"]))) if "fits" in how else None
-    declared(name, partial(read, how) if "span" in how else None, fits, **functions)
-
-
-for _name, _how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    declare(_name, _how)
+DECLARED = {
+    name: {"read": partial(read, how), **({"gather": partial(gather, how)} if "group" in how else {})}
+    for name, how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+}

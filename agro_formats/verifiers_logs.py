@@ -1,30 +1,34 @@
 """verifiers and prime-rl: traces of episodes, results of evaluations before v1, exported tokens.
 
-Fields as written by verifiers 0.4.0: verifiers/v1/episode.py, v1/trace.py:270-440 and v1/graph.py:92-191
-(traces); verifiers/legacy/types.py:397-427 at a60a606 and scripts/eval.py:157-206 at 39f0675 (results); and
-by prime-rl 559b447: src/prime_rl/monitors/file.py:42-58, src/prime_rl/trainer/rl/token_export.py:44-100.
-
 The messages of a trace are a tree, of which each path to a leaf is a sequence to learn from. A message
 that several paths share is learned from once. Log-probs are rounded to 4 decimals in the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
-from agro.logs.fields import exchange, fingerprinted, flags, integer, integers, number, numbers, parsed, split
+from agro.logs.fields import (
+    call,
+    exchange,
+    fingerprinted,
+    flags,
+    integer,
+    integers,
+    number,
+    numbers,
+    parsed,
+    split,
+)
 from agro.logs.protocol import Context, Item, Row
 from agro.types.prompt import prompt_hash
-from agro_formats.table import declared
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
-
-
 Messages = list[dict[str, Any]]
 
 
@@ -47,63 +51,44 @@ class _TraceNode:
         """Whether it is a turn of an assistant that wasn't sampled."""
         return self.message["role"] == "assistant" and not self.sampled
 
-    def has_link(self, kind: str) -> bool:
-        return any(link.get("type") == kind for link in self.links)
-
-
-def _node(value: dict[str, Any], number: int, call: dict[str, Any] | None, location: str) -> _TraceNode:
-    parent, sampled = value.get("parent"), value.get("sampled", False)
-    if parent is not None and (not isinstance(parent, int) or not 0 <= parent < number):
-        raise Refused(f"{location}.parent: expected the number of an earlier node, got {parent!r:.80}")
-    if not isinstance(sampled, bool):
-        raise Refused(f"{location}.sampled: expected true or false, got {sampled!r:.80}")
-    content = entry(value.get("message"), f"{location}.message")
-    if not isinstance(content.get("role"), str):
-        raise Refused(f"{location}.message: expected an object with a role, got {content!r:.80}")
-    tokens = integers(value.get("token_ids") or [], f"{location}.token_ids")
-    action = flags(value.get("mask") or [], f"{location}.mask", len(tokens))
-    logps = _spread(value.get("logprobs") or [], action, f"{location}.logprobs")
-    links = objects(value.get("semantic_parents") or [], f"{location}.semantic_parents")
-    return _TraceNode(number, parent, message(content), sampled, tokens, action, logps, links, call)
-
-
-def _spread(values: Any, action: list[bool], location: str) -> list[float | None]:
-    """The values of the tokens that were sampled, one a token; unknown where there are none."""
-    if not values:
-        return [None] * len(action)
-    values = iter(numbers(values, location, sum(action)))
-    return [next(values) if is_action else None for is_action in action]
-
 
 def message(value: dict[str, Any]) -> dict[str, Any]:
     """A message as chat templates have it: tool calls with their function inside."""
     turn = {name: part for name, part in value.items() if part is not None}
-    calls = turn.pop("tool_calls", None)
-    if calls:
-        turn["tool_calls"] = [_call(call) for call in objects(calls, "tool_calls")]
-    else:
+    calls = objects(turn.pop("tool_calls", None) or [], "tool_calls")
+    if not calls:
         turn.setdefault("content", "")
-    return turn
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    if "function" in call:
-        return call
-    function = {"name": call.get("name"), "arguments": call.get("arguments")}
-    return {"id": call.get("id"), "type": "function", "function": function}
+        return turn
+    named = ({"id": c.get("id"), **call(c.get("name"), c.get("arguments"))} for c in calls)
+    return {**turn, "tool_calls": [c if "function" in c else new for c, new in zip(calls, named)]}
 
 
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
-    values = objects(trace.get("nodes"), f"{location}.nodes")
     calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
-    for i, call in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
-        if call.get("node") is not None:
-            calls[integer(call["node"], f"{location}.calls[{i}].node")] = call
-    return [_node(value, i, calls.get(i), f"{location}.nodes[{i}]") for i, value in enumerate(values)]
-
-
-def _messages_of(nodes: Iterable[_TraceNode]) -> Messages:
-    return [node.message for node in nodes]
+    for i, made in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
+        if made.get("node") is not None:
+            calls[integer(made["node"], f"{location}.calls[{i}].node")] = made
+    nodes = []
+    for i, value in enumerate(objects(trace.get("nodes"), f"{location}.nodes")):
+        where = f"{location}.nodes[{i}]"
+        parent, sampled = value.get("parent"), value.get("sampled", False)
+        if parent is not None and (not isinstance(parent, int) or not 0 <= parent < i):
+            raise Refused(f"{where}.parent: expected the number of an earlier node, got {parent!r:.80}")
+        if not isinstance(sampled, bool):
+            raise Refused(f"{where}.sampled: expected true or false, got {sampled!r:.80}")
+        content = entry(value.get("message"), f"{where}.message")
+        if not isinstance(content.get("role"), str):
+            raise Refused(f"{where}.message: expected an object with a role, got {content!r:.80}")
+        tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
+        action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
+        logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
+        if value.get("logprobs"):
+            sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
+            logps = [next(sampled_logps) if is_action else None for is_action in action]
+        links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
+        node = _TraceNode(i, parent, message(content), sampled, tokens, action, logps, links, calls.get(i))
+        nodes.append(node)
+    return nodes
 
 
 def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
@@ -114,7 +99,8 @@ def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) ->
     for leaf in nodes:
         if leaf.number in parents:
             continue
-        if leaf.has_link("compaction_attempt") and leaf.number not in accepted:
+        is_attempt = any(link.get("type") == "compaction_attempt" for link in leaf.links)
+        if is_attempt and leaf.number not in accepted:
             skipped.append(f"{location}: node {leaf.number}, an attempt to compact that wasn't used")
             continue
         branch = [leaf]
@@ -140,7 +126,7 @@ def _records(
             skipped.append(f"{location}: branch {position} has no sampled message of its own")
             continue
         branch = branch[: branch.index(new[-1]) + 1]
-        prompt = prompt or _messages_of(takewhile(lambda node: not node.sampled, branch))
+        prompt = prompt or [n.message for n in takewhile(lambda node: not node.sampled, branch)]
         has_tokens = all(any(node.action) for node in branch if node.sampled)
         record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
         calls = [node.call for node in new if node.call is not None]
@@ -169,7 +155,8 @@ def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str)
                 f"{location}.nodes[{node.number}]: a turn of the assistant that wasn't sampled stands among "
                 "sampled ones, and without token_ids they can't be told apart"
             )
-    return split({"messages": _messages_of(branch), "prompt": _messages_of(branch[:begin])})
+    messages = [node.message for node in branch]
+    return split({"messages": messages, "prompt": messages[:begin]})
 
 
 def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages) -> dict[str, Any]:
@@ -181,7 +168,8 @@ def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Mess
         learn += node.action if node in new else [False] * len(node.action)
         logps += node.logps
     begin = next(i for i, node in enumerate(branch) if node.sampled)
-    head, turns = _messages_of(branch[:begin]), _messages_of(branch[begin:])
+    messages = [node.message for node in branch]
+    head, turns = messages[:begin], messages[begin:]
     has_foreign = any(node.is_foreign for node in branch[begin:])
     if head == prompt and action == learn and not has_foreign:
         record = split({"messages": head + turns, "prompt": head})
@@ -195,16 +183,13 @@ def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Mess
 
 def _sampling(calls: list[dict[str, Any]]) -> dict[str, Any]:
     """How the calls were sampled: the first one's settings, and each one's where they differ."""
-    settings = [_settings(call) for call in calls]
+    settings = []
+    for each in calls:
+        sampling = dict(entry(each.get("sampling"), "calls.sampling"))
+        settings.append(entry(sampling.pop("extra_body", None), "calls.sampling.extra_body") | sampling)
     if not settings:
         return {}
     return dict(settings[0]) | ({"of_calls": settings} if any(s != settings[0] for s in settings) else {})
-
-
-def _settings(call: dict[str, Any]) -> dict[str, Any]:
-    sampling = entry(call.get("sampling"), "calls.sampling")
-    extra_body = entry(sampling.get("extra_body"), "calls.sampling.extra_body")
-    return extra_body | {name: value for name, value in sampling.items() if name != "extra_body"}
 
 
 _COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
@@ -212,10 +197,12 @@ _TRACE_FIELDS = ("info", "metrics", "rewards", "errors", "stop_condition", "ok",
 _EPISODE_FIELDS = ("env", "run", "task")
 
 
-def _episode(row: Row, context: Context) -> list[Item]:
+def read_episode(row: Row, context: Context) -> list[Item]:
     """The branches of the traces that train a policy. What else there is, is named in `meta.left_out`."""
     items: list[Item] = []
     skipped: list[str] = []
+    task = entry(row.get("task"), "task")
+    group = entry(row.get("group"), "group").get("id") or task.get("key") or task.get("hash")
     for i, value in enumerate(objects(row["traces"], "traces")):
         location = f"traces[{i}]"
         agent = entry(value.get("agent"), f"{location}.agent")
@@ -226,9 +213,9 @@ def _episode(row: Row, context: Context) -> list[Item]:
         # What the records of a trace share.
         meta = {name: row[name] for name in _EPISODE_FIELDS if row.get(name) is not None}
         meta |= {name: value[name] for name in _TRACE_FIELDS if value.get(name) not in (None, [], {})}
-        meta |= {"trace": value.get("id"), "agent": entry(value.get("agent"), "agent").get("name", "agent")}
+        meta |= {"trace": value.get("id"), "agent": agent.get("name", "agent")}
         common: dict[str, Any] = {"reward": _reward(value, location, context), "meta": meta}
-        data = entry(entry(row.get("task"), "task").get("data"), "task.data")
+        data = entry(task.get("data"), "task.data")
         if data.get("answer") is not None:
             common["answer"] = data["answer"]
         work = entry(entry(row.get("run"), "run").get("work"), "run.work")
@@ -237,9 +224,12 @@ def _episode(row: Row, context: Context) -> list[Item]:
         if isinstance(start, int) and start == policy.get("end"):  # else the weights changed in between
             common["version"] = start
         for name, record in records:
-            items.append(
-                Item.of(_complete_record(record, common, row, len(records) > 1), f"{location}.{name}")
-            )
+            merged = {**common, **record, "meta": {**meta, **record.get("meta", {})}}
+            if len(records) > 1:
+                merged["episode"] = str(meta["trace"])
+            if group is not None:  # agents of one episode have prompts of their own
+                merged["prompt_id"] = f"{group}:{prompt_hash(merged['prompt'])}"
+            items.append(Item.of(merged, f"{location}.{name}"))
     if not items:
         raise Refused(f"traces: expected a message that the policy sampled; {'; '.join(skipped) or 'none'}")
     if skipped:
@@ -248,17 +238,8 @@ def _episode(row: Row, context: Context) -> list[Item]:
     return items
 
 
-def _complete_record(
-    record: dict[str, Any], common: dict[str, Any], row: Row, is_piece: bool
-) -> dict[str, Any]:
-    merged = {**common, **record, "meta": {**common["meta"], **record.get("meta", {})}}
-    if is_piece:
-        merged["episode"] = str(common["meta"]["trace"])
-    task = entry(row.get("task"), "task")
-    group = entry(row.get("group"), "group").get("id") or task.get("key") or task.get("hash")
-    if group is not None:  # agents of one episode have prompts of their own
-        merged["prompt_id"] = f"{group}:{prompt_hash(merged['prompt'])}"
-    return merged
+def identity(row: Row) -> str:
+    return str(row.get("id"))
 
 
 def _reward(trace: dict[str, Any], location: str, context: Context) -> float | None:
@@ -279,7 +260,7 @@ def _reward(trace: dict[str, Any], location: str, context: Context) -> float | N
     return sum(terms) if terms else None
 
 
-def _result(row: Row, context: Context) -> list[Item]:
+def read_result(row: Row, context: Context) -> list[Item]:
     """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
     trailing: list[Any] = []
@@ -312,13 +293,3 @@ def _messages(value: Any) -> Any:
             calls = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in turn["tool_calls"]]
             turn["tool_calls"] = calls
     return [message(turn) for turn in turns]
-
-
-def _is_result(row: Row) -> bool:
-    if not row.keys() >= {"prompt", "completion", "reward"}:
-        return False
-    return row.keys() >= {"example_id"} or row.keys() >= {"id", "generation_ms"}
-
-
-declared("verifiers-traces", _episode, identity=lambda row: str(row.get("id")))
-declared("verifiers-results", _result, _is_result)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
+from agro.io.json_values import read_object
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 
@@ -37,7 +38,7 @@ def read(path: Path) -> Iterator[Line]:
 
 def _folder(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
     if (path / "dataset_dict.json").is_file():
-        splits = _json(path / "dataset_dict.json").get("splits", [])
+        splits = read_object(path / "dataset_dict.json").get("splits", [])
         places = " or ".join(str(path / split) for split in splits)
         raise Refused(f"{path}: a folder of several splits; name one: {places}")
     if not (path / "state.json").is_file():
@@ -45,18 +46,8 @@ def _folder(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
             f"{path}: expected a file, or a folder with state.json (of datasets' save_to_disk); of a folder "
             f"of logs give the files, such as {path}/*.jsonl"
         )
-    for item in _json(path / "state.json").get("_data_files", []):
+    for item in read_object(path / "state.json").get("_data_files", []):
         yield from _arrow(path / item["filename"])
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path}: can't be read: {error}") from None
-    if isinstance(value, dict):
-        return value
-    raise Refused(f"{path}: expected an object, got {value!r:.80}")
 
 
 def _arrow(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
@@ -78,7 +69,11 @@ def _on_hub(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
     load_dataset = _package(path).load_dataset
     try:
         data = load_dataset(name, config, split=split, streaming=True, revision=_sha(name))
-        for row in data if split is not None else _only(path, data):
+        if split is None and len(data) > 1:
+            raise Refused(
+                f"{path}: there are the splits {', '.join(data)}; name one, {path}:{next(iter(data))}"
+            )
+        for row in data if split is not None else next(iter(data.values())):
             yield dict(row), None
     except Refused:
         raise
@@ -93,14 +88,6 @@ def _package(path: Path) -> Any:
         raise Refused(
             f"{path}: reading from the hub needs the package datasets: pip install 'datasets>=4.0'"
         ) from None
-
-
-def _only(path: Path, splits: dict[str, Any]) -> Any:
-    if len(splits) > 1:
-        raise Refused(
-            f"{path}: there are the splits {', '.join(splits)}; name one, {path}:{next(iter(splits))}"
-        )
-    return next(iter(splits.values()))
 
 
 def _parts(path: Path) -> tuple[str, str | None, str | None]:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,11 +125,8 @@ def sync(path: Path) -> None:
 def new_run_folder() -> Path:
     """runs/ and the time, with -2, -3, … where a run of the same second has that name already."""
     base = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    folder, number = base, 1
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return folder
+    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([base], others) if not folder.exists())
 
 
 def digest_of_object(function: Callable[..., Any]) -> str | None:
@@ -153,7 +151,12 @@ def digest_of_module(name: str) -> str | None:
         folders.insert(0, str(path.resolve().parent))
         files = {"": path} if path.is_file() else {}
     elif location:
-        files = dict(_find(location, folders)) or _installed(location)
+        files = dict(_find(location, folders))
+        if not files:  # outside the folders of the user's own code
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(location)
+                if spec is not None and spec.has_location and spec.origin is not None:
+                    files = {location: Path(spec.origin)}
     if not files:
         return None
     digests: dict[str, str] = {}
@@ -200,17 +203,6 @@ def _find(module: str, folders: Sequence[str]) -> Iterator[tuple[str, Path]]:
         if spec.has_location and spec.origin is not None:
             yield name, Path(spec.origin)
         locations = spec.submodule_search_locations and list(spec.submodule_search_locations)
-
-
-def _installed(module: str) -> dict[str, Path]:
-    """The file of a module outside the folders of the user's own code."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return {}
-    if spec is None or not spec.has_location or spec.origin is None:
-        return {}
-    return {module: Path(spec.origin)}
 
 
 def _folders_of_code() -> list[str]:

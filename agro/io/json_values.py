@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from ast import literal_eval
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
@@ -77,6 +78,17 @@ def entry(value: Any, name: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise Refused(f"{name}: expected an object, got {value!r:.80}")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file. Raises `Refused` where it isn't one, or can't be read."""
+    try:
+        value = loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: can't be read: {error}") from None
+    if isinstance(value, dict):
+        return value
+    raise Refused(f"{path}: expected an object, got {value!r:.80}")
 
 
 def omit(row: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

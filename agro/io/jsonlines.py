@@ -99,18 +99,14 @@ def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[L
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line and not line.isspace():
-            value, error = _parse(line)
+            error: str | None = None
+            try:
+                value = loads(line)
+                if not isinstance(value, dict):
+                    error, value = f"expected one JSON object a line, got {value!r:.80}", {}
+            except ValueError as wrong:
+                error, value = f"expected one JSON object a line: {wrong}", {}
             yield Line(f"{name}:{number}", number, value, error, False, len(line), True)
-
-
-def _parse(line: bytes) -> tuple[dict[str, Any], str | None]:
-    try:
-        value = loads(line)
-    except ValueError as error:
-        return {}, f"expected one JSON object a line: {error}"
-    if not isinstance(value, dict):
-        return {}, f"expected one JSON object a line, got {value!r:.80}"
-    return value, None
 
 
 # What one record may raise, also where a value isn't checked by name; it doesn't end an import. Not among

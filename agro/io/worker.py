@@ -26,6 +26,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+Function = Callable[..., Any]
+Columns = dict[str, Any]
 INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 KILL_SECONDS = 5.0  # for killed processes to end
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
@@ -76,7 +78,7 @@ def time_limit(seconds: float) -> Any:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def load_reward(name: str) -> tuple[Callable[..., Any] | None, str]:
+def load_reward(name: str) -> tuple[Function | None, str]:
     """The function `name` (module:function or file.py:function), or None and the reason."""
     function, problem = find(name)
     if inspect.isclass(function):
@@ -127,7 +129,7 @@ def nearest(name: str, names: list[str], least: float, otherwise: str) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else f"; {otherwise}"
 
 
-def describe(function: Callable[..., Any]) -> dict[str, Any]:
+def describe(function: Function) -> dict[str, Any]:
     """The function's parameters, whether it takes any (`**columns`), and the `maximum` that it declares."""
     maximum = number(getattr(function, "maximum", None))[0]
     try:
@@ -143,9 +145,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def call(
-    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
-) -> list[Any]:
+def call(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
     result = finished(function(**arguments, **options))
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__iter__"):
         if n > 1 and number(result)[0] is not None:
@@ -168,9 +168,7 @@ def finished(result: Any) -> Any:
     return asyncio.run(result)
 
 
-def call_each(
-    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
-) -> list[Any]:
+def call_each(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
     """One call per row, with its values. Coroutines are awaited together; "score" of a dict is the number."""
     results: list[Any] = []
     for i in range(n):
@@ -191,9 +189,7 @@ def call_each(
     return [outcome(result, function) for result in results]
 
 
-def call_for_value(
-    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
-) -> list[Any]:
+def call_for_value(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
     """One call on one row; what it returns has to be JSON."""
     assert n == 1
     value = function(**{name: values[0] for name, values in arguments.items()}, **options)
@@ -201,9 +197,7 @@ def call_for_value(
     return [(value, None)]
 
 
-def call_per_token(
-    function: Callable[..., Any], arguments: dict[str, Any], options: dict[str, Any], n: int
-) -> list[Any]:
+def call_per_token(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
     """A list of numbers for each row, or None where it is unknown."""
     rows = list(finished(function(**arguments, **options)))
     if len(rows) != n:
@@ -222,7 +216,7 @@ def numbers(row: Any) -> tuple[list[float] | None, str | None]:
 CALLS = {"rows": call, "each": call_each, "value": call_for_value, "tokens": call_per_token}
 
 
-def outcome(result: Any, function: Callable[..., Any]) -> tuple[float | None, str | None]:
+def outcome(result: Any, function: Function) -> tuple[float | None, str | None]:
     if isinstance(result, Exception):
         return None, explain(result, file_of(function))
     return number(result["score"] if isinstance(result, dict) and "score" in result else result)
@@ -257,7 +251,7 @@ def number(value: Any) -> tuple[float | None, str | None]:
     return (value, None) if math.isfinite(value) else (None, f"returned {value}")
 
 
-def file_of(function: Callable[..., Any]) -> str:
+def file_of(function: Function) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return str(code.co_filename) if code else ""
 

@@ -26,76 +26,111 @@ file. All but `map` may be left out::
 from __future__ import annotations
 
 import pkgutil
+import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+import jmespath
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions, signature
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
 from agro.io.column_paths import syntax_problem, value_at
 from agro.io.json_values import entry, omit, text
-from agro.logs.fields import exchange, integer, number, rewarded, scores, split, total
+from agro.logs.fields import digest, exchange, integer, number, rewarded, scores, split, total, unlisted
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand, heads
+from agro.logs.model_calls import identified, joined_key
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
 from agro.rollout.prompts import PROMPT_FORMATS
 
-
-class Declarations:
-    """The formats of a TOML table. The modules of its package declare how each is read."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._declared: dict[str, Format] = {}
-
-    @cached_property
-    def _table(self) -> dict[str, Any]:
-        return tomllib.loads(self._file.read_text(encoding="utf-8"))
-
-    def declare(
-        self,
-        name: str,
-        read: Callable[[Row, Context], list[Item]] | None = None,
-        fits: Callable[[Row], bool] | None = None,
-        **functions: Callable[..., Any],
-    ) -> Format:
-        """The format of this name. Without `fits` a record is of it that has all `columns` of the table, of
-        "a|b" one, and none of `without`; without `read` it can't be imported, and the table says why
-        (`unreadable`)."""
-        values = {**self._table[name], **functions}
-        reason = values.pop("unreadable", "")
-        read = read or partial(_refuse, reason)
-        columns = [names.split("|") for names in values.pop("columns", ())]
-        without = values.pop("without", ())
-        values |= {key: tuple(values.get(key, ())) for key in ("carries", "over")}
-        title, kind, by = (values.pop(key) for key in ("title", "kind", "by"))
-
-        def has_columns(row: Row) -> bool:
-            named = (not row.keys().isdisjoint(names) for names in columns)
-            return row.keys().isdisjoint(without) and all(named)
-
-        self._declared[name] = Format(name, title, kind, by, fits or has_columns, read, **values)
-        return self._declared[name]
-
-    def declare_prompts(self, name: str, **functions: Callable[..., Any]) -> Format:
-        """The format of prompts of this name, which runs read as well."""
-        fits, read = PROMPT_FORMATS[name]
-        return self.declare(name, lambda row, context: [Item.of(read(row), "prompt")], fits, **functions)
-
-    def of_package(self, package: str) -> tuple[Format, ...]:
-        """All formats, in the order of the table, once every module of the package has declared its own."""
-        for module in pkgutil.iter_modules([str(self._file.parent)]):
-            import_module(f"{package}.{module.name}")
-        return tuple(self._declared.get(name) or self.declare(name) for name in self._table)
+FUNCTIONS = ("read", "fits", "opens", "records", "gather", "identity", "scored")
+REFERENCE = re.compile(r"\w+:[\w.]+")
 
 
-def _refuse(reason: str, row: Row, context: Context) -> NoReturn:
-    raise Refused(reason)
+def formats_of(package: str) -> tuple[Format, ...]:
+    """The formats of a package's `formats.toml`, in its order: the fields of `Format`, whose functions are
+    `module:NAME` of the package, or those of `DECLARED` of a module, by the format's name.
+
+    Instead of a function there may be JMESPath expressions, with `has(x, 'a b|c')`, whether x is an object
+    with a, and with b or c, and `begins(x, 'text')`: `fits` of a record; `ids`, whose values tell a response
+    (see `identified`), or `ignored`, the columns that don't; `joined_by`, the parts of an id; `list`, the
+    rows that a line lists. A record has all `columns`, of "a|b" one, none of `without`, and with `only` no
+    others. A format without `read` can't be imported, and `unreadable` says why.
+    """
+    folder, declared = Path(str(import_module(package).__file__)).parent, dict[str, dict[str, Any]]()
+    for module in pkgutil.iter_modules([str(folder)]):
+        declared |= getattr(import_module(f"{package}.{module.name}"), "DECLARED", {})
+    table = tomllib.loads((folder / "formats.toml").read_text(encoding="utf-8"))
+    return tuple(_format(package, name, table[name], declared.get(name, {})) for name in table)
+
+
+def _format(
+    package: str, name: str, values: dict[str, Any], declared: Mapping[str, Callable[..., Any]]
+) -> Format:
+    reason, prompts = values.pop("unreadable", ""), PROMPT_FORMATS.get(name)
+
+    def refuse(row: Row, context: Context) -> NoReturn:
+        raise Refused(reason)
+
+    functions: dict[str, Any] = {"read": refuse, **declared}
+    if prompts is not None:
+        functions["fits"], reads = prompts
+        functions["read"] = lambda row, context: [Item.of(reads(row), "prompt")]
+    for key, value in list(values.items()):
+        if key in FUNCTIONS and isinstance(value, str) and REFERENCE.fullmatch(value):
+            module, attribute = values.pop(key).split(":")
+            functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
+    columns = [names.split("|") for names in values.pop("columns", ())]
+    without, only, fits = (values.pop(key, None) for key in ("without", "only", "fits"))
+    judge = functions.get("fits")
+    functions["fits"] = lambda row: (
+        all(not row.keys().isdisjoint(names) for names in columns)
+        and row.keys().isdisjoint(without or ())
+        and (only is None or row.keys() <= set(only))
+        and (fits is None or bool(evaluated(row, fits)))
+        and (judge is None or judge(row))
+    )
+    if ids := values.pop("ids", None):
+        functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
+    if ignored := values.pop("ignored", None):
+        functions["identity"] = lambda row: digest({k: x for k, x in row.items() if k not in ignored})
+    if parts := values.pop("joined_by", None):
+        functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
+    if rows := values.pop("list", None):
+        functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
+    tuples: dict[str, Any] = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
+    return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
+
+
+class _Functions(Functions):  # type: ignore[misc]
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_has(self, value: Any, names: str) -> bool:
+        choices = (set(name.split("|")) for name in names.split())
+        return isinstance(value, dict) and not any(value.keys().isdisjoint(choice) for choice in choices)
+
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_begins(self, value: Any, prefix: str) -> bool:
+        return isinstance(value, str) and value.startswith(prefix)
+
+
+OPTIONS = jmespath.Options(custom_functions=_Functions())
+compiled = cache(jmespath.compile)
+
+
+def evaluated(row: Any, expression: str) -> Any:
+    """The value at an expression of a declaration; None without one."""
+    try:
+        return compiled(expression).search(row, OPTIONS) if expression else None
+    except JMESPathError as error:
+        raise Refused(f"{expression}: {error}") from None
 
 
 class Declaration(BaseModel):
@@ -116,10 +151,10 @@ class Declaration(BaseModel):
     def items(self, row: Row, context: Context, read: Callable[[Row, Context], list[Item]]) -> list[Item]:
         """The responses of a record. `read`: reads a record of agro's own columns."""
         for condition, reason in self.skip.items():
-            if _holds(row, condition):
+            if value_at(row, condition, CellInterpreter)[1]:
                 raise SkipRecord(reason)
         for condition, reason in self.refuse.items():
-            if _holds(row, condition):
+            if value_at(row, condition, CellInterpreter)[1]:
                 raise Refused(f"{reason} ({condition})")
         found: list[Item] = []
         for part in expand(row, self.map):
@@ -129,11 +164,6 @@ class Declaration(BaseModel):
             items = read(record, context)
             found += [item._replace(names=tuple(map(part.column, item.names))) for item in items]
         return found
-
-
-def _holds(row: Row, condition: str) -> bool:
-    _, value = value_at(row, condition, CellInterpreter)
-    return bool(value)
 
 
 def format_of(file: Path, name: str, read: Callable[[Row, Context], list[Item]]) -> Format:
@@ -202,37 +232,33 @@ class Columns:
 
     def record(self, row: Row, context: Context) -> dict[str, Any]:
         name = self._response(row)
-        record = self._exchange(row, name)
-        for key, path in (("model", self.model), ("answer", self.answer)):
-            if path:
-                record[key] = at(row, path)
+        names, response = (self.prompt, name), at(row, name)
+        prompt = at(row, self.prompt) if self.compose is None else self.compose(row)
+        if self.compose is not None:
+            record = _after(prompt, response, names)
+        elif self.messages:
+            record = exchange(prompt, response, names)
+        else:
+            record = {"prompt": self.parse(prompt, self.prompt), "response": text(response, name)}
+        record |= {
+            key: at(row, path) for key, path in (("model", self.model), ("answer", self.answer)) if path
+        }
         if self.role:
             record["role"] = self.role
+        rewards = entry(at(row, self.rewards), self.rewards)
         if self.judge is not None:
             record["reward"] = self.judge(row, context)
+        elif self.rewards:
+            record["reward"] = total(rewards, list(rewards), context.rewards)
         elif self.reward:
             if self.reward not in row and not value_at(row, self.reward)[0]:
                 raise Refused(
                     f"{self.reward}: expected a number, or null where it is unknown, got no such column"
                 )
             record["reward"] = number(at(row, self.reward), self.reward)
-        rewards = entry(at(row, self.rewards), self.rewards)
-        if self.rewards:
-            record["reward"] = total(rewards, list(rewards), context.rewards)
         meta = record.get("meta", {}) | omit(row, self._columns | heads([name])) | named(row, self.meta)
         meta |= {column: integer(at(row, column), column) for column in self.integers}
-        if len(rewards) > 1:
-            meta["rewards"] = rewards
-        return record | {"meta": meta}
-
-    def _exchange(self, row: Row, name: str) -> dict[str, Any]:
-        response = at(row, name)
-        if self.compose is not None:
-            return _after(self.compose(row), response, (self.prompt, name))
-        prompt = at(row, self.prompt)
-        if self.messages:
-            return exchange(prompt, response, (self.prompt, name))
-        return {"prompt": self.parse(prompt, self.prompt), "response": text(response, name)}
+        return record | {"meta": meta | ({"rewards": rewards} if len(rewards) > 1 else {})}
 
     def _response(self, row: Row) -> str:
         if isinstance(self.response, str):

@@ -25,17 +25,8 @@ _CALLS = {  # items of a tool's call: the names of its arguments
 }
 _PROMPT_KEYS = ("messages", "input", "prompt", "prompts")  # of what is asked, in a request
 _REQUEST_KEYS = (*_PROMPT_KEYS, "role", "content", "kwargs", "data")
-_RESPONSE_KEYS = (
-    "choices",
-    "generations",
-    "output",
-    "messages",
-    "message",
-    "role",
-    "content",
-    "tool_calls",
-    "kwargs",
-)
+_MESSAGE_KEYS = ("role", "content", "tool_calls", "kwargs")
+_RESPONSE_KEYS = ("choices", "generations", "output", "messages", "message", *_MESSAGE_KEYS)
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
@@ -82,20 +73,18 @@ def replies(value: Any, name: str) -> list[str | Message]:
         return _listed_replies(value, name)
     output = entry(value, name)
     if "choices" in output:
-        return _choices(objects(output["choices"], f"{name}.choices"), f"{name}.choices")
+        return _choices(output["choices"], f"{name}.choices")
     if "generations" in output:
         lists = output["generations"]
         if isinstance(lists, list) and lists and isinstance(lists[0], list):
             lists = _only(lists, f"{name}.generations")
-        return [_generation(g, f"{name}.generations") for g in objects(lists, f"{name}.generations")]
+        return _choices(lists, f"{name}.generations")
     if isinstance(output.get("output"), list):
         return [_one_message(messages(output["output"], f"{name}.output"), name, output)]
     if isinstance(output.get("messages"), list):
         return _listed_replies(output["messages"], f"{name}.messages")
     message = output.get("message", output)
-    if isinstance(message, dict) and not message.keys().isdisjoint(
-        ("role", "content", "tool_calls", "kwargs")
-    ):
+    if isinstance(message, dict) and not message.keys().isdisjoint(_MESSAGE_KEYS):
         defaults = {"role": "assistant"} if message.keys().isdisjoint(("role", "kwargs", "data")) else {}
         return [_one_message(messages([{**defaults, **message}], name), name, output)]
     raise Refused(
@@ -120,22 +109,17 @@ def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
     return parsed[0] if finish is None else parsed[0] | {"finish_reason": finish}
 
 
-def _choices(choices: list[dict[str, Any]], name: str) -> list[str | Message]:
+def _choices(choices: Any, name: str) -> list[str | Message]:
+    """Choices of a completion, or LangChain's generations; of text, or each with a message."""
     parsed = list[str | Message]()
-    for choice in choices:
-        if choice.get("message") is None:  # of a completion of text
+    for choice in objects(choices, name):
+        message = choice.get("message")
+        if message is None:
             parsed.append(Completion.of(text(choice.get("text"), f"{name}.text"), reported(choice)))
         else:
-            parsed.append(_one_message(messages([choice["message"]], f"{name}.message"), name, choice))
+            source = choice if reported(choice) is not None else message
+            parsed.append(_one_message(messages([message], f"{name}.message"), name, source))
     return parsed
-
-
-def _generation(value: Mapping[str, Any], name: str) -> str | Message:
-    """Of LangChain."""
-    if value.get("message") is None:
-        return Completion.of(text(value.get("text"), f"{name}.text"), reported(value))
-    parsed = messages([value["message"]], f"{name}.message")
-    return _one_message(parsed, name, value if reported(value) is not None else value["message"])
 
 
 def _only(items: list[Any], name: str) -> Any:

@@ -10,30 +10,17 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import is_unknown, messages_in, objects, text, unpacked
+from agro.io.json_values import entry, is_unknown, messages_in, objects, text, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
-from agro.logs import values
 from agro.logs.labels import as_reward, number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import Field, Fields, typed_fields
 from agro.types import check_turns
 from agro.types.conversation import normalized, normalized_message, text_of
-
-# Messages, the last ones a response.
-CONVERSATION = Fields(
-    {
-        "messages": Field(
-            "a list of messages with 'role' and 'content' (or 'tool_calls')", values.messages, is_needed=True
-        ),
-        "prompt": Field("the messages that the conversation begins with", values.messages),
-        "meta": Field("an object", values.an_object),
-    }
-)
 
 
 def split(record: dict[str, Any]) -> dict[str, Any]:
@@ -45,9 +32,7 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
 
     Raises `Refused` for conversations that don't end with the assistant.
     """
-    fields = typed_fields(record, CONVERSATION)
-    messages = check_turns(fields["messages"], "messages")
-    prompt = fields.get("prompt")
+    messages, prompt = check_turns(record["messages"], "messages"), record.get("prompt")
     if prompt is not None:
         prompt = normalized(prompt, "prompt")
         if messages[: len(prompt)] != prompt:
@@ -66,7 +51,7 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     turns = messages[begins:]
     if not turns:
         raise Refused(f"messages after the prompt's {begins}: expected those of an assistant, got none")
-    meta = fields.get("meta", {})
+    meta = entry(record.get("meta"), "meta")
     if len(turns) > 1 or turns[0].keys() != {"role", "content"}:
         meta = {**meta, "continuation": turns}
     remaining = {name: value for name, value in record.items() if name != "messages"}
@@ -270,9 +255,6 @@ def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> di
     if message.get("role", "assistant") != "assistant":
         raise Refused(f"{names[1]}.role: expected assistant, got {message['role']!r:.80}")
     turns = normalized_message({**message, "role": "assistant"}, names[1])
-    meta: dict[str, Any] = (
-        {"refusal": True} if message.get("content") is None and message.get("refusal") else {}
-    )
     turn = {name: value for name, value in turns[-1].items() if name in _TURN}
     extras = {name: value for name, value in turns[-1].items() if name not in _TURN and value != []}
     response: Any = [*turns[:-1], turn]
@@ -281,8 +263,10 @@ def reply(prompt: Any, message: Mapping[str, Any], names: tuple[str, str]) -> di
             raise Refused("expected a prompt of messages before tool calls and reasoning, got text")
         response = turn["content"]
     record = exchange(prompt, response, names)
-    meta |= {"message": extras} if extras else {}
-    return record | {"meta": {**record.get("meta", {}), **meta}}
+    meta = record.get("meta", {}) | ({"message": extras} if extras else {})
+    if message.get("content") is None and message.get("refusal"):
+        meta |= {"refusal": True}
+    return record | {"meta": meta}
 
 
 def settings(request: Row, names: Sequence[str] = _SETTINGS) -> dict[str, Any] | None:
@@ -349,20 +333,18 @@ def call(name: Any, arguments: Any, id: Any = None) -> dict[str, Any]:
 
 def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) -> Iterator[Line]:
     """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
-    number = 0
+    numbers = count(1)
     for line in lines:
         rows = None if line.error else rows_of(line.value)
         if not isinstance(rows, list):
-            number += 1
-            yield line._replace(number=number)
+            yield line._replace(number=next(numbers))
             continue
         for i, row in enumerate(rows, 1):
-            number += 1
-            location = f"{line.where}, row {i}"
+            where, number = f"{line.where}, row {i}", next(numbers)
             if isinstance(row, dict):
-                yield line._replace(where=location, number=number, value=row, size=line.size // len(rows))
+                yield line._replace(where=where, number=number, value=row, size=line.size // len(rows))
             else:
-                yield Line(location, number, {}, f"expected an object, got {row!r:.80}")
+                yield Line(where, number, {}, f"expected an object, got {row!r:.80}")
 
 
 def grouped(lines: Iterable[Line], key: Callable[[dict[str, Any]], Hashable], name: str) -> Iterator[Line]:

@@ -11,8 +11,7 @@ from agro.io import plugins
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
-from agro.logs.declared import format_of
-from agro.logs.formats import DECLARATIONS, own
+from agro.logs.declared import format_of, formats_of
 from agro.logs.protocol import Context, Format, Item, Row
 
 
@@ -44,7 +43,7 @@ def _by_name(formats: Iterable[Format]) -> dict[str, Format]:
 
 def _read_own(row: Row, context: Context) -> list[Item]:
     """The responses of a record of agro's own columns."""
-    format = _one([f for f in own.FORMATS if f.fits(row)], "the record")
+    format = _one([f for f in map(get, OWN) if f.fits(row)], "the record")
     if format is None or format.kind == "prompts":
         raise Refused(
             f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
@@ -61,7 +60,8 @@ def _one(candidates: Sequence[Format], subject: str) -> Format | None:
     return remaining[0] if remaining else None
 
 
-FORMATS = _by_name((*DECLARATIONS.of_package("agro.logs.formats"), *_installed()))
+OWN = ("interchange", "preference", "conversation", "prompt")  # of agro's own columns
+FORMATS = _by_name((*formats_of("agro.logs.formats"), *_installed()))
 
 
 def get(name: str) -> Format:
@@ -126,7 +126,7 @@ class Recognizer:
 
     def __init__(self, named: str | None, *, mapped: bool = False) -> None:
         self._named = get(named) if named is not None else None
-        self._among = own.FORMATS if mapped else tuple(FORMATS.values())
+        self._among = tuple(map(get, OWN) if mapped else FORMATS.values())
         self.known: dict[tuple[str, ...], str | None] = {}  # the format's name, by the keys of a record
 
     def recognize_file(self, path: Path) -> Format | None:

@@ -6,11 +6,10 @@ responses, or winners and losers. A person or an option decides; nothing is impo
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,33 +22,26 @@ from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.import_report import Options
-from agro.logs.labels import WORDS, number_in, scale_of, word_of, worded_number, written_words
+from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
 from agro.logs.reading import BlockResult, LogFile, Reader, State
 from agro.logs.unknown_columns import (
-    ASIDE,
-    COSTS,
     FEW,
     JUDGING,
-    LOWER,
-    NAMES,
-    PLAIN,
     TEXTS,
     Column,
     Judged,
     as_literal,
     best_named,
+    candidates,
+    check_scale,
     columns_of,
     guessed_pairs,
-    has,
-    is_missing,
-    is_negated,
-    plain,
+    is_lower,
     quoted,
     sides_of,
     step_of,
-    steps_of,
-    worth_of,
+    worth_in,
 )
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
@@ -106,14 +98,13 @@ class Proposal:
         return bool(self.rewards or self.undefined) or not {"reward", "chosen"}.isdisjoint(self.mapping)
 
     def options(self) -> Options:
-        options: Options = {"mapping": self.mapping, "lower_is_better": self.lower_is_better}
-        if self.rewards:
-            options["rewards"] = self.rewards
-        if self.reward_map:
-            options["reward_map"] = self.reward_map
-        if self.drop:
-            options["drop"] = self.drop
-        return options
+        return {
+            "mapping": self.mapping,
+            "rewards": self.rewards,
+            "reward_map": self.reward_map,
+            "lower_is_better": self.lower_is_better,
+            "drop": self.drop,
+        }
 
     def reversed(self) -> Proposal:
         """The same with the worst as the best."""
@@ -125,22 +116,18 @@ class Proposal:
 
     def command(self, store: str = "STORE.db") -> str:
         """The full command; of words whose worth is unknown with NUMBER in its place."""
-        parts = ["agro", "import", str(self.path), "--store", store]
-        for name, column in self.mapping.items():
-            parts += ["--map", f"{name}={column}"]
-        for name, weight in self.rewards.items():
-            parts += ["--reward", name if weight == 1 else f"{name}={weight:g}"]
+        mapping = dict(self.mapping)
         worth = {word: "null" if x is None else f"{x:g}" for word, x in self.reward_map.items()}
         if self.undefined is not None:
-            parts += ["--map", f"reward={self.undefined.path}"]
+            mapping["reward"] = self.undefined.path
             unrated = self.undefined.unrated
             worth = {w: "null" if w in unrated else "NUMBER" for w in self.undefined.distinct[:FEW]}
-        if worth:
-            parts += ["--reward-map", written_words(worth)]
-        for name in self.drop:
-            parts += ["--drop", name]
-        parts += ["--lower-is-better"] if self.lower_is_better else []
-        return " ".join(map(shlex.quote, parts))
+        options = [("--map", f"{name}={column}") for name, column in mapping.items()]
+        options += [("--reward", name if w == 1 else f"{name}={w:g}") for name, w in self.rewards.items()]
+        options += [("--reward-map", written_words(worth))] if worth else []
+        options += [("--drop", name) for name in self.drop]
+        lower = ["--lower-is-better"] if self.lower_is_better else []
+        return shlex.join(["agro", "import", str(self.path), "--store", store, *chain(*options), *lower])
 
     def to_json(self, store: str) -> dict[str, Any]:
         return {
@@ -252,7 +239,6 @@ def propose(
     if len(rewards) == 1 and set(rewards.values()) == {1.0}:
         rewards = {_column(next(iter(rewards)), columns).path: 1.0}
     where = [line.where for line in lines]
-    best: Proposal | None = None
     for guess in _guesses(path, columns, rewards, where, known=known is not None):
         found = _tried(path, guess.options())
         while found is not None and found.refused and not found.samples:
@@ -263,20 +249,19 @@ def propose(
                 break
             guess = replace(guess, drop=(*guess.drop, name))
             found = _tried(path, guess.options())
-        if found is not None and found.samples and len(found.refused) <= len(found.samples):
-            lower = guess.lower_is_better if lower_is_better is None else lower_is_better
-            if lower != guess.lower_is_better:
-                guess = replace(guess, lower_is_better=lower)
-                found = _tried(path, guess.options()) or found
-            scored = sum(sample.reward is not None for sample in found.samples)
-            tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
-            if found.refused:
-                tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
-            best = replace(guess, tried=f"the first {len(lines)} records: {tried}")
-            best = _with_examples(best, found, lines)
+        if found is None or not found.samples or len(found.refused) > len(found.samples):
+            continue
+        if lower_is_better not in (None, guess.lower_is_better):
+            guess = replace(guess, lower_is_better=not guess.lower_is_better)
+            found = _tried(path, guess.options()) or found
+        if known is not None and not guess.is_judged:
             break
-    if best is not None and (known is None or best.is_judged):
-        return best
+        scored = sum(sample.reward is not None for sample in found.samples)
+        tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
+        if found.refused:
+            tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
+        guess = replace(guess, tried=f"the first {len(lines)} records: {tried}")
+        return _with_examples(guess, found, lines)
     return None if known is not None and not known.refused else Proposal(path, columns)
 
 
@@ -423,9 +408,9 @@ def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
     matter = [  # what may be a judgment, or what somebody says
         c for c in guess.columns if c.type in JUDGING or (c.type == "text" and c.is_spoken and not c.is_aside)
     ]
-    aside = [c.path for c in matter if c not in judged and c.path not in inside]
-    aside = [path for path in aside if path not in guess.others and guess.mapping]
-    if aside:
+    used = {c.path for c in judged} | {*guess.others}
+    aside = [c.path for c in matter if c.path not in used and c.path not in inside]
+    if aside and guess.mapping:
         yield f"not used: {', '.join(aside)}"
 
 
@@ -511,153 +496,3 @@ def _side_scores(prompt: Column, others: Sequence[Column], columns: Sequence[Col
 def _is_asked(column: Column) -> bool:
     """Whether messages end before the assistant's turn."""
     return all(unpacked(value)[-1]["role"] != "assistant" for value in column.values)
-
-
-PROMPTS = NAMES["prompt"][:8]  # prompt, question and the like: a score of these isn't one of the response
-BEST_FIRST = re.compile(
-    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
-)
-
-
-def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Column]:
-    """The columns that may be the reward, the likeliest first.
-
-    One that belongs to each response comes before one of another list, which has several numbers for it.
-    """
-    response = mapping.get("response", "")
-    lists = {c.path for c in columns if c.type == "texts"}
-    judging = [
-        c
-        for c in columns
-        if c.type in JUDGING or (c.type == "numbers" and (not response or response in lists))
-    ]
-    prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
-    judging = [c for c in judging if c.path not in mapping.values()]
-    ranked = []
-    for column in judging:
-        owners = [path.rpartition("[*]")[0] for path in (column.path, response)]
-        # Whether a value is of the record, or of the item, that the response is of.
-        is_beside = not response or owners[0] == owners[1]
-        ranked.append((likelihood(column, prompt) + 0.3 * is_beside, column))
-    return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
-
-
-def likelihood(column: Column, prompt: Column | None) -> float:
-    """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
-    and differ between responses to one prompt."""
-    tokens = column.tokens
-    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
-    score = 0.0
-    if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
-        score = 1.0 - 0.1 * (not any(has(token, NAMES["reward"]) for token in tokens[-1:]))
-    elif is_cost or counts:
-        score = 0.3 if is_cost else 0.9
-    own = [] if is_cost or counts else steps_of(column.path)[0]
-    score -= 1.2 * any(has(token, ASIDE) for token in own)
-    answers = NAMES["response"][:8]
-    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
-        score -= 0.8
-    if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
-        score -= 0.8
-    if column.type == "word":
-        known = worth_in(column)
-        if known is None:
-            return score - 0.1
-        is_plain = {plain(word) for word in column.distinct} <= PLAIN
-        return score + (0.1 if len(known) == 2 and is_plain else 0.4)
-    # Grades repeat; counts, ids and times don't.
-    values = [number_in(value) for value in column.values]
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
-        return score - (0.2 if score >= 0.9 else 0.6)
-    repeats = 2 * len(column.distinct) <= len(values)
-    likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
-    if numbers:
-        likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
-    return score + likely
-
-
-def _is_of_prompt(column: Column, prompt: Column) -> bool:
-    """Whether it is the same in all records of each prompt, of which some have several."""
-    asked = dict(zip(prompt.places, map(str, prompt.values)))
-    values: dict[str, list[str]] = {}
-    for place, value in zip(column.places, column.values):
-        if place in asked:
-            values.setdefault(asked[place], []).append(str(value))
-    several = [each for each in values.values() if len(each) > 1]
-    return len(values) > 1 and len(several) > 1 and all(len(set(each)) == 1 for each in several)
-
-
-def check_scale(column: Column, where: Sequence[str]) -> None:
-    """Raise `Refused` for ratings of two scales. `where`: the places of the records."""
-    scales: dict[str, tuple[str, str]] = {}
-    for place, value in zip(column.places, column.values):
-        for each in value if isinstance(value, list) else [value]:
-            scale = "true or false" if isinstance(each, bool) else scale_of(each)
-            if scale is None and not is_missing(str(each)) and str(each) not in column.unrated:
-                scale = "a word"
-            if scale is not None:
-                scales.setdefault(scale, (where[place], str(each)))
-    if len(scales) > 1:
-        (a, (here, first)), (b, (there, second)) = list(scales.items())[:2]
-        raise Refused(
-            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, "
-            f"at {there}. What to do: write one scale into the file, say what each is worth (--map and "
-            "--reward-map), or name another column with --reward COLUMN"
-        )
-
-
-def is_lower(column: Column) -> bool:
-    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
-    Words that judge, such as good and bad, say it themselves."""
-    if column.type == "word":
-        numbered = {
-            number: worth_text(word)
-            for word in column.distinct
-            if (number := worded_number(word)) is not None
-        }
-        known = {number: worth for number, worth in numbered.items() if worth is not None}
-        if len(known) > 1:
-            return known[max(known)] < known[min(known)]
-        words = {plain(word) for word in column.distinct if word not in column.unrated}
-        if not words <= PLAIN and not numbered and worth_in(column):
-            return False
-    is_cost = any(has(token, COSTS) for token in column.tokens)
-    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
-
-
-def worth_text(rating: str) -> float | None:
-    """What the words of a rating such as 5: awful say."""
-    try:
-        return worth_of(re.sub(r"^\W*[\d.,]+\W*", "", rating))
-    except KeyError:
-        return None
-
-
-def worth_in(column: Column) -> dict[str, float | None] | None:
-    """What --reward-map has to say of its words; None where the worth of one is unknown. Of two words one is
-    better: the person who is asked says which."""
-    unrated: dict[str, float | None] = dict.fromkeys(word.strip() for word in column.unrated)
-    said = [word for word in column.distinct if word not in column.unrated]
-    counts = [word for word in said if scale_of(word) == "stars"] if column.type == "number" else []
-    if column.type not in ("word", "number") or (column.type == "number" and not counts):
-        return unrated
-    if all(word_of(word) in WORDS for word in said) and not unrated:
-        return {}
-    worth: dict[str, float | None] = {}
-    for word in said:
-        try:
-            worth[word.strip()] = worth_of(word)
-        except KeyError:
-            worth[word.strip()] = None
-    numbers = [number for number in worth.values() if number is not None]
-    if counts:  # of which it isn't said how many there may be
-        whole = 5.0 if max(numbers) <= 5 else 10.0
-        worth = {w: n if "☆" in w or n is None or n < 1 else n / whole for w, n in worth.items()}
-        return None if max(numbers) > whole or len(numbers) > FEW else worth | unrated
-    if len(said) == 2 and not any(worded_number(word) is not None for word in said):
-        first, second = worth
-        a, b = (0.5 if number is None else number for number in worth.values())
-        is_second = b > a
-        return {first: float(not is_second), second: float(is_second)} | unrated
-    return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None

@@ -203,9 +203,14 @@ def reading(options: Options) -> Reading:
     Files are known by their content, and patterns, which may have what isn't to be stored, by a hash.
     """
     tokenizer, prompts, join = options.get("tokenizer"), options.get("prompts"), options.get("join")
+    format = options.get("format")
+    if format is not None and (format.endswith(".toml") or plugins.is_reference(format)):
+        # One of the user's own is known by its content too.
+        content = fingerprint(format) if format.endswith(".toml") else digest_of_module(format) or ""
+        format = f"{Path(format).name} {content[:SHORT]}".strip()
     values = {
         "map": dict(options.get("mapping") or {}),
-        "format": _format(options.get("format")),
+        "format": format,
         "reward": dict(options.get("rewards") or {}),
         "reward-map": dict(options.get("reward_map") or {}),
         "lower-is-better": options.get("lower_is_better", False),
@@ -219,17 +224,12 @@ def reading(options: Options) -> Reading:
         "redact": options.get("redact", False),
         "group-by": options.get("group_by"),
         "center-by": options.get("center_by"),
-        "redact-pattern": sorted(map(_hash, options.get("redact_patterns") or ())),
+        "redact-pattern": sorted(
+            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]
+            for text in options.get("redact_patterns") or ()
+        ),
     }
     return {name: value for name, value in values.items() if value}
-
-
-def _format(name: str | None) -> str | None:
-    """One of the user's own is known by its content too."""
-    if name is None or not (name.endswith(".toml") or plugins.is_reference(name)):
-        return name
-    content = fingerprint(name) if name.endswith(".toml") else digest_of_module(name) or ""
-    return f"{Path(name).name} {content[:SHORT]}".strip()
 
 
 def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -242,10 +242,6 @@ def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
 
 
 SHORT = 12  # characters of a hash that people read
-
-
-def _hash(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]
 
 
 def _shown(value: Any) -> str:

@@ -243,9 +243,9 @@ class EntryWriter:
         """
         refused = []
         repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
-        if repeats:
-            for repeat, number in zip(repeats, self._counts.add([r.key for r in repeats]), strict=True):
-                repeat.number = number
+        numbered = self._counts.add([repeat.key for repeat in repeats]) if repeats else ()
+        for repeat, number in zip(repeats, numbered, strict=True):
+            repeat.number = number
         with self._store.transaction():
             new = self._new(entries, self._store.imports.origins(self._digest, *numbers))
             pairs = list[Pair]()
@@ -277,7 +277,11 @@ class EntryWriter:
             if pairs:
                 self._store.add_pairs(pairs)
             self._store.imports.note_identities(added)
-            self._note(is_new=bool(new))
+            prior = self._store.imports.imported(self._digest)
+            name, license = (self._path.name, None) if prior is None else (prior.name, prior.license)
+            file = ImportedFile(self._digest, name, self._options, self._license or license)
+            if file != prior and (new or prior is not None):  # once anything of it was read
+                self._store.imports.note_import(file)
         return refused
 
     def finish(self, digests: Sequence[str]) -> None:
@@ -297,15 +301,3 @@ class EntryWriter:
             else:
                 new.append(entry)
         return new
-
-    def _note(self, *, is_new: bool) -> None:
-        """Remember the file, once anything of it was read."""
-        prior = self._store.imports.imported(self._digest)
-        license = self._license or (prior.license if prior else None)
-        file = ImportedFile(self._digest, self._path.name, self._options, license)
-        if prior is None and not is_new:
-            return
-        if prior is not None:
-            file = file._replace(name=prior.name)
-        if file != prior:
-            self._store.imports.note_import(file)

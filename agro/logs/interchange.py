@@ -121,9 +121,11 @@ def from_record(
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
                 dumps(fields[name], name)
-    fields["source"] = _source(fields, source)
-    for name in ("model", "answer"):
-        fields.pop(name, None)
+    model = fields.pop("model", None)
+    fields.pop("answer", None)
+    if "source" not in fields and not isinstance(model, str | None):
+        raise Refused(f"model: expected text, got {model!r:.80}")
+    fields.setdefault("source", source if model is None else model)
     mask = fields.pop("mask", None)
     if "action" in fields:
         fields["learn"] = mask
@@ -202,17 +204,6 @@ def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
                 f"{name}: the record has {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
             )
     return meta | extras
-
-
-def _source(fields: Mapping[str, Any], default: str) -> str:
-    if "source" in fields:
-        return str(fields["source"])
-    model = fields.get("model")
-    if model is None:
-        return default
-    if not isinstance(model, str):
-        raise Refused(f"model: expected text, got {model!r:.80}")
-    return model
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:

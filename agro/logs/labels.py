@@ -34,18 +34,15 @@ def parse_words(text: str) -> dict[str, float | None]:
     Raises `Refused` for other texts.
     """
     rewards: dict[str, float | None] = {}
-    words: list[tuple[str, Any]]
+    words: list[tuple[Any, Any]] = [part.rpartition("=")[::2] for part in text.split(",")]
     if text.startswith("{"):
         try:
-            words = [(str(word).strip(), value) for word, value in loads(text).items()]
+            words = list(loads(text).items())
         except ValueError as error:
             raise Refused(
                 f"--reward-map {text!r:.80}: expected WORD=NUMBER, or an object of JSON: {error}"
             ) from None
-    else:
-        parts = [item.rpartition("=") for item in text.split(",")]
-        words = [(word.strip(), value.strip()) for word, _, value in parts]
-    for word, value in words:
+    for word, value in ((str(word).strip(), value) for word, value in words):
         if not word:
             raise Refused(f"--reward-map {value!r}: expected WORD=NUMBER, such as up=1,down=0")
         if word in rewards:
@@ -196,12 +193,9 @@ def labeled(row: Row, context: Context) -> float | None:
         return None
     if isinstance(value, bool):
         return float(value)
-    if not context.word_rewards and str(value) in _FLAGS:
-        return _FLAGS[str(value)]
+    if not context.word_rewards and str(value) in ("1", "-1"):
+        return float(str(value) == "1")
     if not isinstance(value, str) and not context.word_rewards:
         raise Refused(f"{names[0]}: expected true or false, or thumbs as 1 and -1, got {value!r:.80}")
     reward: float | None = as_reward(value, context, names[0])
     return reward
-
-
-_FLAGS = {"1": 1.0, "-1": 0.0}

@@ -17,7 +17,7 @@ from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
 from agro.io.column_paths import compiled, problem_of, value_at
-from agro.io.json_values import are_messages, is_unknown, unpacked
+from agro.io.json_values import are_messages, entry, is_unknown, unpacked
 from agro.io.nearest import nearest
 from agro.logs.interchange import FIELDS, PREFERENCE
 
@@ -66,26 +66,13 @@ class Part(NamedTuple):
         return self.columns.get(name, name)
 
 
-def _check_several(fields: Mapping[str, _Matches], mapping: Mapping[str, str]) -> None:
-    """Raise `Refused` where one response has several values of another field."""
-    if any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages")):
-        return
-    for name, matches in fields.items():
-        if len(matches) > 1:
-            several = mapping[name].replace("[*]", "[]")
-            raise Refused(
-                f"{name}: one response has {len(matches)} values of {mapping[name]}; avg({several}) "
-                "is the mean of numbers"
-            )
-
-
 def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
     """The columns of a row that a mapping, where there is one, leaves behind."""
     if not mapping:
         return []
     used = heads(mapping.values()) | set(mapping.values())
     for column in mapping.values():
-        if _parse(column).prefix == "":  # a wildcard for columns
+        if _parse(column)[0] == "":  # a wildcard for columns
             used |= {key for key in _matches(row, column) if isinstance(key, str)}
     return [name for name in row if name not in used and name not in MAPPABLE]
 
@@ -104,7 +91,14 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     used = heads(mapping.values())
     common = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
-    _check_several(fields, mapping)
+    has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
+    several = next((name for name, matches in fields.items() if len(matches) > 1), "")
+    if several and not has_several:
+        column = mapping[several]
+        raise Refused(
+            f"{several}: one response has {len(fields[several])} values of {column}; "
+            f"avg({column.replace('[*]', '[]')}) is the mean of numbers"
+        )
     parts = []
     for key in keys or (None,):
         record, columns, unknown = dict(common), dict[str, str](), list(missing)
@@ -145,7 +139,7 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
             raise Refused(f"{name}: {error}") from None
         if not is_optional and _is_logic(column) and not any(match.value for match in matches.values()):
             matches = {}
-        if not matches and is_optional and _parse(column).suffix is None:
+        if not matches and is_optional and _parse(column)[1] is None:
             matches[None] = _Match(column, None)
             if row.keys().isdisjoint(heads([column])):
                 missing.append(name)
@@ -164,7 +158,7 @@ def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[st
 
 def _is_logic(column: str) -> bool:
     """Whether it is an expression of conditions, which is false where none holds."""
-    return compiled(_parse(column).prefix).parsed["type"] in _LOGIC
+    return compiled(_parse(column)[0]).parsed["type"] in _LOGIC
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -203,37 +197,22 @@ def _is_messages(name: str, value: list[Any]) -> bool:
 
 def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its fields `meta.NAME` inside `meta`."""
-    named, fields = dict[str, Any](), dict[str, Any]()
-    for name, value in record.items():
-        if name.startswith("meta."):
-            named[name.removeprefix("meta.")] = value
-        else:
-            fields[name] = value
+    named = {name.removeprefix("meta."): x for name, x in record.items() if name.startswith("meta.")}
     if not named:
         return record
-    meta = record.get("meta")
-    if meta is not None and not isinstance(meta, dict):
-        raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    return fields | {"meta": {**(meta or {}), **named}}
+    fields = {name: x for name, x in record.items() if not name.startswith("meta.")}
+    return fields | {"meta": entry(record.get("meta"), "meta") | named}
 
 
 # The first wildcard of an expression, with the dots around it; what stands in quotes isn't one.
 _STAR = re.compile(r"""^((?:[^"'`*]|"[^"]*"|'[^']*'|`[^`]*`)*?)(?:(?:^|\.)\*(?=\.|$)|\[\*\])""")
 
 
-class _ColumnPath(NamedTuple):
-    """Where a column is: an expression, or the two around its first wildcard."""
-
-    prefix: str
-    suffix: str | None  # None without a wildcard
-
-
 @cache
-def _parse(column: str) -> _ColumnPath:
+def _parse(column: str) -> tuple[str, str | None]:
+    """Where a column is: an expression and None, or the two expressions around its first wildcard."""
     star = _STAR.match(column)
-    if star is None:
-        return _ColumnPath(column, None)
-    return _ColumnPath(star[1], column[star.end() :].removeprefix("."))
+    return (column, None) if star is None else (star[1], column[star.end() :].removeprefix("."))
 
 
 def _matches(
@@ -277,7 +256,7 @@ def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> 
 
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    return {head for column in expressions for head in _heads_of(compiled(_parse(column).prefix).parsed)}
+    return {head for column in expressions for head in _heads_of(compiled(_parse(column)[0]).parsed)}
 
 
 def _heads_of(tree: Mapping[str, Any]) -> set[str]:

@@ -96,15 +96,9 @@ def identified(row: Mapping[str, Any], *ids: Any) -> str:
     return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
 
 
-def identified_by_first(row: Mapping[str, Any], name: str, *ids: str) -> str:
-    """As `identified`, by columns of the first of the rows in `name`; without these, of the record itself."""
-    rows = objects(row.get(name, [row]), name)
-    return identified(row, *(rows[0].get(id) for id in ids))
-
-
-def score_key(id: Any, name: Any) -> str:
-    """The key in --join of the score `name` that a record with this id has."""
-    return json.dumps([str(id), str(name)])
+def joined_key(*ids: Any) -> str:
+    """The key in --join of a record: its id, or that of what is scored and the name of the score."""
+    return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))
 
 
 def joined_scores(
@@ -119,7 +113,7 @@ def joined_scores(
         raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
     scores = {}
     for name in context.rewards:
-        keys = [score_key(id, name) for id in ids]
+        keys = [joined_key(id, name) for id in ids]
         rows = [context.joined[key] for key in keys if key in context.joined]
         if rows:
             scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
@@ -142,11 +136,9 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(value: Any) -> Any:
-    if isinstance(value, dict):
-        return unflatten(value)
     if isinstance(value, list):
         return [_nested(item) for item in value]
-    return value
+    return unflatten(value) if isinstance(value, dict) else value
 
 
 def _listed(value: Any) -> Any:

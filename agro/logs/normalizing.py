@@ -140,29 +140,26 @@ def normalize(
     with store.transaction():
         samples = _scored(store, files, field, option)
         while part := list(islice(samples, CHUNK)):
-            store.set_rewards(_score(s, field, key, statistics[key], components) for s, key in part)
+            scores = []
+            for sample, key in part:
+                assert sample.id is not None
+                assert sample.reward is not None
+                value, reward = statistics[key], sample.reward
+                normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
+                if components is None:
+                    reward = value.normalized(reward)
+                    normalizer |= {"mean": value.mean, "std": value.std}
+                else:
+                    normalizer["shift"] = components.shift(value, reward)
+                    reward -= normalizer["shift"]
+                entries = {"normalizer": normalizer | {"reward": sample.reward}}
+                if "reward_parts" in sample.meta:  # which a later scoring would drop
+                    entries["reward_parts"] = sample.meta["reward_parts"]
+                scores.append((sample.id, reward, entries))
+            store.set_rewards(scores)
             done += len(part)
     constant = sum(each.std == 0 for each in statistics.values())
     return Normalization(field, done, len(statistics), constant, components)
-
-
-def _score(
-    sample: Sample, field: str, key: str, statistics: Statistics, components: Components | None
-) -> tuple[int, float, dict[str, Any]]:
-    """Id, reward and entries of `meta` of a sample."""
-    assert sample.id is not None
-    assert sample.reward is not None
-    normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
-    if components is None:
-        reward = statistics.normalized(sample.reward)
-        normalizer |= {"mean": statistics.mean, "std": statistics.std}
-    else:
-        normalizer["shift"] = components.shift(statistics, sample.reward)
-        reward = sample.reward - normalizer["shift"]
-    entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
-    if "reward_parts" in sample.meta:  # which a later scoring would drop
-        entries["reward_parts"] = sample.meta["reward_parts"]
-    return sample.id, reward, entries
 
 
 def _scored(
@@ -170,23 +167,21 @@ def _scored(
 ) -> Iterator[tuple[Sample, str]]:
     """The scored samples that aren't normalized, with the value of the field as JSON."""
     ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
+    column = field.removeprefix("meta.")
     for sample in store.samples(ids=ids, scored=True):
-        if "normalizer" not in sample.meta:
-            yield sample, json.dumps(_value(sample, field, option), sort_keys=True)
-
-
-def _value(sample: Sample, field: str, option: str) -> Any:
-    if field in ("source", "role"):
-        return getattr(sample, field)
-    value: Any = sample.meta
-    for name in field.removeprefix("meta.").split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    if value is None:
-        names = ", ".join(("source", "role", *sample.meta))
-        column = field.removeprefix("meta.")
-        raise Refused(
-            f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
-            f"field; it has {names}. What to do: name one that all scored records have; beside --map, map it "
-            f"too: --map meta.{column}=COLUMN"
-        )
-    return value
+        if "normalizer" in sample.meta:
+            continue
+        value: Any = sample.meta
+        if field in ("source", "role"):
+            value = getattr(sample, field)
+        else:
+            for name in column.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            names = ", ".join(("source", "role", *sample.meta))
+            raise Refused(
+                f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
+                f"field; it has {names}. What to do: name one that all scored records have; beside --map, "
+                f"map it too: --map meta.{column}=COLUMN"
+            )
+        yield sample, json.dumps(value, sort_keys=True)

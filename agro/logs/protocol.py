@@ -64,12 +64,7 @@ class Item(NamedTuple):
         return cls((record,), (name,))
 
     @classmethod
-    def pair(
-        cls,
-        chosen: dict[str, Any],
-        rejected: dict[str, Any],
-        votes: Votes = (None, None),
-    ) -> Item:
+    def pair(cls, chosen: dict[str, Any], rejected: dict[str, Any], votes: Votes = (None, None)) -> Item:
         """A judged pair. Equal votes say that neither is better; without votes, so do equal rewards."""
         rewards = chosen.get("reward"), rejected.get("reward")
         if votes == (None, None) and rewards[0] is not None and rewards[0] == rewards[1]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -154,7 +154,12 @@ class Reader:
         self._found = found = BlockResult()
         for line in block.lines():
             try:
-                parts = self._parts(line)
+                if line.error:
+                    raise Refused(line.error)
+                for name in unmapped(line.value, self._mapping):
+                    if name not in found.columns_left:
+                        found.columns_left.append(name)
+                parts = expand(line.value, self._mapping) if self._mapping else (Part(line.value),)
             except RECORD_ERRORS as error:
                 found.refuse(line, reason_of(error))
                 continue
@@ -176,7 +181,15 @@ class Reader:
             if format.identity is not None:
                 key = _hash(f"{format.name} {format.identity(part.record)}")
                 same = Repeat(key, format.repeats or format.title, format.once)
-            new = [self._entry(item, part, line, same) for item in items]
+            digest, new = self._file.digest if self._file else "", list[Entry]()
+            for item in items:
+                rows, scored = list[SampleRow](), 0
+                for record, name in zip(item.records, item.names, strict=True):
+                    sample = self._sample(record, line)
+                    rows.append(SampleRow.of(sample, Origin(digest, line.number, part.column(name))))
+                    scored += sample.reward is not None
+                place = digest, line.number
+                new.append(Entry(line.where, place, tuple(rows), scored, item.judgments, same))
             names = [origin.part for entry in new for origin in entry.origins]
             if len(set(names)) < len(names):  # they couldn't be told apart later
                 twice = next(name for name in names if names.count(name) > 1)
@@ -190,17 +203,6 @@ class Reader:
             column = part.columns.get("response") or part.columns.get("chosen")
             reason = reason_of(error)
             found.refuse(line, f"{column}: {reason}" if column else reason)
-
-    def _parts(self, line: Line) -> Sequence[Part]:
-        if line.error:
-            self._found.refuse(line, line.error)
-            return ()
-        if not self._mapping:
-            return (Part(line.value),)
-        for name in unmapped(line.value, self._mapping):
-            if name not in self._found.columns_left:
-                self._found.columns_left.append(name)
-        return expand(line.value, self._mapping)
 
     def _format(self, part: Part) -> Format:
         format = self._file_format or self._recognizer.recognize(part.record)
@@ -233,16 +235,6 @@ class Reader:
             items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
         self._found.kinds.add(format.name)
         return items
-
-    def _entry(self, item: Item, part: Part, line: Line, same: Repeat | None) -> Entry:
-        assert self._file is not None
-        digest = self._file.digest
-        rows, scored = [], 0
-        for record, name in zip(item.records, item.names, strict=True):
-            sample, origin = self._sample(record, line), Origin(digest, line.number, part.column(name))
-            rows.append(SampleRow.of(sample, origin))
-            scored += sample.reward is not None
-        return Entry(line.where, (digest, line.number), tuple(rows), scored, item.judgments, same)
 
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
         if record.get("prompt") is None:
@@ -372,6 +364,7 @@ class Readers:
 
     def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
         """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
+
         asked: deque[_Asked] = deque()
         error: Exception | None = None
         blocks = iter(blocks)
@@ -393,9 +386,9 @@ class Readers:
         if error is not None:
             raise error
 
-    def _ask(self, file: LogFile, state: State, block: Block) -> Reply:
+    def _ask(self, *question: Any) -> Reply:
         child = self._idle.get()
-        reply = child.read(file, state, block)
+        reply = child.read(*question)
         if not child.has_ended or all(each.has_ended for each in self._children):
             self._idle.put(child)
         return reply

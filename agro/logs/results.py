@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -66,23 +67,21 @@ class Result:
         first, *others = results
         if not others:
             return first
+        rewards: dict[str, float | None] = {}
+        unscored: dict[str, float] = {}
         for other in others:
             if other.texts != first.texts:
                 raise Refused(
                     f"{first.name} and {other.name}: expected the same held-out prompts, got others"
                 )
-        rewards: dict[str, float | None] = {}
         for key in first.texts:
             known = [value for r in results if (value := r.scores[REWARD].get(key)) is not None]
             rewards[key] = fmean(known) if len(known) == len(results) else None
+            if share := fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results):
+                unscored[key] = share
         step = first.step if all(other.step == first.step for other in others) else None
-        shares = {
-            key: fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results) for key in first.texts
-        }
-        unscored = {REWARD: {key: share for key, share in shares.items() if share}}
-        return replace(
-            first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results), unscored=unscored
-        )
+        changed = replace(first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results))
+        return replace(changed, unscored={REWARD: unscored})
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:
@@ -101,19 +100,9 @@ class Result:
                 f"{path}: expected an evaluation up to step {run.steps} of the run, got step {kept.step}. "
                 "What to do: continue the run with --resume, which makes these steps again"
             )
-        scores = {REWARD: kept.rewards}
-        name, scoring = str(run.folder), reward_of(run)
         unscored = {REWARD: {key: latest for key, (_, latest) in kept.unscored.items()}}
-        return cls(
-            name,
-            scores,
-            kept.texts,
-            kept.clusters,
-            kept.step,
-            HELD_OUT,
-            scoring=scoring,
-            unscored=unscored,
-        )
+        found = cls(str(run.folder), {REWARD: kept.rewards}, kept.texts, kept.clusters, kept.step, HELD_OUT)
+        return replace(found, scoring=reward_of(run), unscored=unscored)
 
     @classmethod
     def of_prompts(
@@ -205,7 +194,19 @@ def results_at(path: Path) -> list[Result]:
         with Store.open(path, read_only=True) as store:
             return [Result.of_store(path.name, store)]
     if path.is_dir() and format_at(path) is None and not (path / "state.json").is_file():
-        return _of_folder(path)
+        files = []
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.name.endswith(ENDINGS):
+                with suppress(Refused):  # such as a file of results, which is no log
+                    files.append((file, _scored_format(file)))
+        harness = [(file, format) for file, format in files if format is not None]
+        if not harness:
+            raise Refused(
+                f"{path}: expected the folder of a run, or one with samples of lm-evaluation-harness "
+                "(--log_samples), lighteval (--save-details) or Inspect; got none of these. A model is "
+                "compared with --prompts FILE --reward NAME"
+            )
+        return _of_harness(harness, str(path))
     if not path.exists():
         raise Refused(f"{path}: no such file or folder")
     if is_store(path):
@@ -235,26 +236,6 @@ def _scored_format(path: Path) -> Format | None:
         line = next(read_records(path), None)
         format = None if line is None or line.error else Recognizer(None).recognize(line.value)
     return format if format is not None and format.scored is not None else None
-
-
-def _of_folder(path: Path) -> list[Result]:
-    """All samples that a harness left in a folder, task by task."""
-    files = []
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and file.name.endswith(ENDINGS):
-            try:
-                format = _scored_format(file)
-            except Refused:  # such as a file of results, which is no log
-                continue
-            if format is not None:
-                files.append((file, format))
-    if not files:
-        raise Refused(
-            f"{path}: expected the folder of a run, or one with samples of lm-evaluation-harness "
-            "(--log_samples), lighteval (--save-details) or Inspect; got none of these. A model is "
-            "compared with --prompts FILE --reward NAME"
-        )
-    return _of_harness(files, str(path))
 
 
 def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]:

@@ -1,5 +1,5 @@
-"""The columns of an unknown log: where they are, what they hold, and what their names say; of pairs of
-responses, which columns have the two, and which says what is better."""
+"""The columns of an unknown log: where they are, what they hold, and what their names say; which may be the
+reward; of pairs of responses, which columns have the two, and which says what is better."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from agro.errors import Refused
 from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.labels import WORDS, count_in, number_in, share_in, word_of, worded_number
+from agro.logs.labels import WORDS, count_in, number_in, scale_of, share_in, word_of, worded_number
 
 SHOWN = 3
 DEEP = 4  # levels of objects
@@ -57,10 +59,10 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
-            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
+            ("numbers", lambda x: isinstance(x, list) and all(n is None or is_number(n) for n in x)),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
-            ("number", is_number),
+            ("number", lambda x: is_number(x) and not isinstance(number_in(x), bool)),
             ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:
@@ -78,10 +80,8 @@ class Column:
     def unrated(self) -> frozenset[str]:
         """The words among numbers or words that stand where there is no judgment."""
         texts = [value for value in self.values if isinstance(value, str)]
-        missing = frozenset(text for text in texts if is_missing(text))
-        others = [
-            text for text in texts if text not in missing and not is_number(text) and not _is_judgment(text)
-        ]
+        missing = frozenset(filter(is_missing, texts))
+        others = [x for x in texts if x not in missing and not is_number(x) and worth_of(x) is None]
         if 6 * len(others) <= len(self.values) and len(set(others)) <= OTHER_WORDS:
             missing |= frozenset(text for text in others if not re.search(r"\d", text) and len(text) <= 40)
         return missing
@@ -99,9 +99,11 @@ class Column:
     def is_spoken(self) -> bool:
         """Whether some value has several words, as the numbers of users and files don't."""
         texts = [text for value in self.values for text in (value if isinstance(value, list) else [value])]
-        said = [text for text in texts if isinstance(text, str)]
-        words = [sum(LETTERS.search(word) is not None for word in text.split()) for text in said]
-        return any(count > 1 for count in words) or any(map(WITHOUT_SPACES.search, said))
+        return any(
+            sum(LETTERS.search(word) is not None for word in text.split()) > 1 or WITHOUT_SPACES.search(text)
+            for text in texts
+            if isinstance(text, str)
+        )
 
     @property
     def length(self) -> float:
@@ -118,8 +120,8 @@ class Column:
         best = 0.0
         for depth, step in enumerate(steps_of(self.path)):
             for token in step:
-                is_last = token == step[-1]  # the noun, where English has several words
-                best = max(best, likeness(token, role) * (1.0 if is_last else 0.9) / (1 + depth / 4))
+                weight = 1.0 if token == step[-1] else 0.9  # the noun, where English has several words
+                best = max(best, likeness(token, role) * weight / (1 + depth / 4))
         return best * (0.3 if self.is_aside else 1)
 
     def about(self) -> dict[str, Any]:
@@ -132,31 +134,22 @@ class Column:
         return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
 
 
-def _may_be_in_numbers(value: Any) -> bool:
-    return value is None or isinstance(value, bool) or is_number(value)
-
-
 def is_number(value: Any) -> bool:
+    """Whether it is a number, true or false, a share or a count of stars, also as text."""
     number = number_in(value)
     if isinstance(number, str):
         return share_in(number) is not None or count_in(number) is not None
-    return isinstance(number, int | float) and not isinstance(number, bool)
-
-
-def _is_judgment(text: str) -> bool:
-    try:
-        return worth_of(text) is not None
-    except KeyError:
-        return False
+    return isinstance(number, bool | int | float)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns of records, also those inside of objects and of JSON in a cell."""
     columns: dict[str, Column] = {}
     for i, row in enumerate(rows):
-        named = [("*", "*", value) for value in row.values()] if _by_key(row) else []
-        for name, step, value in named or [(name, quoted(name), value) for name, value in row.items()]:
-            for path, inner in _leaves(name, step, value, DEEP):
+        is_by_key = _by_key(row)
+        for name, value in row.items():
+            for below, inner in _leaves(value, DEEP):
+                path = f"*{below}" if is_by_key else f"{quoted(name)}{below}" if below else name
                 column = columns.setdefault(path, Column(path))
                 if not is_unknown(inner) and inner != "":
                     column.values.append(inner)
@@ -164,30 +157,22 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     return tuple(columns.values())
 
 
-def _leaves(path: str, step: str, value: Any, deep: int) -> Iterator[tuple[str, Any]]:
-    """The paths below a value, and what is there. `step`: the path as it stands in longer ones."""
-    parsed = unpacked(value)
+def _leaves(value: Any, deep: int) -> Iterator[tuple[str, Any]]:
+    """What is below a value, with the path there; "" is that of the value itself."""
+    parsed, steps = unpacked(value), list[tuple[str, Any]]()
     if isinstance(parsed, dict) and parsed and deep:
-        if _by_key(parsed):
-            for item in parsed.values():
-                yield from _leaves(f"{step}.*", f"{step}.*", item, deep - 1)
-            return
-        for name, item in parsed.items():
-            longer = f"{step}.{quoted(name)}"
-            yield from _leaves(longer, longer, item, deep - 1)
-    elif (
-        (isinstance(parsed, list) and bool(parsed) and all(isinstance(item, dict) for item in parsed))
-        and deep
-        and not are_messages(parsed)
-    ):
-        for item in parsed:
-            yield from _leaves(f"{step}[*]", f"{step}[*]", item, deep - 1)
+        is_by_key = _by_key(parsed)
+        steps = [(".*" if is_by_key else f".{quoted(name)}", item) for name, item in parsed.items()]
+    elif are_messages(parsed) and deep:  # a judgment may stand beside what the last one says
+        yield "", value
+        aside = parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}
+        steps = [(f"[-1].{quoted(name)}", item) for name, item in parsed[-1].items() if name in aside]
+    elif isinstance(parsed, list) and parsed and all(isinstance(x, dict) for x in parsed) and deep:
+        steps = [("[*]", item) for item in parsed]
     else:
-        yield path, value
-        if are_messages(parsed) and deep:  # a judgment beside what the last one says
-            for name in parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}:
-                longer = f"{step}[-1].{quoted(name)}"
-                yield from _leaves(longer, longer, parsed[-1][name], deep - 1)
+        yield "", value
+    for step, item in steps:
+        yield from ((f"{step}{below}", inner) for below, inner in _leaves(item, deep - 1))
 
 
 def _by_key(value: Mapping[str, Any]) -> bool:
@@ -213,8 +198,8 @@ def as_literal(value: Any) -> str:
 
 def step_of(column: Column) -> str:
     """A column within an expression."""
-    path = column.path
-    return path if re.fullmatch(r"[A-Za-z_][\w.]*", path, re.ASCII) else json.dumps(path, ensure_ascii=False)
+    is_path = re.fullmatch(r"[A-Za-z_][\w.]*", column.path, re.ASCII)
+    return column.path if is_path else json.dumps(column.path, ensure_ascii=False)
 
 
 def best_named(columns: Iterable[Column], role: str) -> Column | None:
@@ -278,10 +263,8 @@ def is_missing(text: str) -> bool:
 
 
 def worth_of(word: str) -> float | None:
-    """Of a word, stars, a percentage or a fraction; None where it says that nothing is known.
-
-    Raises `KeyError` for others.
-    """
+    """Of a word, stars, a percentage or a fraction; None for others, and where it says that nothing is
+    known."""
     word = word_of(word)
     if is_missing(word):
         return None
@@ -290,11 +273,142 @@ def worth_of(word: str) -> float | None:
             return number
     tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
     said = [WORTH[token] for token in tokens if token in WORTH]
-    others = [token for token in tokens if token not in WORTH and token not in NOT]
-    if not said or len(others) > 1:
-        raise KeyError(word)
+    if not said or sum(token not in WORTH and token not in NOT for token in tokens) > 1:
+        return None
     number = 0.5 if 0.5 in said else said[0]
     return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
+
+
+PROMPTS = NAMES["prompt"][:8]  # prompt, question and the like: a score of these isn't one of the response
+BEST_FIRST = re.compile(
+    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
+)
+
+
+def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Column]:
+    """The columns that may be the reward, the likeliest first.
+
+    One that belongs to each response comes before one of another list, which has several numbers for it.
+    """
+    response = mapping.get("response", "")
+    is_list = not response or any(c.type == "texts" and c.path == response for c in columns)
+    prompt = next((c for c in columns if c.path == mapping.get("prompt")), None)
+    ranked = []
+    for column in columns:
+        if column.type not in (*JUDGING, *(["numbers"] * is_list)) or column.path in mapping.values():
+            continue
+        owners = [path.rpartition("[*]")[0] for path in (column.path, response)]
+        # Whether a value is of the record, or of the item, that the response is of.
+        is_beside = not response or owners[0] == owners[1]
+        ranked.append((likelihood(column, prompt) + 0.3 * is_beside, column))
+    return [c for score, c in sorted(ranked, key=lambda each: each[0], reverse=True) if score >= 0.3]
+
+
+def likelihood(column: Column, prompt: Column | None) -> float:
+    """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
+    and differ between responses to one prompt."""
+    tokens = column.tokens
+    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
+    score = 0.0
+    if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
+        score = 1.0 if has(tokens[-1], NAMES["reward"]) else 0.9
+    elif is_cost or counts:
+        score = 0.3 if is_cost else 0.9
+    own = [] if is_cost or counts else steps_of(column.path)[0]
+    score -= 1.2 * any(has(token, ASIDE) for token in own)
+    answers = NAMES["response"][:8]
+    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
+        score -= 0.8
+    if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
+        score -= 0.8
+    if column.type == "word":
+        known = worth_in(column)
+        if known is None:
+            return score - 0.1
+        is_plain = {plain(word) for word in column.distinct} <= PLAIN
+        return score + (0.1 if len(known) == 2 and is_plain else 0.4)
+    # Grades repeat; counts, ids and times don't.
+    values = [number_in(value) for value in column.values]
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
+        return score - (0.2 if score >= 0.9 else 0.6)
+    repeats = 2 * len(column.distinct) <= len(values)
+    likely = 0.3 * (repeats or len(numbers) < len(values))  # what isn't a number is a part of ten
+    if numbers:
+        likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
+    return score + likely
+
+
+def _is_of_prompt(column: Column, prompt: Column) -> bool:
+    """Whether it is the same in all records of each prompt, of which some have several."""
+    asked, values = dict(zip(prompt.places, map(str, prompt.values))), dict[str, list[str]]()
+    for place, value in zip(column.places, column.values):
+        if place in asked:
+            values.setdefault(asked[place], []).append(str(value))
+    several = [each for each in values.values() if len(each) > 1]
+    return len(values) > 1 and len(several) > 1 and all(len(set(each)) == 1 for each in several)
+
+
+def check_scale(column: Column, where: Sequence[str]) -> None:
+    """Raise `Refused` for ratings of two scales. `where`: the places of the records."""
+    scales: dict[str, tuple[str, str]] = {}
+    for place, value in zip(column.places, column.values):
+        for each in value if isinstance(value, list) else [value]:
+            scale = "true or false" if isinstance(each, bool) else scale_of(each)
+            if scale is None and not is_missing(str(each)) and str(each) not in column.unrated:
+                scale = "a word"
+            if scale is not None:
+                scales.setdefault(scale, (where[place], str(each)))
+    if len(scales) > 1:
+        (a, (here, first)), (b, (there, second)) = list(scales.items())[:2]
+        raise Refused(
+            f"{column.path}: expected one scale, got {first!r:.80}, {a}, at {here}, and {second!r:.80}, {b}, "
+            f"at {there}. What to do: write one scale into the file, say what each is worth (--map and "
+            "--reward-map), or name another column with --reward COLUMN"
+        )
+
+
+def is_lower(column: Column) -> bool:
+    """Whether its lower values seem to be the better ones: by its name, and by the words beside numbers.
+    Words that judge, such as good and bad, say it themselves."""
+    if column.type == "word":
+        numbered = {  # what the words of a rating such as 5: awful say
+            number: worth_of(re.sub(r"^\W*[\d.,]+\W*", "", word))
+            for word in column.distinct
+            if (number := worded_number(word)) is not None
+        }
+        known = {number: worth for number, worth in numbered.items() if worth is not None}
+        if len(known) > 1:
+            return known[max(known)] < known[min(known)]
+        words = {plain(word) for word in column.distinct if word not in column.unrated}
+        if not words <= PLAIN and not numbered and worth_in(column):
+            return False
+    is_cost = any(has(token, COSTS) for token in column.tokens)
+    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
+
+
+def worth_in(column: Column) -> dict[str, float | None] | None:
+    """What --reward-map has to say of its words; None where the worth of one is unknown. Of two words one is
+    better: the person who is asked says which."""
+    unrated: dict[str, float | None] = dict.fromkeys(word.strip() for word in column.unrated)
+    said = [word for word in column.distinct if word not in column.unrated]
+    counts = [word for word in said if scale_of(word) == "stars"] if column.type == "number" else []
+    if column.type not in ("word", "number") or (column.type == "number" and not counts):
+        return unrated
+    if all(word_of(word) in WORDS for word in said) and not unrated:
+        return {}
+    worth = {word.strip(): worth_of(word) for word in said}
+    numbers = [number for number in worth.values() if number is not None]
+    if counts:  # of which it isn't said how many there may be
+        whole = 5.0 if max(numbers) <= 5 else 10.0
+        worth = {w: n if "☆" in w or n is None or n < 1 else n / whole for w, n in worth.items()}
+        return None if max(numbers) > whole or len(numbers) > FEW else worth | unrated
+    if len(said) == 2 and not any(worded_number(word) is not None for word in said):
+        first, second = worth
+        a, b = (0.5 if number is None else number for number in worth.values())
+        is_second = b > a
+        return {first: float(not is_second), second: float(is_second)} | unrated
+    return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
 
 
 _PREFERENCES = {kind: frozenset(words.split()) for kind, words in _WORDS["preferences"].items()}
@@ -339,7 +453,7 @@ def guessed_pairs(
             yield None
 
 
-def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
+def sides_of(columns: Sequence[Column]) -> list[dict[str, Column]]:
     """Columns whose names differ in one word, such as response_a and response_b, by this word; those that are
     the first and the second come before others, in their order."""
     alike: dict[tuple[str | None, ...], dict[str, Column]] = {}
@@ -349,9 +463,11 @@ def sides_of(columns: Sequence[Column]) -> Iterator[dict[str, Column]]:
             alike.setdefault(key, {}).setdefault(word, column)
     found = [sides for sides in alike.values() if len(sides) > 1]
     found = [dict(sorted(sides.items())) if _are_ordinals(sides) else sides for sides in found]
-    lengths = [min(column.length for column in sides.values()) for sides in found]
-    order = sorted(range(len(found)), key=lambda i: (_are_ordinals(found[i]), lengths[i]), reverse=True)
-    yield from (found[i] for i in order)
+
+    def rank(sides: dict[str, Column]) -> tuple[bool, float]:
+        return _are_ordinals(sides), min(column.length for column in sides.values())
+
+    return sorted(found, key=rank, reverse=True)
 
 
 def _are_ordinals(marks: Iterable[str]) -> bool:
@@ -393,7 +509,9 @@ equal, "" without ties."""
 def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
     """What a column of preferences says; None where it can't be read."""
     values = {str(value): value for value in column.values}
-    numbers = {text: found for text, value in values.items() if (found := _number(value)) is not None}
+    read = {text: WORDS.get(word_of(text)) if isinstance(x, str) else None for text, x in values.items()}
+    parsed = {text: number_in(x) if read[text] is None else read[text] for text, x in values.items()}
+    numbers = {text: float(x) for text, x in parsed.items() if isinstance(x, int | float) and x == x}
     marks, known = list(sides), set(numbers.values())
     of: Mapping[str, str | None] = {}  # the better side by what the column has; None: neither is
     if known and len(numbers) == len(values) and len(marks) == 2:
@@ -415,8 +533,8 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
             by_sign, middle = {-1: first, 0: None, 1: second}, (1 + max(known)) / 2
             of = {text: by_sign[(number > middle) - (number < middle)] for text, number in numbers.items()}
     else:
-        read = {text: _side_of(text, sides) for text in values}
-        of = {text: side for text, side in read.items() if side or _is_tie(text)}
+        named = {text: _side_of(text, sides) for text in values}
+        of = {text: side for text, side in named.items() if side or _is_tie(text)}
         if len(values) == 2 and not of and column.named("preference") and len(marks) == 2:
             of = dict(zip(values, marks, strict=True))
     others = sum(str(value) not in of for value in column.values)
@@ -429,13 +547,6 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
     ]
     ties = [values[text] for text, side in of.items() if side is None]
     return won, _is_one_of(column, ties) if ties else ""
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and word_of(value) in WORDS:
-        return WORDS[word_of(value)]
-    number = number_in(value)
-    return float(number) if isinstance(number, int | float) and not is_unknown(number) else None
 
 
 def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:

@@ -283,7 +283,7 @@ class Enumerable:
             streams["normalizer"] = self.normalizer()[:, places]
         if "kl" in want:
             assert reference is not None
-            streams["kl"] = (logp.exp() * (logp - reference.logp_next().detach())).sum(-1)[:, places]
+            streams["kl"] = self.kl_tokens(reference)
         if {"ref_mean", "ref_square"} & set(want):
             assert reference is not None
             other = reference.logp_next().detach()

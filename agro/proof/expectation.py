@@ -107,31 +107,25 @@ class AllGroups:
     def groups(self) -> tuple[Tensor, Tensor, Tensor]:
         """Of one prompt: [M] the outcomes of all groups, [M] the group of each, [G] in how many orders a
         group comes."""
-        outcomes = self.data.reward.shape[1]
-        parts = [self._with_expert(*self._groups_of(outcomes, n)) for n in self.sizes]
+        sampled, parts = self.data.reward.shape[1], []
+        experts = torch.arange(sampled, len(self.data.outcomes))
+        for n in self.sizes:
+            if self.data.judged:
+                groups = torch.cartesian_prod(*[torch.arange(sampled)] * n).view(-1, n)
+                orders = torch.ones(len(groups), dtype=torch.float64)
+            else:
+                groups, orders = multisets(sampled, n)
+            if len(experts):  # each group with each response of the expert behind it
+                added = experts.repeat(len(groups))[:, None]
+                groups = torch.cat([groups.repeat_interleave(len(experts), 0), added], 1)
+                orders = orders.repeat_interleave(len(experts))
+            parts.append((groups, orders))
         sizes = [group.shape[1] for group, _ in parts for _ in group]
         return (
             torch.cat([groups.flatten() for groups, _ in parts]),
             torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
             torch.cat([orders for _, orders in parts]),
         )
-
-    def _groups_of(self, outcomes: int, n: int) -> tuple[Tensor, Tensor]:
-        """[G,n], [G]"""
-        if not self.data.judged:
-            return multisets(outcomes, n)
-        ordered = torch.cartesian_prod(*[torch.arange(outcomes)] * n).view(-1, n)
-        return ordered, torch.ones(len(ordered), dtype=torch.float64)
-
-    def _with_expert(self, groups: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
-        """Each group with each response of the expert behind it."""
-        sampled, total = self.data.reward.shape[1], len(self.data.outcomes)
-        if sampled == total:
-            return groups, orders
-        experts = torch.arange(sampled, total)
-        added = experts.repeat(len(groups))[:, None]
-        extended = torch.cat([groups.repeat_interleave(len(experts), 0), added], 1)
-        return extended, orders.repeat_interleave(len(experts))
 
     @cached_property
     def pairs(self) -> Tensor:

@@ -12,6 +12,7 @@ from agro.proof import formulas
 from agro.proof.claim import Claims
 from agro.proof.formulas import CorrectionWeight, Situation, group_baseline, half_variance
 
+Formula = Callable[[Situation], Tensor]
 REGULARIZED = ("reward", "ref_logp")
 GROUPED = ("reward", "ref_logp", "groups")
 FRESH = (*GROUPED, "fresh")
@@ -28,7 +29,7 @@ def itself(beta: float) -> float:
     return beta
 
 
-def per_beta(expects: Callable[[Situation], Tensor]) -> Callable[[Situation], Tensor]:
+def per_beta(expects: Formula) -> Formula:
     """In units of reward."""
     return lambda s: expects(s) / s.beta
 
@@ -80,6 +81,11 @@ def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 6
     small."""
     changed = corrected(claims, CorrectionWeight(weight, maximum), ends=claims.ends)  # type: ignore[arg-type]
     return replace(changed, updates=updates)
+
+
+def moved(claims: Claims) -> Claims:
+    """The same, where a number more in log f of a prompt makes a difference."""
+    return replace(claims, reference_shift=False)
 
 
 def baseline_claims(
@@ -139,18 +145,12 @@ def corrected(
     )
 
 
-def imitating(claims: Claims, k: Callable[[Situation], Tensor], shift: bool = True, **options: Any) -> Claims:
+def imitating(claims: Claims, k: Formula, shift: bool = True, **options: Any) -> Claims:
     """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
     return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), shift, imitation=0.7, **options)
 
 
-def pulled(
-    claims: Claims,
-    more: Callable[[Situation], Tensor],
-    shift: bool = True,
-    noise: bool = False,
-    **options: Any,
-) -> Claims:
+def pulled(claims: Claims, more: Formula, shift: bool = True, noise: bool = False, **options: Any) -> Claims:
     """With more in the loss, which moves its end."""
     return replace(
         claims,
@@ -192,7 +192,7 @@ def squares_claims(
     )
 
 
-def soft_claims(expects: Callable[[Situation], Tensor], updates: int, **options: Any) -> Claims:
+def soft_claims(expects: Formula, updates: int, **options: Any) -> Claims:
     chosen = {"anchor": "behavior", "baseline": "soft", "scale": "square", **options}
     return Claims(expects, "unknown", BEHAVIOR, chosen, noise=False, updates=updates)
 
@@ -218,7 +218,7 @@ def reinforce_claims(constant: float, **options: Any) -> Claims:
 
 
 def ratio_claims(
-    expects: Callable[[Situation], Tensor],
+    expects: Formula,
     needs: tuple[str, ...] = BEHAVIOR,
     updates: int = 0,
     *,

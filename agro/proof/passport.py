@@ -184,22 +184,17 @@ def invariances(subject: Subject) -> Iterator[ProofRow]:
         title = "a shift of log π_ref per prompt"
         yield subject.changes(claims.reference_shift, title, f"{title} matters", f"n={n}", moved)
     order = torch.randperm(len(batch.mask), generator=torch.Generator().manual_seed(0))
+    wider = {}  # with three more columns outside the mask, of NaN or the token 0
+    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in PER_TOKEN)):
+        value = getattr(batch, field)
+        wider[field] = torch.cat([value, torch.full((len(value), 3), fill, dtype=value.dtype)], 1)
     for title, setting, moved in (
         ("the order of rows", "", change(batch.rows(order))),
-        ("padding", "three more columns, ", change(_padded(batch, 3))),
+        ("padding", "three more columns, ", change(batch.replace(**wider))),
         ("the micro-batch", "1 row, ", change(batch, 1)),
         ("the micro-batch", "7 rows, ", change(batch, 7)),
     ):
         yield subject.row(title, f"{setting}n={n}", moved, upper=EXACT)
-
-
-def _padded(batch: Batch, count: int) -> Batch:
-    """The batch with `count` more columns outside the mask, of NaN or the token 0."""
-    wider = {}
-    for field, fill in (("mask", False), ("tokens", 0), *((name, math.nan) for name in PER_TOKEN)):
-        value = getattr(batch, field)
-        wider[field] = torch.cat([value, torch.full((len(value), count), fill, dtype=value.dtype)], 1)
-    return batch.replace(**wider)
 
 
 def limits(subject: Subject) -> Iterator[ProofRow]:

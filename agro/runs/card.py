@@ -17,14 +17,14 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from agro.config import DataConfig, PolicyConfig, TrainConfig
+from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import problems
-from agro.runs.rundata import Measurement, PhaseSpan, RunData, load_run
+from agro.runs.rundata import PhaseSpan, RunData, load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.store import Store
@@ -107,13 +107,22 @@ def _training(run: RunData) -> dict[str, str]:
     versions = [f"{name} {version}" for name, version in run.values.get("versions", {}).items()]
     facts = {
         "objective": _distinct(_objective(run, span) for span in run.spans),
-        "reference": _distinct(_reference(c.phase(span.name).policy) for span in run.spans),
+        "reference": _distinct(
+            policy.reference + (f" ({_named(policy.reference_model)})" if policy.reference_model else "")
+            for policy in (c.phase(span.name).policy for span in run.spans)
+        ),
         "prompts": _files(c.data.paths("prompts")),
-        "held-out prompts": _held_out(c.data),
+        "held-out prompts": (
+            f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
+            if c.data.hold_out and c.data.eval_prompts is None
+            else _files(c.data.paths("eval_prompts"))
+        ),
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
-        "tokens trained on": _total(run, "tokens"),
-        "tokens sampled": _total(run, "sampled_tokens"),
+        **{
+            title: UNKNOWN if (total := run.total(metric)) is None else count(total)
+            for title, metric in (("tokens trained on", "tokens"), ("tokens sampled", "sampled_tokens"))
+        },
         "seed": str(c.train.seed),
         "versions": ", ".join(versions),
     }
@@ -154,10 +163,6 @@ def _weights(decay: float | None) -> str:
     return "those after the last step" if decay is None else f"an exponential moving average, decay {decay:g}"
 
 
-def _reference(policy: PolicyConfig) -> str:
-    return policy.reference + (f" ({_named(policy.reference_model)})" if policy.reference_model else "")
-
-
 def _objective(run: RunData, span: PhaseSpan) -> str:
     config = run.config.phase(span.name)
     text, options = config.objective.name, config.objective.options
@@ -170,41 +175,33 @@ def _objective(run: RunData, span: PhaseSpan) -> str:
 
 
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
-    end = run.steps
+    end, results = run.steps, dict[str, str]()
+    for step, when in ((0, "before"), (end, f"after {end} steps")):
+        found, n = run.heldout(step, step), run.value_at(step, "eval_n")
+        mean, error = (None, None) if found is None else (found.value, found.se)
+        results[f"held-out reward {when}"] = _figure(mean, error, n)
     kl = run.value_at(end, "eval_kl_ref")
-    results = {
-        "held-out reward before": _reward(run, run.heldout(0, 0)),
-        f"held-out reward after {end} steps": _reward(run, run.heldout(end, end)),
-        "KL to the reference then, nats per response": (
-            UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
-        ),
-    }
+    results["KL to the reference then, nats per response"] = (
+        UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
+    )
     name = run.followed
     if name is not None and name != "eval_reward":
         for step, when in ((0, "before"), (end, f"after {end} steps")):
-            value = _measured(run.value_at(step, name), run.value_at(step, f"{name}_se"))
+            value = _figure(run.value_at(step, name), run.value_at(step, f"{name}_se"))
             results[f"{FOLLOWED[name].title} {when}"] = value
     if best is not None:
         metric = best["metric"]
-        value = _measured(best[metric], best.get(f"{metric}_se"))
-        if metric == "eval_reward":
-            value = _figure(best[metric], best.get("eval_reward_se"), best.get("eval_n"))
-        results[f"{FOLLOWED[metric].title} at step {best['step']}"] = value
+        n = best.get("eval_n") if metric == "eval_reward" else ""
+        title = f"{FOLLOWED[metric].title} at step {best['step']}"
+        results[title] = _figure(best[metric], best.get(f"{metric}_se"), n)
     return results
 
 
-def _measured(value: float | None, se: float | None) -> str:
-    return UNKNOWN if value is None else with_error(value, se, 4)
-
-
-def _reward(run: RunData, measured: Measurement | None) -> str:
-    if measured is None:
+def _figure(value: float | None, se: float | None, n: Any = "") -> str:
+    """A measurement with its error, and of how many rewards it is: None is unknown, "" not said."""
+    if value is None:
         return UNKNOWN
-    return _figure(measured.value, measured.se, run.value_at(measured.step, "eval_n"))
-
-
-def _figure(value: float, se: float | None, n: int | None) -> str:
-    return f"{with_error(value, se, 4)} (n = {'unknown' if n is None else n})"
+    return with_error(value, se, 4) + ("" if n == "" else f" (n = {'unknown' if n is None else n})")
 
 
 def _chat(run: RunData) -> dict[str, str]:
@@ -227,19 +224,8 @@ def literal(text: str) -> str:
     return f"{fence}{padding}{shown}{padding}{fence}" if shown else "(empty)"
 
 
-def _held_out(data: DataConfig) -> str:
-    if data.hold_out and data.eval_prompts is None:
-        return f"{percent(data.hold_out, 1)} of the prompts, never trained on"
-    return _files(data.paths("eval_prompts"))
-
-
 def _files(paths: Sequence[str]) -> str:
     return ", ".join(literal(Path(path).name) for path in paths) or "none"
-
-
-def _total(run: RunData, metric: str) -> str:
-    value = run.total(metric)
-    return UNKNOWN if value is None else count(value)
 
 
 def check_push(train: TrainConfig) -> None:

@@ -170,20 +170,17 @@ def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
 def _parted(rows: Sequence[Row], name: str) -> Problem | None:
     """Where a part that isn't trained on has fallen since it was best, and the reward has risen.
 
-    On held-out prompts where these were measured twice, else on `WINDOW` steps each. The part has to have
-    fallen by 3 standard errors, since its best mean is chosen, and the reward to have risen by 2.
+    The part has to have fallen by 3 standard errors, since its best mean is chosen, and the reward to have
+    risen by 2.
     """
-    course = _held_out_course(rows, name)
-    if len(course) < 2:
-        course = _training_course(rows, name)
+    course = _course(rows, name)
     if len(course) < 2:
         return None
     *earlier, last = course
     best = max(earlier, key=lambda at: at.part)
     fall, rise = best.part - last.part, last.reward - best.reward
-    if fall <= 3 * math.hypot(best.part_se, last.part_se):
-        return None
-    if rise <= 2 * math.hypot(best.reward_se, last.reward_se):
+    has_fallen = fall > 3 * math.hypot(best.part_se, last.part_se)
+    if not has_fallen or rise <= 2 * math.hypot(best.reward_se, last.reward_se):
         return None
     value = f"{name} fell by {fall:.3g} since step {best.step}, while the reward rose by {rise:.3g}"
     detail = (
@@ -204,18 +201,17 @@ class _Measured(NamedTuple):
     part_se: float
 
 
-def _held_out_course(rows: Sequence[Row], name: str) -> list[_Measured]:
+def _course(rows: Sequence[Row], name: str) -> list[_Measured]:
+    """On held-out prompts where these were measured twice, else on `WINDOW` steps each, counted from the last
+    one back."""
     course = []
     for row in rows:
         part = (row.get("eval_reward_parts") or {}).get(name)
         error = (row.get("eval_reward_parts_se") or {}).get(name)
         if part is not None and error is not None and row.get("eval_reward_se") is not None:
             course.append(_Measured(row["step"], row["eval_reward"], row["eval_reward_se"], part, error))
-    return course
-
-
-def _training_course(rows: Sequence[Row], name: str) -> list[_Measured]:
-    """Of `WINDOW` steps each, counted from the last one back."""
+    if len(course) > 1:
+        return course
     known = [
         (row["step"], row["reward_mean"], row["reward_parts"][name])
         for row in rows
@@ -234,9 +230,8 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     trained = [row for row in rows if row.get("loss") is not None and not row.get("no_signal")]
     if config.policy.reference not in ("start", "phase") or len(trained) < config.train.warmup + WINDOW:
         return None
-    moved = [
-        abs(x) for name in ("log_ratio_best", "log_ratio_worst", "kl_ref") for x in _recent(trained, name)
-    ]
+    names = ("log_ratio_best", "log_ratio_worst", "kl_ref")
+    moved = [abs(x) for name in names for x in _recent(trained, name)]
     for row in rows[-WINDOW:]:
         if row["step"] != 0 and row.get("eval_kl_ref") is not None:
             moved.append(abs(row["eval_kl_ref"]) + 2 * _error(row.get("eval_kl_ref_se")))
@@ -348,9 +343,8 @@ SPREAD = (
 
 def way_out(reason: str, data: DataConfig) -> str:
     """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
-    is_equal = "reward" in reason
-    prefix = SPREAD if is_equal and data.draws_stored and not data.spread else ""
-    return prefix + WAYS_OUT[reason]
+    could_spread = "reward" in reason and data.draws_stored and not data.spread
+    return (SPREAD if could_spread else "") + WAYS_OUT[reason]
 
 
 def longest_run(flags: Sequence[bool]) -> int:
@@ -375,18 +369,14 @@ class Shortfall:
 
 def without_signal(run: RunData) -> Shortfall | None:
     """The steps from which nothing could be learned; None where that wasn't recorded."""
-    rows = [row for row in run.rows if "no_signal" in row and row["step"]]
-    if not rows:
-        return None
-    reasons = [row["no_signal"] for row in rows]
-    counts = Counter(reason for reason in reasons if reason)
-    in_a_row = longest_run([bool(reason) for reason in reasons])
-    return Shortfall(counts.total(), len(rows), in_a_row, tuple(reason for reason, _ in counts.most_common()))
+    reasons = [row["no_signal"] for row in run.rows if "no_signal" in row and row["step"]]
+    counts = Counter(filter(None, reasons))
+    names = tuple(reason for reason, _ in counts.most_common())
+    in_a_row = longest_run(list(map(bool, reasons)))
+    return Shortfall(counts.total(), len(reasons), in_a_row, names) if reasons else None
 
 
 def without_share(run: RunData) -> Shortfall | None:
     """The steps for which the store had fewer groups than asked for; None where that wasn't recorded."""
-    missing = [row["replay_missing"] for row in run.rows if row.get("replay_missing") is not None]
-    if not missing:
-        return None
-    return Shortfall(sum(n > 0 for n in missing), len(missing), longest_run([n > 0 for n in missing]))
+    flags = [row["replay_missing"] > 0 for row in run.rows if row.get("replay_missing") is not None]
+    return Shortfall(sum(flags), len(flags), longest_run(flags)) if flags else None

@@ -203,16 +203,14 @@ def _indented(text: Text) -> str:
 def _curve(values: Sequence[float | None]) -> str:
     """One bar per value, from the lowest to the highest; a blank where it is unknown."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
-    if not finite:
-        return ""
-    low, span, top = min(finite), max(finite) - min(finite), len(BARS) - 1
-    bars = ""
-    for value in values:
+    low, span, top = min(finite, default=0), max(finite, default=0) - min(finite, default=0), len(BARS) - 1
+
+    def bar(value: float | None) -> str:
         if value is None or not math.isfinite(value):
-            bars += " "
-        else:
-            bars += BARS[round((value - low) / span * top) if span else top // 2]
-    return bars
+            return " "
+        return BARS[round((value - low) / span * top) if span else top // 2]
+
+    return "".join(map(bar, values)) if finite else ""
 
 
 class Interruption:

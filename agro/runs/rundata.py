@@ -210,24 +210,21 @@ def to_array(values: Sequence[float | None]) -> Values:
 
 def load_run(folder: Path) -> RunData:
     """Read `config.json` and `metrics.jsonl`. Raises `Refused` naming the file, or FILE:LINE."""
-    path = folder / "config.json"
+    path, best_path, best = folder / "config.json", folder / "best" / "best.json", None
     values = _read_object(path, "a run's configuration")
     config = RunConfig.of_record(values, str(path))
     rows, torn = _read_metrics(folder / "metrics.jsonl")
-    return RunData(folder, values, config, rows, torn, _read_best_model(folder / "best" / "best.json"))
-
-
-def _read_best_model(path: Path) -> BestModel | None:
-    if not path.exists():
-        return None
-    values = _read_object(path, "the measurement of the best model")
-    metric = values.get("metric")
-    if metric not in FOLLOWED:
-        raise Refused(f"{path}: metric: expected one of {', '.join(FOLLOWED)}, got {metric!r:.80}")
-    for key in ("step", metric):
-        if not _is_number(values.get(key)):
-            raise Refused(f"{path}: {key}: expected a number, got {values.get(key)!r:.80}")
-    return BestModel(metric, Measurement(values[metric], values.get(f"{metric}_se"), values["step"]))
+    if best_path.exists():
+        measured = _read_object(best_path, "the measurement of the best model")
+        metric = measured.get("metric")
+        if metric not in FOLLOWED:
+            raise Refused(f"{best_path}: metric: expected one of {', '.join(FOLLOWED)}, got {metric!r:.80}")
+        for key in ("step", metric):
+            if not _is_number(measured.get(key)):
+                raise Refused(f"{best_path}: {key}: expected a number, got {measured.get(key)!r:.80}")
+        error = measured.get(f"{metric}_se")
+        best = BestModel(metric, Measurement(measured[metric], error, measured["step"]))
+    return RunData(folder, values, config, rows, torn, best)
 
 
 def _read_object(path: Path, description: str) -> dict[str, Any]:
@@ -245,21 +242,19 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
     """The rows, and whether the last line is incomplete."""
     rows: list[Row] = []
     torn = False
-    lines = _read_bytes(path).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    else:  # without its newline: a kill in the middle of writing leaves that
-        try:
-            loads(lines[-1].decode("utf-8"))
-        except ValueError:
-            torn = True
-    for number, line in enumerate(lines[: len(lines) - torn], 1):
+    *lines, last = _read_bytes(path).split(b"\n")
+    if last:  # without its newline: a kill in the middle of writing leaves that
+        lines.append(last)
+    for number, line in enumerate(lines, 1):
         location = f"{path}:{number}"
         if not line:
             raise Refused(f"{location}: expected a JSON object, got an empty line")
         try:
             row = loads(line.decode("utf-8"))
         except ValueError as error:
+            torn = bool(last) and number == len(lines)
+            if torn:
+                break
             raise Refused(
                 f"{location}: {error}; only the last line may be torn, all others are JSON"
             ) from None
@@ -274,21 +269,20 @@ def _check(row: Any, previous: int, location: str) -> None:
     """Raise `Refused` where a row is not what a run writes. `previous`: the step of the row above it."""
     if not isinstance(row, dict):
         raise Refused(f"{location}: expected a JSON object, got {row!r:.80}")
-    step, phase = row.get("step"), row.get("phase")
+    step, phase, reason = (row.get(key) for key in ("step", "phase", "no_signal"))
     if isinstance(step, bool) or not isinstance(step, int) or step <= previous:
         raise Refused(f"{location}: step: expected a whole number above {previous}, got {step!r:.80}")
     if not isinstance(phase, str):
         raise Refused(f"{location}: phase: expected text, got {phase!r:.80}")
-    reason = row.get("no_signal")
-    if reason is not None and not isinstance(reason, str):
+    if not isinstance(reason, str | None):
         raise Refused(f"{location}: no_signal: expected text or null, got {reason!r:.80}")
     for key in NUMBERS:
         check_number(row.get(key), f"{location}: {key}")
     for key in OF_PARTS:
-        parts = row.get(key)
-        if parts is not None and not isinstance(parts, dict):
+        parts = row.get(key) or {}
+        if not isinstance(parts, dict):
             raise Refused(f"{location}: {key}: expected an object or null, got {parts!r:.80}")
-        for name, value in (parts or {}).items():
+        for name, value in parts.items():
             check_number(value, f"{location}: {key}: {name}")
 
 

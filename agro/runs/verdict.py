@@ -125,7 +125,12 @@ class Verdict:
         from the last off-policy estimate."""
         row = _latest(run, GAIN)
         if row is not None:
-            sentence = f"{_compared(row, run.steps)}{_distance(row, run)}.{_chosen(run, row)}"
+            sentence, best = f"{_compared(row, run.steps)}{_distance(row, run)}.", run.best_model
+            if best is not None and best.metric == "eval_reward" and best.measured.step != row["step"]:
+                sentence += (  # what flatters a model that these prompts chose
+                    f" The model in best/ is of step {best.measured.step}, which was chosen on these "
+                    "prompts; measure it on others (agro eval)"
+                )
             return cls(_answer(row), sentence, row)
         ratings = Ratings.load(run.folder)
         if ratings is not None:
@@ -292,17 +297,6 @@ def _distance(row: Row, run: RunData) -> str:
     names = {"phase": f"the start of phase {row['phase']}", "model": "the reference model"}
     return (
         f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
-    )
-
-
-def _chosen(run: RunData, row: Row) -> str:
-    """What flatters a model that these prompts chose."""
-    best = run.best_model
-    if best is None or best.metric != "eval_reward" or best.measured.step == row["step"]:
-        return ""
-    return (
-        f" The model in best/ is of step {best.measured.step}, which was chosen on these prompts; measure it "
-        "on others (agro eval)"
     )
 
 

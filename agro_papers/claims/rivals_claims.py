@@ -13,14 +13,13 @@ from agro.proof.claims.preference_claims import (
     OF_BEHAVIOR,
     VOTED,
     likelihood,
-    moved,
     of_pairs,
     on_pairs,
     square,
     to_behavior,
     winners,
 )
-from agro.proof.families import JUDGED
+from agro.proof.families import JUDGED, moved
 from agro.proof.formulas import Situation, wins
 from agro.proof.measuring import BETA
 

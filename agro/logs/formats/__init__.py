@@ -1,11 +1,1 @@
-"""Formats of logs that are read without another package: their table. The modules say how each is read."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-from agro.logs.declared import Declarations
-
-DECLARATIONS = Declarations(Path(__file__).with_name("formats.toml"))
-declared = DECLARATIONS.declare
-declared_prompts = DECLARATIONS.declare_prompts
+"""Formats of logs that are read without another package: their table, and how each is read."""

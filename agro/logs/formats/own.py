@@ -7,7 +7,6 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import are_messages, entry, is_unknown, messages_in
 from agro.logs.fields import exchange, parsed, rewarded, scores, split
-from agro.logs.formats import declared
 from agro.logs.interchange import PREFERENCE
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row
@@ -17,10 +16,9 @@ _NO_TEXT = {  # fields that aren't text
     *("tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),
     *("kept", "kept_count", "version", "meta", "messages", "votes_chosen", "votes_rejected"),
 }
-_RESPONSES = {"response", "completion", "completions", "chosen", "rejected", "messages", "output"}
 
 
-def _response(row: Row, context: Context) -> list[Item]:
+def read_response(row: Row, context: Context) -> list[Item]:
     record = _typed(row, context)
     return [Item.of(record if "tokens" in record else _with_response(record, record["response"]))]
 
@@ -51,7 +49,7 @@ def _typed(row: Row, context: Context) -> dict[str, Any]:
     return record | ({"reward": number_in(row["reward"])} if "reward" in row else {})
 
 
-def _preference(row: Row, context: Context) -> list[Item]:
+def read_preference(row: Row, context: Context) -> list[Item]:
     row = _typed(row, context)
     responses = {name: row.get(name) for name in ("chosen", "rejected")}
     conversations = {name: "" for name, turns in responses.items() if isinstance(messages_in(turns), list)}
@@ -68,7 +66,7 @@ def _preference(row: Row, context: Context) -> list[Item]:
     return [Item.pair(chosen, rejected, (pair.get("votes_chosen"), pair.get("votes_rejected")))]
 
 
-def _conversation(row: Row, context: Context) -> list[Item]:
+def read_conversation(row: Row, context: Context) -> list[Item]:
     record = _typed(row, context)
     messages = record["messages"] = messages_in(record["messages"])
     if isinstance(messages, list) and any(isinstance(m, dict) and "loss" in m for m in messages):
@@ -76,18 +74,5 @@ def _conversation(row: Row, context: Context) -> list[Item]:
     return [Item.of(split(record), "messages")]
 
 
-INTERCHANGE = declared("interchange", _response, lambda row: "response" in row)
-PREFERENCES = declared(
-    "preference", _preference, lambda row: "chosen" in row and "rejected" in row and "response" not in row
-)
-CONVERSATION = declared(
-    "conversation",
-    _conversation,
-    lambda row: "messages" in row and row.keys().isdisjoint({"response", "chosen", "rejected"}),
-)
-PROMPT = declared(
-    "prompt",
-    lambda row, context: [Item.of(dict(row), "prompt")],
-    lambda row: "prompt" in row and row.keys().isdisjoint(_RESPONSES),
-)
-FORMATS = (INTERCHANGE, PREFERENCES, CONVERSATION, PROMPT)
+def read_prompt(row: Row, context: Context) -> list[Item]:
+    return [Item.of(dict(row), "prompt")]

@@ -1,9 +1,4 @@
-"""OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): chat completions, fine-tuning.
-
-Fields as in openai-python 3.3.1 (e43b422): types/chat/chat_completion.py, types/chat_model.py; token ids as
-added by vLLM 0.32, entrypoints/openai/chat_completion/protocol.py:120-160; fine-tuning files as in OpenAI's
-guides: an assistant message may have a `weight` of 0 or 1.
-"""
+"""OpenAI and servers that answer alike (vLLM, SGLang, llama.cpp): chat completions, fine-tuning."""
 
 from __future__ import annotations
 
@@ -14,17 +9,15 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.logs.declared import Preference
 from agro.logs.fields import reply, settings, split, token_fields
-from agro.logs.formats import declared
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompts import openai_prompt
 from agro.types.conversation import normalized
 
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
-_FINE_TUNING = {"messages", "tools", "parallel_tool_calls", "functions"}
 
 
-def _completion(row: Row, context: Context) -> list[Item]:
+def read_completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
     body: Any = row
     if "choices" not in row:
@@ -88,13 +81,13 @@ def _is_completion(value: Any) -> bool:
     return isinstance(value, dict) and "choices" in value
 
 
-def _fits_completion(row: Row) -> bool:
+def fits_completion(row: Row) -> bool:
     if row.get("object") in ("chat.completion", "text_completion") and "choices" in row:
         return True
     return any(_is_completion(row.get(name)) for name in ("response", "output", "completion"))
 
 
-def _fine_tuning(row: Row, context: Context) -> list[Item]:
+def read_fine_tuning(row: Row, context: Context) -> list[Item]:
     """Without weights the last turns are the response. With them each message of weight 1 is one."""
     messages = objects(row["messages"], "messages")
     if any("loss" in message for message in messages):
@@ -126,8 +119,3 @@ PREFERENCES = Preference(
     sides=(("preferred_output", "non_preferred_output"),),
     details=lambda row: omit(row["input"], ("messages",)),
 )
-
-
-declared("chat-completion", _completion, _fits_completion)
-declared("openai-chat", _fine_tuning, lambda row: "messages" in row and row.keys() <= _FINE_TUNING)
-declared("openai-preference", PREFERENCES.read)

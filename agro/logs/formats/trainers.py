@@ -1,15 +1,5 @@
-"""Trainers: logs and data sets of verl and TRL.
-
-verl: dumps of rollouts and of validation, and its data sets, which are prompts.
-
-Fields as written by verl 0.9.1: verl/trainer/ppo/ray_trainer.py:453-477 and 514-547,
-verl/trainer/ppo/v1/trainer_base.py:1165-1260; data sets: verl/utils/dataset/rl_dataset.py:175.
-
-TRL: logged completions, and the types of data sets of its trainers.
-
-Fields as written by TRL 1.16: trl/trainer/grpo_trainer.py:3323-3357 (completions), and as in
-docs/source/dataset_formats.md at f2cd577 (data sets).
-"""
+"""Trainers: verl's dumps of rollouts and of validation, and its data sets, which are prompts; TRL's logged
+completions, and the types of data sets of its trainers."""
 
 from __future__ import annotations
 
@@ -19,15 +9,14 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import omit, text
 from agro.logs.declared import Columns, preference
-from agro.logs.fields import digest, exchange, integer, total
-from agro.logs.formats import declared, declared_prompts
+from agro.logs.fields import digest, exchange, integer, token_fields, total
 from agro.logs.protocol import Context, Item, Row
 
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
 
 
-def _dump(row: Row, context: Context) -> list[Item]:
+def read_dump(row: Row, context: Context) -> list[Item]:
     """Texts are those of the tokens without the special ones. v1's `uid` is SAMPLE_ROLLOUT_OUTPUT: outputs
     of one rollout are pieces of one episode, and ids begin anew in each file."""
     for name in _TURNS:
@@ -48,17 +37,13 @@ def _dump(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "output")]
 
 
-def _validated(row: Row) -> str:
+def dump_identity(row: Row) -> str:
     """Each validation asks the same prompts, mostly without randomness: the same responses, at another step.
 
     Only validation adds `reward`. What was sampled for training at another step is another response.
     """
     step_columns = ("step", "uid", "request_id") if "reward" in row else ()
     return digest({name: value for name, value in row.items() if name not in step_columns})
-
-
-declared("verl-rollouts", _dump, identity=_validated)
-declared_prompts("verl-prompts")
 
 
 _COMPLETION = ("step", "prompt", "completion", "advantage")
@@ -74,7 +59,7 @@ def _reward(row: Row, context: Context) -> float | None:
     return total(row, rewards, context.rewards, partial=True)
 
 
-def _preference(row: Row, context: Context) -> list[Item]:
+def read_preference(row: Row, context: Context) -> list[Item]:
     """`chosen` and `rejected` follow the prompt; in older data sets they begin with it."""
     chosen, rejected = row["chosen"], row["rejected"]
     prompt = row.get("prompt")
@@ -126,9 +111,10 @@ def _label(row: Row, context: Context) -> float:
     return float(label)
 
 
-def _stepwise(row: Row, context: Context) -> list[Item]:
+def read_stepwise(row: Row, context: Context) -> list[Item]:
     """Steps of one response, each right or wrong, which is the reward of a step's last token: known only with
-    the model's tokenizer. `meta` has the steps and their labels."""
+    the model's tokenizer. `meta` has the steps and their labels. TRL separates steps by a line break, its
+    default."""
     prompt, steps, labels = text(row["prompt"], "prompt"), row["completions"], row["labels"]
     if not isinstance(steps, list) or not steps:
         raise Refused(f"completions: expected a list of texts, got {steps!r:.80}")
@@ -141,50 +127,18 @@ def _stepwise(row: Row, context: Context) -> list[Item]:
             raise Refused(f"labels: expected true and false, got {label!r:.80}")
     texts = [text(step, f"completions[{i}]") for i, step in enumerate(steps)]
     meta = omit(row, ("prompt", "completions", "labels")) | {"steps": texts, "step_labels": labels}
-    record = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
-    return [Item.of(_dense(record, texts, labels, context), "completions")]
-
-
-def _dense(record: dict[str, Any], texts: list[str], labels: list[bool], context: Context) -> dict[str, Any]:
-    """The record with rewards of tokens, 1 or 0 at the last of each step, where --tokenizer is given.
-
-    TRL separates steps by a line break, its default.
-    """
-    if context.tokenizer is None:
-        return record
-    prompt_ids = context.tokenizer.prompt(record["prompt"])
-    tokens = list(prompt_ids)
-    rewards: list[float | None] = [None] * len(prompt_ids)
-    for i, (step, label) in enumerate(zip(texts, labels)):
-        ids = context.tokenizer.ids(step if i == 0 else "\n" + step)
-        tokens += ids
-        rewards += [None] * (len(ids) - 1) + [float(label)] * bool(ids)
-    mask = [False] * len(prompt_ids) + [True] * (len(tokens) - len(prompt_ids))
-    fields = {"tokens": tokens, "mask": mask, "token_reward": rewards}
-    return record | fields | {"tokenizer": context.tokenizer.fingerprint}
+    record: dict[str, Any] = {"prompt": prompt, "response": "\n".join(texts), "meta": meta}
+    if context.tokenizer is not None:
+        prompt_ids, ids, rewards = context.tokenizer.prompt(prompt), list[int](), list[float | None]()
+        for i, (step, label) in enumerate(zip(texts, labels)):
+            new = context.tokenizer.ids(step if i == 0 else "\n" + step)
+            ids += new
+            rewards += [None] * (len(new) - 1) + [float(label)] * bool(new)
+        record |= token_fields(prompt_ids, ids) | {"token_reward": [None] * len(prompt_ids) + rewards}
+        record["tokenizer"] = context.tokenizer.fingerprint
+    return [Item.of(record, "completions")]
 
 
 COMPLETIONS = Columns("prompt", "completion", judge=_reward, integers=("step",), messages=True)
 UNPAIRED = Columns("prompt", "completion", judge=_label, dropped=("label",), messages=True)
 TRL_DEMONSTRATIONS = Columns("prompt", "completion", role="expert", messages=True)
-
-declared(
-    "trl-completions",
-    COMPLETIONS.read,
-    # Files are written from a queue that is never emptied: a later one repeats rows, at another step.
-    identity=lambda row: digest({name: value for name, value in row.items() if name != "step"}),
-)
-declared(
-    "trl-preference",
-    _preference,
-    lambda row: (
-        row.keys() >= {"chosen", "rejected"} and ("prompt" not in row or isinstance(row["chosen"], list))
-    ),
-)
-declared("trl-unpaired", UNPAIRED.read)
-declared("trl-prompt-completion", TRL_DEMONSTRATIONS.read, TRL_DEMONSTRATIONS.fits)
-declared("trl-stepwise", _stepwise)
-declared(
-    "trl-language-modeling",
-    fits=lambda row: "text" in row and row.keys() <= {"text", "source", "meta", "id", "url"},
-)

@@ -10,7 +10,6 @@ from agro.proof.claims import (
     clipped_claims,
     consistency_claims,
     critic_claims,
-    labeled_claims,
     policy_gradient_claims,
     preference_claims,
     teaching_claims,
@@ -24,7 +23,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     **clipped_claims.CORRECTION_CLAIMS,
     **teaching_claims.CLAIMS,
     **preference_claims.CLAIMS,
-    **labeled_claims.CLAIMS,
+    **preference_claims.LABELED_CLAIMS,
     **teaching_claims.SUPERVISED_CLAIMS,
 }
 

@@ -40,6 +40,9 @@ def advantage_claims(
     )
 
 
+ADVANTAGES = (
+    *("standardized", "others", "maxrl", "opo", "red_drop", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
+)
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "rloo": (
         Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
@@ -67,14 +70,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             ("reward", "groups"),
             {"baseline": "mean"},
         ),
-        *(
-            advantage_claims(kind, baseline=kind)
-            for kind in ("standardized", "others", "maxrl", "opo", "red_drop")
-        ),
-        *(
-            advantage_claims(kind, baseline=kind)
-            for kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo")
-        ),
+        *(advantage_claims(kind, baseline=kind) for kind in ADVANTAGES),
         advantage_claims("opo", shift=0.3, baseline="opo"),
     ),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.

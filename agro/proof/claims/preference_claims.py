@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.preference, on pairs, and formulas for labels.
+"""Claims of agro.objectives.methods.preference, on pairs, and of .labeled.
 
 The letters are those of `agro.proof.formulas`.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from agro.proof import formulas
 from agro.proof.claim import DESCENT, Claims, End
 from agro.proof.ends import BY_WINS
-from agro.proof.families import JUDGED, imitating, itself, weighted
+from agro.proof.families import GROUPED, JUDGED, REGULARIZED, imitating, itself, moved, weighted
 from agro.proof.formulas import Situation, half_variance, wins
 
 
@@ -148,11 +148,6 @@ def of_pairs(
     return Claims(expects, ends, needs, options, n=(2,), updates=updates, end=end)
 
 
-def moved(claims: Claims) -> Claims:
-    """The same, where a number more in log f of a prompt makes a difference."""
-    return replace(claims, reference_shift=False)
-
-
 RATED = of_pairs(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
 LIKELIHOOD = of_pairs(lambda s: likelihood(s, s.d), "optimum", updates=400)
 
@@ -198,5 +193,43 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_pairs(lambda s: hinge(s, s.d, 0.2), "elsewhere", margin=0.2),
         of_pairs(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
         of_pairs(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
+    ),
+}
+
+
+def kto_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: Any) -> Claims:
+    return Claims(
+        expects,
+        "elsewhere",
+        REGULARIZED,
+        {"threshold": 0.5, **options},
+        shift=False,
+        reference_shift=False,
+        noise=False,
+        n=(1, 2),
+        updates=updates,
+    )
+
+
+LABELED_CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "kto": (
+        kto_claims(labels, updates=DESCENT),
+        kto_claims(
+            lambda s: labels(s, 0.5, 0.7, 1.3, kl=False),
+            desirable=0.7,
+            undesirable=1.3,
+            kl="none",
+        ),
+    ),
+    "online_dpo": (
+        Claims(extremes, "elsewhere", GROUPED, noise=False, updates=DESCENT),
+        Claims(
+            lambda s: extremes(s, 0.9),
+            "elsewhere",
+            GROUPED,
+            {"label_smoothing": 0.1},
+            noise=False,
+            updates=0,
+        ),
     ),
 }

@@ -6,7 +6,6 @@ All are means over tokens. The letters are those of `agro.proof.formulas`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from agro.proof import formulas
 from agro.proof.claim import Claims, End
 from agro.proof.claims.advantages import per_token
 from agro.proof.ends import SAMPLER, TEACHER
-from agro.proof.families import weighted
+from agro.proof.families import moved, weighted
 from agro.proof.formulas import Situation
 
 
@@ -63,11 +62,6 @@ def of_texts(
 ) -> Claims:
     """No response is compared with others."""
     return Claims(expects, "elsewhere", needs, options, n=(1, 2), updates=updates, end=end)
-
-
-def moved(claims: Claims) -> Claims:
-    """The same, where a number more in log f of a prompt makes a difference."""
-    return replace(claims, reference_shift=False)
 
 
 SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
