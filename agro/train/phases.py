@@ -89,8 +89,9 @@ def options_at(
 
     A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps, all of the phase
     where it names none; `shape` is "linear" (the default) or "cosine". With `warmup` it begins so many steps
-    later, and rises from 0 to `start` in them (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the value is `tuned`, the result of
-    `tune`, or `start` where that is None, and for "measured" it is `shift`. Other values are constant.
+    later, and rises from 0 to `start` in them (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the
+    value is `tuned`, the result of `tune`, or `start` where that is None, and for "measured" it is `shift`.
+    Other values are constant.
     """
     current = dict(options)
     for name, value in options.items():
