@@ -22,7 +22,7 @@ from agro.train.learner import Local
 from agro.types import Sample
 from reproductions.chat import logs
 
-SHOWN = 2  # held-out questions of each kind, the first ones, of which texts are shown
+SHOWN = 2  # held-out questions of each kind whose texts are kept; those of the first one are shown
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end -->"
 NAMES = {
     "fresh": "fresh samples",
@@ -158,22 +158,21 @@ def apart(runs: Sequence[Record]) -> list[str]:
 
 
 def variants(changed: Sequence[Record], plain: Sequence[Record]) -> list[str]:
-    """Runs with another setting beside the run without it, at the same rate and seed."""
+    """Runs with other settings beside those without them, at the same rate and seeds."""
     lines = [
-        "| data | trained by | changed | updates | lr | seed | probability of the answer | unchanged |",
-        "|---|---|---|---|---|---|---|---|",
+        "| data, method | changed | lr | probability of the answer, by seed | unchanged |",
+        "|---|---|---|---|---|",
     ]
-    key = ("job", "method", "steps", "rate", "seed")
-    without = {tuple(r[name] for name in key): probability(r) for r in plain}
+    key = ("job", "method", "steps", "rate")
+    without = {(*(r[name] for name in key), r["seed"]): probability(r) for r in plain}
+    by_change: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for r in changed:
-        same = without.get(tuple(r[name] for name in key))
-        words = [
-            NAMES[r["job"]],
-            TRAINED_BY[r["job"], r["method"]],
-            ", ".join(f"`{c}`" for c in r["changes"]),
-        ]
-        words += [str(r["steps"]), f"{r['rate']:g}", str(r["seed"]), f"{probability(r):.3f}"]
-        lines.append(f"| {' | '.join([*words, '–' if same is None else f'{same:.3f}'])} |")
+        by_change[(*(r[name] for name in key), *r["changes"])].append(r)
+    for (job, method, steps, rate, *changes), runs in by_change.items():
+        same = [without.get((job, method, steps, rate, r["seed"])) for r in runs]
+        ends = ", ".join(f"{probability(r):.3f}" for r in runs)
+        unchanged = ", ".join("–" if end is None else f"{end:.3f}" for end in same)
+        lines.append(f"| {job}, {method} | `{' '.join(changes)}` | {rate:g} | {ends} | {unchanged} |")
     return lines
 
 
@@ -216,7 +215,7 @@ def shown(result: dict[str, Any]) -> list[str]:
         + " |",
         "|---|---|---|" + "---|" * len(jobs),
     ]
-    for i, row in enumerate(result["start"]):
+    for i, row in list(enumerate(result["start"]))[::SHOWN]:
         cells = [row, *(after[job][i] for job in jobs)]
         texts = [f"{_cell(c['sampled'])}; *{_cell(c['likeliest'])}*" for c in cells]
         lines.append(f"| {row['question']} | {row['answer']} | " + " | ".join(texts) + " |")

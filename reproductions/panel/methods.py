@@ -89,6 +89,13 @@ def _shifted(job: Job, facts: Facts) -> Values | str:
     return {**_default(job, facts), "data": {"eval_prompts": True}}
 
 
+def _imitating(job: Job, facts: Facts) -> Values | str:
+    """The default of a log with a share of imitation, which falls to 0."""
+    if job.data != "groups":
+        return "is compared on groups of a log"
+    return {**_default(job, facts), "objective": {"imitation": {"start": 1.0, "end": 0.0}}}
+
+
 def _centered(job: Job, facts: Facts) -> Values | str:
     """The default on ratings less what their user gives to others."""
     if not job.users:
@@ -207,6 +214,7 @@ METHODS |= {
     "the default": _default,
     "the default with a reward": _shifted,
     "centered by user": _centered,
+    "falling imitation": _imitating,
     **{
         f"{recipe}, spread = {str(spread).lower()}": partial(_other, recipe=recipe, spread=spread)
         for recipe in ("mixed", "replay")
