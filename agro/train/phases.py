@@ -103,6 +103,8 @@ def options_at(
             timed = {"steps": max(1, steps or step), **value}
             if not is_schedule(timed):
                 raise Refused(f"schedule of an option: expected {EXPECTED}, got {dict(value)}")
+            if "steps" not in value:
+                timed["steps"] = max(1, timed["steps"] - value.get("warmup", 0))
             current[name] = value_at(timed, step)
     return current
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tiny_runs import tiny
 
 from agro.api.reporting_trainer import Trainer
+from agro.train.phases import Phase, Position
 
 
 def test_a_schedule_of_imitation_ends_at_0(tmp_path: Path) -> None:
@@ -20,3 +21,10 @@ def test_a_schedule_of_imitation_ends_at_0(tmp_path: Path) -> None:
     found = [row["objective"].get("imitation_loss") for row in rows if "objective" in row]
     assert [x is None for x in found] == [False, False, True]
     assert all(x > 0 for x in found[:2])
+
+
+def test_a_schedule_without_steps_lasts_the_phase(tmp_path: Path) -> None:
+    objective = {"name": "agro", "beta": 0.1, "imitation": {"start": 1.0, "end": 0.0}}
+    [phase] = Phase.all(tiny(tmp_path, objective=objective, train__steps=4))
+    found = [phase.options(Position(step=step))["imitation"] for step in range(4)]
+    assert found == [1.0, 0.75, 0.5, 0.25]

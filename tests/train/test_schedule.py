@@ -41,12 +41,14 @@ RAMP = {"start": 1.0, "end": 3.0, "steps": 4}
         ({**RAMP, "warmup": 0}, [1, 1.5, 2, 2.5, 3, 3]),
         ({**RAMP, "steps": 1}, [1, 3, 3, 3, 3, 3]),
         ({**RAMP, "steps": 0}, [3] * 6),
+        ({"start": 1.0, "end": 3.0}, [1, 1.5, 2, 2.5, 3, 3]),  # the phase has 4 steps
+        ({"start": 1.0, "end": 3.0, "warmup": 2}, [0, 0.5, 1, 2, 3, 3]),
         (0.5, [0.5] * 6),
         ("adaptive", ["adaptive"] * 6),
     ],
 )
 def test_an_option_goes_from_start_to_end(value, expected: list) -> None:
-    found = [options_at({"x": value}, step)["x"] for step in range(6)]
+    found = [options_at({"x": value}, step, steps=4)["x"] for step in range(6)]
     assert found == (expected if isinstance(value, str) else pytest.approx(expected, abs=1e-4))
 
 
