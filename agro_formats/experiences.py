@@ -170,10 +170,11 @@ def _unpacked(blob: Any) -> list[dict[str, Any]]:
         )
     fields, tensors = blob[_HEAD.size : _HEAD.size + n], blob[_HEAD.size + n :]
     try:
-        items = objects(_Plain(io.BytesIO(fields)).load()["items"], "items")
+        listed = _Plain(io.BytesIO(fields)).load()["items"]
         values = {name: tensor.tolist() for name, tensor in load(tensors).items()}
     except (pickle.UnpicklingError, EOFError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"experience_bytes: can't be read without running what is inside: {error}") from None
+    items = objects(listed, "items")
     found = [{name: value for name, value in item.items() if value not in (None, [], {})} for item in items]
     for name, value in values.items():
         i, _, tensor = name.partition(":")

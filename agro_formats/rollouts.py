@@ -159,7 +159,10 @@ def skyrl_identity(row: Row) -> str:
 
 
 def is_pickle(path: Path) -> bool:
-    return path.suffix in (".pkl", ".pickle") and path.is_file() and path.read_bytes()[:1] == b"\x80"
+    if path.suffix not in (".pkl", ".pickle") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"
 
 
 def refuse_pickle(path: Path) -> Iterator[Line]:

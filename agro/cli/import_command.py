@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -41,10 +41,6 @@ from agro.rewards import load_reward
 from agro.store import Store
 from agro.store.export import to_record
 from agro.store.location import exists, url_of
-
-if TYPE_CHECKING:
-    pass
-
 
 SHOWN = 3  # records of each file in a preview
 

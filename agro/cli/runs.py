@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,15 +67,16 @@ def train(
         return
     loaded = RunConfig.load(config, changes)
     fitted = None
+    look = partial(look_at_run, out=out, resume=resume, accept=accepted, writes=not dry_run)
     if fit:
-        from agro.api.fit import items
-
-        fitted = _fitted(loaded, config, changes, fit, out, dry_run=dry_run, as_json=as_json)
+        fitted = _fitted(loaded, config, changes, fit, look, out, dry_run=dry_run, as_json=as_json)
         if fitted is None:  # it is answered
             return
+        from agro.api.fit import items
+
         loaded = RunConfig.load(config, [*changes, *items(fitted.settings)])
     else:
-        look_at_run(loaded, out, resume=resume, accept=accepted, writes=not dry_run)
+        look(loaded)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(loaded, out, resume=resume, accept=accepted)
@@ -133,6 +134,7 @@ def _fitted(
     config: Path,
     changes: list[str],
     limits: list[str],
+    look: Callable[[RunConfig], None],
     out: Path | None,
     *,
     dry_run: bool,
@@ -140,6 +142,8 @@ def _fitted(
 ) -> Fitted | None:
     """What `--fit` chose, which is printed. None where the question is whether a model without weights here
     fits into the memory, which is answered."""
+    if not dry_run:  # before torch is imported
+        look(loaded)
     from agro.api.fit import Limits, answers, fit, items
 
     given = {item.partition("=")[0].strip() for item in renamed(changes)}
@@ -152,7 +156,8 @@ def _fitted(
     if said:
         print(json.dumps(said) if as_json else "\n".join(said))
         return None
-    look_at_run(loaded, out, resume=False, accept=(), writes=not dry_run)
+    if dry_run:
+        look(loaded)
     fitted = fit(loaded, limit, given, changed, out)
     for line in fitted.lines():
         print(line, file=sys.stderr, flush=True)

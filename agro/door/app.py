@@ -30,7 +30,7 @@ from agro.door.sessions import Answered, Sessions, check_name
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
-from agro.pages.local_server import is_name_of
+from agro.pages.local_server import is_for_us
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import recorded
 
@@ -120,10 +120,8 @@ class Application:
     def _admit(self, request: Request) -> str | None:
         """The session of a request that may be answered. Raises `Problem` for others."""
         headers = request.headers
-        host = headers.get("host", "")
-        name = host if host.endswith("]") else host.rsplit(":", 1)[0]
-        origin = headers.get("origin")
-        if not is_name_of(self._host, name.strip("[]")) or (origin and origin.partition("://")[2] != host):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_for_us(request, self._host) or (origin and origin.partition("://")[2] != host):
             raise Problem(403, "only for programs at this address: not for pages of others")
         key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         token, _, suffix = key.partition(":")

@@ -364,7 +364,6 @@ class Readers:
 
     def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
         """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
-
         asked: deque[_Asked] = deque()
         error: Exception | None = None
         blocks = iter(blocks)

@@ -59,10 +59,10 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
-            ("numbers", lambda x: isinstance(x, list) and all(n is None or is_number(n) for n in x)),
+            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
-            ("number", lambda x: is_number(x) and not isinstance(number_in(x), bool)),
+            ("number", is_number),
             ("date", lambda x: isinstance(x, str) and DATE.fullmatch(x.strip()) is not None),
         )
         for name, test in tests:
@@ -134,12 +134,16 @@ class Column:
         return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
 
 
+def _may_be_in_numbers(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or is_number(value)
+
+
 def is_number(value: Any) -> bool:
-    """Whether it is a number, true or false, a share or a count of stars, also as text."""
+    """Whether it is a number, a share or a count of stars, also as text."""
     number = number_in(value)
     if isinstance(number, str):
         return share_in(number) is not None or count_in(number) is not None
-    return isinstance(number, bool | int | float)
+    return isinstance(number, int | float) and not isinstance(number, bool)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:

@@ -45,7 +45,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def server_of(app: Starlette) -> uvicorn.Server:
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    options: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
     config = uvicorn.Config(
         app, lifespan="off", timeout_keep_alive=75, timeout_graceful_shutdown=2, **options
     )
@@ -59,14 +59,14 @@ def serve(app: Starlette, listener: socket.socket) -> None:
 
 
 @contextmanager
-def behind_a_port(app: Starlette, host: str = HOST, port: int = 0) -> Iterator[str]:
+def behind_a_port(app: Starlette) -> Iterator[str]:
     """The URL of an application that a thread of this process serves."""
     server = server_of(app)
-    with closing(listening(host, port)) as listener:
+    with closing(listening(HOST, 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            yield f"http://{host}:{listener.getsockname()[1]}"
+            yield f"http://{HOST}:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
@@ -79,6 +79,7 @@ class LocalServer:
         """`port` 0: a free one. Raises `Refused` where the address can't be had."""
         self.app, self.listener = app, listening(host, port)
         name = socket.gethostname() if host in ANY else host
+        name = f"[{name}]" if ":" in name else name
         self.address = f"http://{name}:{self.listener.getsockname()[1]}/"
 
     def __enter__(self) -> Self:
@@ -95,7 +96,10 @@ class LocalServer:
 
 
 def is_for_us(request: Request, host: str) -> bool:
-    return is_name_of(host, request.headers.get("host", "").rsplit(":", 1)[0])
+    """Whether the request names a server that listens at `host`."""
+    asked = request.headers.get("host", "")
+    name = asked if asked.endswith("]") else asked.rsplit(":", 1)[0]
+    return is_name_of(host, name.strip("[]"))
 
 
 def page_response(text: str, headers: dict[str, str] | None = None) -> Response:

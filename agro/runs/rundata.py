@@ -279,10 +279,10 @@ def _check(row: Any, previous: int, location: str) -> None:
     for key in NUMBERS:
         check_number(row.get(key), f"{location}: {key}")
     for key in OF_PARTS:
-        parts = row.get(key) or {}
-        if not isinstance(parts, dict):
+        parts = row.get(key)
+        if not isinstance(parts, dict | None):
             raise Refused(f"{location}: {key}: expected an object or null, got {parts!r:.80}")
-        for name, value in parts.items():
+        for name, value in (parts or {}).items():
             check_number(value, f"{location}: {key}: {name}")
 
 

@@ -37,7 +37,8 @@ def normalized(messages: Any, location: str) -> Messages:
     """
     if not isinstance(messages, list) or not messages:
         raise Refused(
-            f"{location}: expected a list of messages with 'role' and 'content', got {messages!r:.80}"
+            f"{location}: expected a list of messages with 'role' and 'content' (or 'tool_calls'), got "
+            f"{messages!r:.80}"
         )
     if all(map(_is_normal, messages)):
         return messages
@@ -135,7 +136,9 @@ def _is_normal_call(call: Any) -> bool:
 def _normal(value: Any, location: str) -> Messages:
     """The message, after the results of tools that are parts of it, which are messages of their own."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise Refused(f"{location}: expected a message with 'role' and 'content', got {value!r:.80}")
+        raise Refused(
+            f"{location}: expected a message with 'role' and 'content' (or 'tool_calls'), got {value!r:.80}"
+        )
     value = _in_known_role(value)
     parts = _Parts(f"{location}.content")
     parts.add(value.get("content"))

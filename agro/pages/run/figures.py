@@ -371,8 +371,10 @@ BINS = 24
 
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
-    edges = bin_edges(np.concatenate([begin, end]), integer)
-    return shares([(begin, MUTED), (end, FIRST)], unit, edges, few=0 if integer else FEW, integer=integer)
+    values, few = np.concatenate([begin, end]), 0 if integer else FEW
+    are_few = len(np.unique(values)) <= few  # which may be too near each other for bins between them
+    edges = values if are_few else bin_edges(values, integer)
+    return shares([(begin, MUTED), (end, FIRST)], unit, edges, few=few, integer=integer)
 
 
 def shares(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs
 import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -27,6 +28,7 @@ from agro.rollout.blind import SIDES, rate_rows, read_ratings, read_sheet
 from agro.runs.verdict import Ratings, Verdict
 
 BODY_BYTES = 1000  # of a rating
+BODY_SECONDS = 10
 ASKED = (*SIDES, "tie")
 NO_TOKEN = "expected the token: open the URL that agro rate printed"
 
@@ -116,11 +118,13 @@ class RateServer(LocalServer):
         self.rating, self.host, self.token = rating, host, secrets.token_urlsafe(16)
         routes = [Route("/", self._show), Route("/rate", self._rate, methods=["POST"])]
         handlers: Any = {Refused: lambda request, error: refusal(409, f"the sheet was changed: {error}")}
-        super().__init__(Starlette(routes=routes, exception_handlers=handlers), port, host)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False  # a redirection would be to any host that was asked
+        super().__init__(app, port, host)
 
     def _show(self, request: Request) -> Response:
-        if not self._admits(request):
-            return refusal(403, NO_TOKEN)
+        if (problem := self._problem(request)) is not None:
+            return problem
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; form-action 'self'; "
@@ -135,14 +139,19 @@ class RateServer(LocalServer):
 
     async def _rate(self, request: Request) -> Response:
         """A form with number and better, or undo; then the next pair."""
-        if not self._admits(request):
-            return refusal(403, NO_TOKEN)
+        if (problem := self._problem(request)) is not None:
+            return problem
         origin, length = request.headers.get("origin"), request.headers.get("content-length", "")
         if origin is not None and origin != f"http://{request.headers['host']}":
             return refusal(403, "only from this page")
         if not length.isdecimal() or int(length) > BODY_BYTES:
             return refusal(413, "only a rating")
-        fields = parse_qs((await request.body()).decode("latin-1"))
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.body()
+        except (TimeoutError, ClientDisconnect):
+            return refusal(408, f"expected the rating within {BODY_SECONDS} s")
+        fields = parse_qs(body.decode("latin-1"))
         form = {name: values[-1] for name, values in fields.items()}
         number = form.get("undo", form.get("number", ""))
         is_rating = "undo" in form or form.get("better") in ASKED
@@ -152,6 +161,9 @@ class RateServer(LocalServer):
         await run_in_threadpool(self.rating.rate, int(number), better)
         return Response(status_code=303, headers={"Location": f"/?token={self.token}"})
 
-    def _admits(self, request: Request) -> bool:
+    def _problem(self, request: Request) -> Response | None:
+        if not is_for_us(request, self.host):
+            return refusal(403, "only for this machine")
         token = request.query_params.get("token", "")
-        return is_for_us(request, self.host) and hmac.compare_digest(token.encode(), self.token.encode())
+        is_known = hmac.compare_digest(token.encode(), self.token.encode())
+        return None if is_known else refusal(403, NO_TOKEN)

@@ -71,9 +71,6 @@ class Spread:
         return {"count": self.count, "mean": self.mean, "std": self.std, **ends}
 
 
-# Bins of lengths: their edges grow by √2.
-
-
 NEAR = 0.8
 RUN = 13
 NAMED, SHOWN = 3, 60  # clusters that are named, and characters of a prompt there

@@ -257,9 +257,11 @@ def own_reward(store: Store, policy: Policy, reward: Reward, config: RunConfig) 
     names = sorted((group.prompt_id for group in store.survey.each_group()), key=lambda i: noise(seed, 0, i))
     prompts: list[Prompt] = []
     for name in names:
+        if len(prompts) == PROMPTS:
+            break
         prompt = stored_prompt(store, name)
         with suppress(InvalidSample):  # it leaves no room for a response
-            if prompt is not None and len(prompts) < PROMPTS:
+            if prompt is not None:
                 policy.encoder.checked_prompt(prompt)
                 prompts.append(prompt)
     if not prompts:
