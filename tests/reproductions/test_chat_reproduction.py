@@ -136,7 +136,7 @@ def test_the_page_has_means_over_seeds_and_texts_of_the_first(tmp_path):
     page = report.page(result)
     assert "| 16 | 0.003 | 0, 1 | 0.550 ± 0.071 | 0.500 ± 0.000 | – | 1.5 ± 0.0 |" in page
     assert "| a log of the start's responses | 16 | -0.015 ± 0.049 | +0.020, -0.050 |" in page
-    assert "| `data.spread=true` | 16 | 0.003 | 0 | 0.400 | 0.500 |" in page
+    assert "| log, recipe | `data.spread=true` | 0.003 | 0.400 | 0.500 |" in page
     assert "| Which? | this | that; *this* | a\\|b; *c* |" in page
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
