@@ -121,19 +121,25 @@ class Loop:
         if model is not None:
             first = Path(model) / "model" if (Path(model) / "model").is_dir() else Path(model)
             first = first.absolute() if first.exists() else first
-        begun = (self.folder / FILE).is_file()
-        if not begun and first is None:
-            raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
-        record = LoopRecord.read(self.folder) if begun else None
-        if first is None or (record is not None and str(first) == record.model):
+        file = self.folder / FILE
+        if first is None:
+            if not file.is_file():
+                raise Refused(f"--model: expected the model to begin with, for {self.folder} has no {FILE}")
+            LoopRecord.read(self.folder)  # which refuses what isn't one
             return
-        if record is not None and any(turn.outcome != "refused" for turn in record.turns):
-            raise Refused(
-                f"--model {model}: {self.folder} began with {record.model}; give that one, or another --out"
-            )
         self.folder.mkdir(parents=True, exist_ok=True)
-        record = LoopRecord(model=str(first), version=version_of(first), turns=record.turns if record else [])
-        write(self.folder / FILE, record.model_dump_json(indent=1) + "\n")
+        with self._locked(".lock", waits=True):
+            record = LoopRecord.read(self.folder) if file.is_file() else None
+            if record is not None and str(first) == record.model:
+                return
+            turns = [] if record is None else record.turns
+            if record is not None and any(turn.outcome != "refused" for turn in turns):
+                raise Refused(
+                    f"--model {model}: {self.folder} began with {record.model}; give that one, or another "
+                    "--out"
+                )
+            record = LoopRecord(model=str(first), version=version_of(first), turns=turns)
+            write(file, record.model_dump_json(indent=1) + "\n")
 
     def wait(self, count: int) -> None:
         """Until so many samples with a reward, and judged pairs, came to the store since the last turn, also

@@ -122,13 +122,13 @@ class _Functions(Functions):  # type: ignore[misc]
 
 
 OPTIONS = jmespath.Options(custom_functions=_Functions())
-compiled = cache(jmespath.compile)
+_compile = cache(jmespath.compile)
 
 
 def evaluated(row: Any, expression: str) -> Any:
     """The value at an expression of a declaration; None without one."""
     try:
-        return compiled(expression).search(row, OPTIONS) if expression else None
+        return _compile(expression).search(row, OPTIONS) if expression else None
     except JMESPathError as error:
         raise Refused(f"{expression}: {error}") from None
 
