@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from agro.config import RunConfig
 from agro.objectives import get
 from agro.pages.store import check_store, survey
 from agro.pages.store.check_report import equal_means
-from agro.pages.store.check_survey import RUN, HeldOutOverlap, Spread
+from agro.pages.store.check_survey import RUN, HeldOutOverlap, Spread, explaining
 from agro.store import Pair, Store
 from agro.types import Sample
 
@@ -172,3 +173,39 @@ def test_near_copies_of_prompts_are_named(tmp_path):
         "prompt": "[v0] What is a prime number?",
     }
     assert "near-copies    12 in 3 clusters: 4 of '[v0] What is a prime" in str(report)
+
+
+def rated(path, apart: float, each: int = 1) -> str:
+    """Ratings 0 to 4 of 200 prompts by ten users, the last five of whom give `apart` more."""
+    with Store.open(path) as store:
+        store.append(
+            log(f"p{i}", f"r{n}", i // 10 % 5 + apart * (i % 10 >= 5), user=f"u{i % 10}", row=i, day=i % 7)
+            for i in range(200)
+            for n in range(each)
+        )
+        report = check_store(store, RunConfig.load("feedback"))
+    assert (report.explaining is None) is ("explaining" not in report.to_json())
+    return str(report)
+
+
+def test_a_field_that_explains_single_ratings_is_named(tmp_path):
+    """Within a user, 20 of 0 … 4: 20 · 2/19 = 40/19. Of ten means, five of them 2 higher, 10 · 1/9, of which
+    40/19/20 is chance."""
+    text = rated(tmp_path / "apart.db", 2.0)
+    share = (10 / 9 - 2 / 19) / (10 / 9 - 2 / 19 + 40 / 19)
+    assert f"{share:.0%} of the variance of 200 rewards is between the 10 values of user" in text
+    assert "agro import --center-by user" in text
+    assert "--center-by" not in rated(tmp_path / "equal.db", 0.0)
+    assert "--center-by" not in rated(tmp_path / "groups.db", 2.0, each=2)
+
+
+def test_what_chance_explains_is_not_named(tmp_path):
+    """Coin flips by 60 users: seed 19 has a share of .15 between them, fewer than four standard errors."""
+    rng = random.Random(19)
+    with Store.open(tmp_path / "chance.db") as store:
+        store.append(log(f"p{i}", "r", float(rng.random() < 0.5), user=i % 60) for i in range(200))
+        assert explaining(store) is None
+        store.append(log(f"q{i}", "r", float(i % 60 < 30), user=i % 60) for i in range(200))
+        found = explaining(store)
+    assert found is not None
+    assert (found.field, found.values, found.rewards) == ("user", 60, 400)

@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives import Objective, get, names
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, StoreSurvey, survey
+from agro.pages.store.check_survey import RUN, Explaining, StoreSurvey, explaining, survey
 from agro.store import Counts, Group, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
@@ -71,6 +71,7 @@ class Report:
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
     own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
+    explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
     ranking: Ranking | None = None  # what can train on it
 
@@ -102,6 +103,8 @@ class Report:
                 {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
             ],
         }
+        if self.explaining is not None:
+            values["explaining"] = self.explaining.to_json()
         if self.measured is not None:
             values |= self.measured.to_json()
         if self.own_reward is not None:
@@ -150,6 +153,15 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
         subject = f"Recipe {report.recipe}" if report.recipe else report.objective
         yield DataVerdict("note", f"{subject} can train on this.")
     yield from _groups(report, entry)
+    found = report.explaining
+    if found is not None:
+        yield DataVerdict(
+            "note",
+            f"{percent(found.share)} of the variance of {count(found.rewards)} rewards is between the "
+            f"{count(found.values)} values of {found.field}.",
+            f"Where {found.field} says who asks or rates, and nothing of the response, agro import "
+            f"--center-by {found.field} compares a response with what else they rated.",
+        )
     is_reported = report.problem.startswith("rewards of different scales")
     for difference in report.scales_apart[int(is_reported) :]:
         low, high = difference.lower, difference.higher
@@ -345,6 +357,7 @@ def check_store(
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
     surveyed = survey(store, counts.groups, held_out, config.data.near_copies)
+    is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
         path or store.path,
         objective,
@@ -355,6 +368,7 @@ def check_store(
         licenses or {},
         options=options,
         completes=config.data.complete_groups,
+        explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
         ranking=ranking,
     )

@@ -1,4 +1,5 @@
-"""One pass over all responses of a store, group by group: counts, rewards, lengths and repeats.
+"""One pass over all responses of a store, group by group: counts, rewards, lengths, repeats, and the fields
+that explain rewards whatever the responses: users, tasks, graders.
 
 Near-repeats are near-copies (`agro.io.near_copies`) with an index of at least `NEAR`. Words are what spaces
 separate, lower-cased. A text overlaps with a held-out one where both have a run of `RUN` equal words (the
@@ -11,7 +12,8 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from agro.io.near_copies import cluster_names, clusters
 from agro.io.numbers import count
 from agro.io.terminal import cut
+from agro.logs.normalizing import Components, Statistics
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
@@ -316,3 +319,43 @@ def plain(prompt: Text) -> str:
     if isinstance(prompt, str):
         return prompt
     return " ".join(m["content"] for m in prompt if isinstance(m.get("content"), str))
+
+
+MOST = 20_000  # rewards that are looked at
+LEAST = 0.05  # share of the variance that is worth a word
+CLEAR = 4.0  # standard errors above chance
+# What agro itself writes of a response.
+OF_RESPONSES = ("finish", "index", "last_turn", "reward_parts", "thought")
+
+
+@dataclass(frozen=True)
+class Explaining:
+    """A field, how many values it has in so many rewards, and the share of their variance between these."""
+
+    field: str
+    values: int
+    rewards: int
+    share: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explaining(store: Store) -> Explaining | None:
+    """The field of `meta` that explains the most; None where none does clearly, and of rewards that are
+    relative to a field already. A field has two rewards a value at least, on average."""
+    by_field: dict[str, dict[Any, Statistics]] = {}
+    for sample in islice(store.samples(scored=True), MOST):
+        if "normalizer" in sample.meta:
+            return None
+        assert sample.reward is not None
+        for name, value in sample.meta.items():
+            if isinstance(value, str | int) and name not in OF_RESPONSES:
+                by_field.setdefault(name, {}).setdefault(value, Statistics()).add(sample.reward)
+    found = []
+    for name, values in by_field.items():
+        rewards = sum(each.count for each in values.values())
+        components = Components.of(values.values())
+        if 2 * len(values) <= rewards and components.surprise > CLEAR and components.share >= LEAST:
+            found.append(Explaining(name, len(values), rewards, components.share))
+    return max(found, key=lambda each: each.share, default=None)
