@@ -81,7 +81,7 @@ def main() -> None:
     browser = Browser(program)
     for scheme in ("light", "dark"):
         photograph(browser, task / "runs/first/report.html", f"page-{scheme}", scheme, 960, "figure")
-    photograph(browser, terminal(task), "terminal", "dark", 980, "pre")
+    photograph(browser, terminal(task), "terminal", "dark", 1060, "pre")
     browser.close()
 
 
