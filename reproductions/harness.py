@@ -8,13 +8,12 @@ import multiprocessing
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
-from reproductions.lagging import Lagging
+from agro.train.trainer import BaseTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -143,25 +143,30 @@ def import_log(log: Path, store: Path, columns: Sequence[str], *more: str | Path
     print(done.stdout)
 
 
-def train(config: RunConfig, folder: Path, lag: int = 0) -> dict[str, Any]:
+def train(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Run one configuration, or continue it where it was interrupted.
 
-    `lag`: age of the weights that fresh samples are made with, in updates; an interrupted run begins again.
     Returns its metrics, and the seconds that it took (null if it was interrupted).
 
     `cpu_seconds` counts this process and those that it started.
     """
     took = folder / "took.json"
-    if lag and not took.exists():
-        shutil.rmtree(folder, ignore_errors=True)
     resume = (folder / "config.json").exists()
     clock, cpu = time.perf_counter(), cpu_seconds()
-    Lagging(config, folder, lag, resume).run()
+    Trainer(config, folder, resume=resume).run()
     if not took.exists():
         spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": cpu_seconds() - cpu}
         took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"metrics": metrics, **json.loads(took.read_text())}
+
+
+class SilentTrainer(BaseTrainer):
+    """A trainer without pages and lines: a page for each of some thousand runs would take most of the time."""
+
+    def run(self) -> Path:
+        with Path(os.devnull).open("w") as nothing, redirect_stderr(nothing):
+            return super().run()
 
 
 def once(file: Path, make: Callable[[], Any]) -> Any:

@@ -24,13 +24,11 @@ def _without_report(monkeypatch) -> None:
 def _forked_commands() -> Iterator[None]:
     """Their commands needn't import the libraries again."""
     from reproductions import harness
-    from reproductions.offline import run
 
     def execute(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         is_python = command[0] == sys.executable
         return (forked.run if is_python else subprocess.run)(command, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (harness, run):
-            patch.setattr(module, "subprocess", SimpleNamespace(run=execute))
+        patch.setattr(harness, "subprocess", SimpleNamespace(run=execute))
         yield

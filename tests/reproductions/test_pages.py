@@ -12,7 +12,6 @@ import pytest
 from reproductions.arena import report as of_arena
 from reproductions.baselines import page as of_baselines
 from reproductions.offline import logs
-from reproductions.offline import report as of_offline
 from reproductions.offline import run as offline_run
 from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
@@ -42,7 +41,7 @@ def systems_page(result: Found) -> str:
 def fresh_table(result: Found) -> str:
     if not logs.LOG.exists():
         pytest.skip(f"{logs.LOG} isn't there: the shared folder holds TRL's runs")
-    return of_offline.fresh_table(result["runs"], offline_run.peers())
+    return offline_run.fresh_table(result["runs"], offline_run.peers())
 
 
 @pytest.mark.parametrize(
