@@ -424,8 +424,7 @@ def of_cpu() -> list[Any]:
     """The same methods, each with its best setting, as reproductions/paper recorded them."""
     from reproductions.paper.drawing import STYLES, Line
     from reproductions.paper.experiments import PARTS
-    from reproductions.paper.methods import AGRO, IMITATION, KL_PG, TOPR, WEIGHTED
-    from reproductions.paper.plans import PLANS
+    from reproductions.paper.plans import AGRO, IMITATION, KL_PG, PLANS, TOPR, WEIGHTED
 
     file = Path(__file__).resolve().parents[2] / "reproductions/paper/result.json"
     recorded = json.loads(file.read_text(encoding="utf-8"))["runs"]["offline"]

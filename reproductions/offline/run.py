@@ -1,7 +1,7 @@
 """Training on a fixed log: agro by its recipe beside imitation of the right answers and published methods.
 
-    python reproductions/offline/run.py [--only methods] [--seeds N] [--jobs N] [--out runs/offline] [--record]
-                                        [--recorded] [--measured] [KEY=VALUE …]
+    python reproductions/offline/run.py [--only methods] [--seeds N] [--jobs N] [--out runs/offline]
+                                        [--record] [--recorded] [--measured] [KEY=VALUE …]
 
 The log has 512 sums with four responses each, by a model that adds carelessly: 28 % of them are right. A run
 is 150 updates of 16 prompts, measured on held-out sums at temperature 1. The methods are those of
@@ -80,9 +80,7 @@ def trials(seeds: int) -> list[Row]:
         rows += [Row("methods", method, 0, (f"train.lr={rate:g}",)) for rate in RATES]
     for method in METHODS["fresh"]:
         steps = ("train.steps=100", "evaluate.every=50")
-        rows += [
-            Row("fresh", method, seed, (*steps, f"train.lr={r}")) for r in FRESH_RATES for seed in few
-        ]
+        rows += [Row("fresh", method, seed, (*steps, f"train.lr={r}")) for r in FRESH_RATES for seed in few]
     return rows
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproductions.arena.task import OTHER, START
 from reproductions.paper import drawing
-from reproductions.paper import methods as m
+from reproductions.paper import plans as m
 from reproductions.paper.drawing import STYLES, Line, Panel
 from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
 from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
+from reproductions.paper.task import OTHER, START
 
 # A method looks the same in every figure; those that share a look share no figure.
 LOOK = {

@@ -1,44 +1,48 @@
-"""What runs train on: fresh samples, their own earlier ones, those of old weights, logs."""
+"""What runs train on, and by which methods: fresh samples, their own earlier ones, those of old weights, logs."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, REWARD, Need
-from reproductions.arena import task
-from reproductions.arena.kinds import LOGGED, Kind
-from reproductions.arena.task import GROUPS, OTHER, START, Files, N, Size
-from reproductions.arena.world import Logged, World
+from agro import objectives
+from agro.config.recipes import recipes
+from agro.objectives.needs import BEHAVIOR_LOGP, FRESH, GROUPS, REWARD, TRIPLES, Need, ordered
+from reproductions.paper import task
+from reproductions.paper.task import OTHER, START, N, Size
+from reproductions.paper.world import Rows, World
 
 MIXTURE = "a mixture"
 CARELESS, CAREFUL = "careless", "careful"  # starts: right 3 times in 10, and 2 times in 3
 SIZES = {CARELESS: Size(logged=1024), CAREFUL: Size(logged=64, slip=0.08)}
 SMALL = Size(warm_up=60, taught=2000, prompts=16, logged=32, validation=16, test=16)
 GROUPED = 256  # prompts of the logs with four responses: as many responses as 1,024 prompts with one
-HALF = GROUPS // 2  # prompts of an update where responses are sampled
+ASKED, HALF = 8, 4  # prompts of an update, and where responses are sampled
 STORED = 128  # of its own groups that a run keeps, the newest ones
+LOGGED = frozenset({REWARD, BEHAVIOR_LOGP, GROUPS, TRIPLES})  # what the samples have
+BETAS = (0.1, 0.01)  # of objectives whose β has no default; the first one counts as it
 
 
 @dataclass(frozen=True)
-class Plan(Kind):
+class Plan:
     """Data. `replay` without a `log`: that share of the groups is the run's own earlier ones."""
 
+    name: str
+    replay: float = 0.0  # share of the groups that aren't fresh
+    log: str = ""  # whose, and how many responses a prompt
+    groups: int = HALF  # prompts of an update
+    n: int = N  # responses to each
     updates: int = 192
     every: int = 32  # updates from one measurement to the next
     sync_every: int = 1  # updates for which the sampler keeps its weights, as `source.sync_every`
     start: str = CARELESS
-
-    def version(self, update: int) -> int:
-        return update - update % self.sync_every
-
-    def of_rate(self, update: int, updates: int) -> float:
-        """Constant: what ruins a policy isn't hidden by a rate that falls."""
-        return 1.0
 
     @property
     def provided(self) -> frozenset[Need]:
@@ -55,8 +59,7 @@ class Plan(Kind):
 
 def _of_log(log: str, n: int) -> Plan:
     """As many responses an update whatever n."""
-    about = f"a log of {log}, {n} a prompt"
-    return Plan(f"{log}, n = {n}", about, replay=1.0, log=f"{log}, {n}", groups=GROUPS * N // n, n=n)
+    return Plan(f"{log}, n = {n}", replay=1.0, log=f"{log}, {n}", groups=ASKED * N // n, n=n)
 
 
 LONG = f"{START}, n = 4, long"
@@ -67,46 +70,21 @@ PLANS = {
     for plan in (
         *(_of_log(log, n) for n in (4, 1) for log in (START, OTHER, MIXTURE)),
         replace(_of_log(START, 4), name=LONG, updates=768, every=96),
-        *(
-            Plan(
-                f"replay {share:g}",
-                f"{share:.0%} of the groups are the run's earlier ones",
-                replay=share,
-                groups=HALF,
-                updates=240,
-                every=40,
-            )
-            for share in SHARES
-        ),
-        *(
-            Plan(
-                f"sync {lag}",
-                f"the sampler has new weights every {lag} updates",
-                sync_every=lag,
-                groups=HALF,
-                updates=800,
-                every=200,
-            )
-            for lag in LAGS
-        ),
-        Plan(f"fresh, {CARELESS}", "fresh samples; the start is right 3 times in 10", groups=HALF),
-        Plan(
-            f"fresh, {CAREFUL}", "fresh samples; the start is right 2 times in 3", groups=HALF, start=CAREFUL
-        ),
+        *(Plan(f"replay {share:g}", share, updates=240, every=40) for share in SHARES),
+        *(Plan(f"sync {lag}", sync_every=lag, updates=800, every=200) for lag in LAGS),
+        Plan(f"fresh, {CARELESS}"),
+        Plan(f"fresh, {CAREFUL}", start=CAREFUL),
     )
 }
 
 
-def prepare(out: Path, start: str, *, small: bool) -> Files:
-    """The models, prompts and logs of a start, made once."""
-    return task.prepare(out / start, SMALL if small else SIZES[start])
-
-
 @cache
-def load(files: Files) -> World:
-    """The arena's world with the experiments' logs: of one model or of a mixture, four responses or one."""
+def load(out: Path, start: str, small: bool) -> World:
+    """The models, prompts and logs of a start, made once: of one model or of a mixture, four responses a
+    prompt or one."""
     torch.set_num_threads(1)
-    world = World(files)
+    size = SMALL if small else SIZES[start]
+    world = World(task.prepare(out / start / "task", size), size)
     first, second = (_sorted(world.logs[name]) for name in (START, OTHER))
     for name, log in ((START, first), (OTHER, second), (MIXTURE, _mixture(first, second))):
         of_prompt = log.groups({REWARD})
@@ -115,15 +93,77 @@ def load(files: Files) -> World:
     return world
 
 
-def _sorted(log: Logged) -> Logged:
+def _sorted(log: Rows) -> Rows:
     """By prompt, so that two logs of the same prompts have the same order."""
     return log.part(sorted(range(len(log.names)), key=lambda i: log.names[i]))
 
 
-def _mixture(first: Logged, second: Logged) -> Logged:
+def _mixture(first: Rows, second: Rows) -> Rows:
     """Each response is of either log, by a coin; nobody recorded which, nor the log-probs."""
     assert first.names == second.names
     both, count = first.followed_by(second), len(first.names)
     coin = random.Random("mixture")
     mixed = both.part([i + count * coin.getrandbits(1) for i in range(count)])
     return mixed._replace(behavior=torch.full_like(mixed.behavior, torch.nan))
+
+
+def _recipe_log() -> dict[str, Any]:
+    """The weight of the recipe `log`, and its baseline. Its β is of the grid, as others'."""
+    options = tomllib.loads(recipes()["log"].text)["objective"]
+    return {key: value for key, value in options.items() if key.startswith("weight")}
+
+
+@dataclass(frozen=True)
+class Method:
+    """An objective with options; `betas`: those that are tried, the first one with each learning rate."""
+
+    name: str
+    objective: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    betas: tuple[float | None, ...] = BETAS
+
+    def options_for(self, n: int, beta: float | None) -> dict[str, Any]:
+        """With one response a prompt a group is the update, as in the recipe `feedback`."""
+        options = dict(self.options) | ({} if beta is None else {"beta": beta})
+        if n == 1 and "singletons" in objectives.get(self.objective).defaults():
+            options["singletons"] = "pool"
+        return options
+
+    def obstacle(self, plan: Plan) -> str:
+        """Why it can't train on these data; "" where it can."""
+        needed = objectives.get(self.objective).needed(self.options_for(plan.n, self.betas[0]))
+        provided = {str(need) for need in plan.provided}
+        missing = [
+            need.what for need in ordered(needed) if need.provider == "record" and need not in provided
+        ]
+        return f"needs {missing[0]}" if missing else ""
+
+
+AGRO, WEIGHTED, BY_SAMPLER = "AGRO", "AGRO, weighted", "AGRO, weighted by the sampler"
+ON_POLICY, ADAPTIVE = "on-policy AGRO", "on-policy AGRO, adaptive"
+KL_PG, UNREGULARIZED, RLOO = "KL-PG", "KL-PG, β = 0", "RLOO"
+IMITATION, DRO, TOPR, QRPO, FPA = "imitation of the right", "DRO-V", "TOPR", "QRPO", "FPA"
+OAPL, M2PO, CLIP, DPPO = "OAPL", "M2PO", "PPO's clip", "DPPO"
+NONE = (None,)
+METHODS = {
+    method.name: method
+    for method in (
+        Method(AGRO, "agro"),  # eq. 4
+        Method(WEIGHTED, "agro", _recipe_log()),
+        Method(BY_SAMPLER, "agro", {"weight": "behavior", "weight_baseline": "lower"}),  # min(1, π/μ)
+        Method(ON_POLICY, "agro_onpolicy"),  # eqs. 5 and 6
+        Method(ADAPTIVE, "agro_onpolicy", {"likelihood_ratio": "adaptive"}),  # our default share
+        Method(KL_PG, "kl_pg"),  # with the tokens' exact KL
+        Method(UNREGULARIZED, "kl_pg", {"beta": 0.0}, NONE),
+        Method(RLOO, "rloo"),  # β times the log-ratio is part of the reward
+        Method(IMITATION, "sft", betas=NONE),
+        Method(DRO, "dro", betas=BETAS[:1]),  # a learned value of the prompt
+        Method(TOPR, "topr", betas=NONE),  # tapered ratios
+        Method(QRPO, "qrpo", betas=BETAS[:1]),  # quantile of the reward among 4 samples of the start
+        Method(FPA, "fpa", betas=NONE),  # gradients of the extrapolated policy
+        Method(OAPL, "oapl", betas=(None, 0.1)),  # square with the sampler as anchor
+        Method(M2PO, "m2po", betas=NONE),  # second moment of the ratios
+        Method(CLIP, "grpo", betas=NONE),  # clipped ratios to the sampler
+        Method(DPPO, "dppo", betas=NONE),  # mask by total variation
+    )
+}

@@ -1,11 +1,11 @@
 """The paper's figures 2 to 6, and what it promises beyond them, on a model that fits any machine.
 
-    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--measured] [--small]
+    python reproductions/paper/run.py --all [--out runs/paper] [--record] [--small]
     python reproductions/paper/run.py offline fresh
 
 The parts: `offline`, `single` and `long` (figure 5), `replay` (figure 4), `lag`, `fresh` (figures 2 and 3),
-`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule. Runs are
-those of the arena: a model of 0.2 million parameters that sorts digits carelessly, many runs in lockstep.
+`beta` (figure 6). Their table is `experiments.py`: methods, data, and sentences, each with its rule. A model
+of 0.2 million parameters sorts digits carelessly; many runs are made in lockstep.
 
 Of each method on each data all settings are run with one seed; the best by accuracy on the prompts for
 validation is run with two more. Where their mean is below what the next settings reached with one seed,
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,53 +28,35 @@ from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.paper import drawing, figures, report  # noqa: E402
 from reproductions.paper.experiments import PARTS, Part  # noqa: E402
-from reproductions.paper.runs import Run, Trial, complete  # noqa: E402
+from reproductions.paper.rules import Found  # noqa: E402
+from reproductions.paper.runs import Run, complete  # noqa: E402
 
 
-def made(part: Part, out: Path, *, small: bool, measured: bool = False) -> list[Run]:
-    """All runs of a part: the first look, and more seeds where it leaves a sentence open.
-
-    `measured`: none is made, and of methods and plans that aren't complete there is nothing.
-    """
-    parts = [part]
-    if measured:
-        parts = [replace(part, methods=[name], plans=[plan]) for name, plan in part.cells]
-    runs = [run for one in parts for run in _first_look(one, out, small=small, measured=measured)]
-    more = [] if small else part.more(runs)
-    return runs + complete([trial for trial in more if not measured or _done(trial, out)], out, small=small)
-
-
-def _first_look(part: Part, out: Path, *, small: bool, measured: bool) -> list[Run]:
-    """On each plan its grid, then the other seeds of what is best, until that stays it."""
+def made(part: Part, out: Path, *, small: bool) -> list[Run]:
+    """All runs of a part: on each plan its grid, then the other seeds of what is best, until that stays it;
+    and more seeds where these leave a sentence open."""
     runs: list[Run] = []
     for plan in part.plans:
         trials = part.grid(plan)
         new, of_plan = trials, []
-        while new and (not measured or all(_done(trial, out) for trial in new)):
+        while new:
             of_plan = complete(trials, out, small=small)
             new = [trial for trial in part.repeats(plan, of_plan) if trial not in trials]
             trials += new
-        runs += [] if new else of_plan
-    return runs
+        runs += of_plan
+    return runs if small else runs + complete(part.more(runs), out, small=False)
 
 
-def _done(trial: Trial, out: Path) -> bool:
-    return (out / "runs" / trial.file).exists()
-
-
-def again() -> None:
-    """The tables in README.md anew, from the runs in result.json."""
-    runs = json.loads((HERE / "result.json").read_text())["runs"]
+def tables(runs: Mapping[str, list[Run]]) -> tuple[dict[str, Found], str]:
+    """What each part found, and the tables of README.md."""
     found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
     cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
-    harness.put(HERE / "README.md", report.tables(found, cost), report.BEGIN, report.END)
+    return found, report.tables(found, cost)
 
 
 def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
     """Verdicts, tables and figures of the parts that are complete."""
-    found = {name: PARTS[name].found(of_part) for name, of_part in runs.items()}
-    cost = {name: (len(of), sum(run["cpu_seconds"] for run in of)) for name, of in runs.items()}
-    text = report.tables(found, cost)
+    found, text = tables(runs)
     shown = [
         {"part": part.name, **sentence.claim._asdict(), "on": sentence.on, "whose": sentence.whose}
         | {"verdict": verdict.word, "measured": verdict.why}
@@ -94,19 +75,20 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     anew = {"all": "all parts", "tables": "write the tables of what is recorded anew"}
-    more = {"record": harness.RECORD, "measured": harness.MEASURED, "small": harness.SMALL}
+    more = {"record": harness.RECORD, "small": harness.SMALL}
     parser = harness.parser(__doc__, "runs/paper", **anew, **more)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}")
     args = parser.parse_args(arguments)
     if args.tables:
-        again()
+        runs = json.loads((HERE / "result.json").read_text())["runs"]
+        harness.put(HERE / "README.md", tables(runs)[1], report.BEGIN, report.END)
         return
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):
         raise Refused(f"expected --all or some of {', '.join(PARTS)}; got {', '.join(unknown) or 'nothing'}")
     chosen = [part for part in PARTS.values() if args.all or part.name in args.parts]
-    runs = {part.name: made(part, args.out, small=args.small, measured=args.measured) for part in chosen}
-    recorded(args.out, {name: of for name, of in runs.items() if of}, beside=args.record)
+    runs = {part.name: made(part, args.out, small=args.small) for part in chosen}
+    recorded(args.out, runs, beside=args.record)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from reproductions.arena import report as of_arena
 from reproductions.baselines import page as of_baselines
 from reproductions.offline import logs
 from reproductions.offline import run as offline_run
 from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
-from reproductions.paper.experiments import PARTS
+from reproductions.paper import run as paper_run
 from reproductions.systems import run as systems_run
 from reproductions.systems.row import Row
 from reproductions.verdict import off_policy, off_policy_values
@@ -23,14 +22,6 @@ from reproductions.verdict import run as verdict_run
 
 ROOT = Path(__file__).parents[2] / "reproductions"
 Found = Any
-
-
-def paper_tables(result: Found) -> str:
-    found = {name: PARTS[name].found(runs) for name, runs in result["runs"].items()}
-    cost = {
-        name: (len(runs), sum(run["cpu_seconds"] for run in runs)) for name, runs in result["runs"].items()
-    }
-    return of_paper.tables(found, cost)
 
 
 def systems_page(result: Found) -> str:
@@ -47,11 +38,14 @@ def fresh_table(result: Found) -> str:
 @pytest.mark.parametrize(
     ("result", "render", "marks"),
     [
-        ("arena/result.json", of_arena.tables, (of_arena.BEGIN, of_arena.END)),
         ("baselines/result.json", lambda found: of_baselines.readme(found, 12, 24, 300), None),
         ("offline/result.json", fresh_table, (offline_run.BEGIN, offline_run.END)),
         ("panel/result.json", of_panel.tables, (of_panel.BEGIN, of_panel.END)),
-        ("paper/result.json", paper_tables, (of_paper.BEGIN, of_paper.END)),
+        (
+            "paper/result.json",
+            lambda found: paper_run.tables(found["runs"])[1],
+            (of_paper.BEGIN, of_paper.END),
+        ),
         ("systems/result.json", systems_page, None),
         ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),
         ("verdict/off_policy.json", off_policy.table, (off_policy.MARK, off_policy.END)),

@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import rounding
 
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
-from reproductions.arena import lockstep
-from reproductions.arena.task import OTHER, START, Files
-from reproductions.paper import plans, report, rules, run
+from agro.models.policy import Policy
+from agro.store import Store
+from agro.train.collate import collate
+from agro.train.learner import Local
+from reproductions.paper import plans, report, rules, run, runs
 from reproductions.paper.experiments import MORE, NOT_RUN, PARTS, SAME_RATE, SEEDS, judge
-from reproductions.paper.methods import METHODS, TOPR
-from reproductions.paper.plans import MIXTURE, PLANS
-from reproductions.paper.runs import Recorded, Trial
-from reproductions.paper.statements import magnitudes
+from reproductions.paper.plans import METHODS, MIXTURE, PLANS, TOPR
+from reproductions.paper.runs import Racer, Trial
+from reproductions.paper.task import LOGS, OTHER, START
+from reproductions.paper.world import World, order
+
+LOG = f"{START}, n = 4"
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +32,14 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(out) -> Files:
-    return plans.prepare(out, plans.CARELESS, small=True)
+def world(out) -> World:
+    return plans.load(out, plans.CARELESS, True)
+
+
+@pytest.fixture(scope="module")
+def task(out, world) -> Path:
+    """The folder of its files."""
+    return out / plans.CARELESS / "task"
 
 
 def measured(*accuracies: float, kl: float = 1.0, generated: int = 100) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def test_a_lead_that_grows_is_a_difference_of_differences() -> None:
 def test_a_square_grows_as_the_square_of_the_length_and_its_gradient_to_the_reward_as_the_length() -> None:
     """Within .06 of the powers at infinity: a token's drift outweighs its noise from some ten tokens on."""
     infinite = {"square": 2.0, "reward": 1.0, "ratio": 1.0, "pairs": 0.5, "tokens": -0.5}
-    assert magnitudes() == pytest.approx(infinite, abs=0.06)
+    assert report.magnitudes() == pytest.approx(infinite, abs=0.06)
 
 
 def test_the_objective_of_both_takes_the_runs_own_beta() -> None:
@@ -158,10 +170,9 @@ def test_open_sentences_get_more_seeds_and_settings_stay_those_of_the_first() ->
     assert [of["seed"] for of in found["AGRO", plan, None]] == [*SEEDS, *MORE]
 
 
-def test_who_wrote_a_mixture_is_unknown(files) -> None:
+def test_who_wrote_a_mixture_is_unknown(world) -> None:
     """Each response is one of either log's, to the same prompt; their log-probs are not told."""
-    logs = plans.load(files).logs
-    mixture, first, second = (logs[f"{name}, 4"] for name in (MIXTURE, START, OTHER))
+    mixture, first, second = (world.logs[f"{name}, 4"] for name in (MIXTURE, START, OTHER))
     assert mixture.names == first.names == second.names
     assert mixture.behavior.isnan().all()
     of_first = (mixture.tokens == first.tokens).all(1)
@@ -180,13 +191,13 @@ def test_with_one_response_a_prompt_the_update_is_the_group() -> None:
     assert METHODS["AGRO"].options_for(4, 0.1) == {"beta": 0.1}
 
 
-def test_a_run_replays_its_own_earlier_groups(files) -> None:
+def test_a_run_replays_its_own_earlier_groups(world) -> None:
     """2 fresh groups an update, and from the second one on 2 of those before, of their age in updates."""
-    world, trial = plans.load(files), Trial("AGRO", "replay 0.5", 1e-3, 0.1)
-    racer = Recorded(trial, world, world.start[0].clone())
+    trial = Trial("AGRO", "replay 0.5", 1e-3, 0.1)
+    racer = Racer(trial, world, world.start[0].clone())
     seen = []
     for update in range(3):
-        fresh = lockstep._sample([racer], world, world.start, update, 0)
+        fresh = runs._sample([racer], world, world.start, update, 0)
         seen.append(racer.rows(fresh, 0))
     assert [len(rows.names) for rows in seen] == [8, 16, 16]
     assert set(seen[1].names[8:]) == set(seen[0].names)
@@ -195,19 +206,93 @@ def test_a_run_replays_its_own_earlier_groups(files) -> None:
     assert trial.data.fresh_an_update == 8
 
 
-def test_the_sampler_keeps_its_weights(files, monkeypatch) -> None:
-    """With new weights every 10 updates the weights that sample change at update 10 alone."""
+def test_the_sampler_keeps_its_weights(world, monkeypatch) -> None:
+    """With new weights every 10 updates these change at update 10 alone; their age is said."""
     drawn: list[torch.Tensor] = []
-    sample = lockstep._sample
-    monkeypatch.setattr(
-        lockstep, "_sample", lambda *words: (drawn.append(words[2].clone()), sample(*words))[1]
-    )
-    lockstep.train([Trial("AGRO", "sync 10", 1e-3, 0.1)], plans.load(files), 12, Recorded)
+    ages: list[int] = []
+    sample = runs._sample
+
+    def noted(racers, world, weights, update, age):
+        drawn.append(weights.clone())
+        ages.append(age)
+        return sample(racers, world, weights, update, age)
+
+    monkeypatch.setattr(runs, "_sample", noted)
+    runs.train([Trial("AGRO", "sync 10", 1e-3, 0.1)], world, 12)
     assert [drawn[0].equal(weights) for weights in drawn] == [True] * 10 + [False] * 2
     assert drawn[10].equal(drawn[11])
+    assert ages == [*range(10), 0, 1]
 
 
-def test_a_part_from_end_to_end(files, out, capsys) -> None:
+def test_all_prompts_differ(task) -> None:
+    """Those to sample from, the logged ones, those held out."""
+    files = ("prompts", "held_out", "logged")
+    rows = {name: (task / f"{name}.jsonl").read_text().splitlines() for name in files}
+    asked = {name: [json.loads(line) for line in lines] for name, lines in rows.items()}
+    for log in LOGS.values():
+        with Store.open(task / log) as store:
+            assert {str(sample.prompt) for sample in store.samples()} == {
+                r["prompt"] for r in asked["logged"]
+            }
+    prompts = [row["prompt"] for name in files for row in asked[name]]
+    assert len(set(prompts)) == len(prompts)
+    assert all(row["answer"] == "".join(sorted(row["prompt"][:-1])) for row in asked["held_out"])
+
+
+def test_an_update_is_that_of_the_library(world, task) -> None:
+    """Weights after two updates, of `Local` on the same samples: all streams, a weight, a value."""
+    names = ("AGRO", "AGRO, weighted", "DRO-V", "KL-PG", "imitation of the right", "PPO's clip", "DPPO")
+    trials = [Trial(name, LOG, 1e-3, METHODS[name].betas[0]) for name in names]
+    weights = world.start.repeat(len(trials), 1)
+    racers = [Racer(trial, world, of_run) for trial, of_run in zip(trials, weights, strict=True)]
+    for _ in range(2):
+        runs._update(racers, world, weights, None)
+    for racer, reached in zip(racers, weights, strict=True):
+        expected = updated(racer, world, task)
+        moved = (expected - world.start[0]).norm()
+        assert (reached - expected).norm() < 1e-3 * moved, racer.name  # Adam divides by rounding
+
+
+def updated(racer: Racer, world: World, task: Path) -> torch.Tensor:
+    """Weights after two updates by the library's learner on the log's samples, in the order of `racer`."""
+    policy, reference = (Policy.load(PolicyConfig(model=str(task / "start"))) for _ in range(2))
+    if racer.value is not None:
+        policy.add_value()
+    options = METHODS[racer.trial.objective].options_for(4, racer.trial.beta)
+    config = RunConfig.of(
+        {"objective": {"name": racer.name, **options}, "train": {"lr": racer.trial.rate, "steps": 1}}
+    )
+    learner = Local(policy, reference, print)
+    learner.enter(config, began=None, resumed=None)
+    with Store.open(task / LOGS[START]) as store:
+        samples = sorted((policy.encode(s) for s in store.samples()), key=lambda s: s.prompt_id)
+    drawn = order(world.logs[f"{START}, 4"].groups(racer.needs), plans.ASKED, 0, "log")
+    for _ in range(2):
+        batch = collate([samples[i] for group in next(drawn) for i in group], learner.version)
+        batch = batch.replace(ref_logp=learner.logp(batch, "reference"))
+        learner.gradient(batch, racer.name, racer.options, lambda: None)
+        learner.move(racer.trial.rate)
+    return world.stack.flat(policy.weights())
+
+
+def test_sampled_log_probs_are_those_of_the_model(world, task) -> None:
+    """Of two runs with other weights each, and of the library's policy for the first."""
+    weights = torch.cat([world.start, world.start + 0.01])
+    prompts = world.fresh.tokens[:8].expand(2, -1, -1)
+    drawn = world.stack.draw(weights, prompts, torch.rand(2, 8, 6, generator=torch.Generator()))
+    tokens = torch.cat([prompts, drawn.tokens], 2)
+    logp = world.logp(world.stack.logits(weights, tokens)[0], tokens)
+    sampled = drawn.logp[drawn.mask]
+    torch.testing.assert_close(logp[drawn.mask], sampled, **rounding(sampled))
+    policy = Policy.load(PolicyConfig(model=str(task / "start")))
+    mask = torch.nn.functional.pad(drawn.mask[0], (world.stack.prompt, 0))
+    lengths = world.stack.prompt + drawn.mask[0].sum(1)
+    own = policy.streams(tokens[0], lengths, mask)["logp"][:, world.stack.prompt :]
+    first = drawn.logp[0][drawn.mask[0]]
+    torch.testing.assert_close(own[drawn.mask[0]], first, **rounding(first))
+
+
+def test_a_part_from_end_to_end(out, capsys) -> None:
     run.main(["replay", "--small", "--out", str(out)])
     result = json.loads((out / "result.json").read_text())
     assert len(result["verdicts"]) == len(PARTS["replay"].sentences)
@@ -217,7 +302,7 @@ def test_a_part_from_end_to_end(files, out, capsys) -> None:
         assert (out / f"replay.{suffix}").stat().st_size > 5000
     assert "AGRO, weighted by the sampler, 75%: **" in capsys.readouterr().out
     before = [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
-    run.main(["--all", "--measured", "--out", str(out)])
+    run.main(["replay", "--small", "--out", str(out)])
     assert "AGRO, weighted by the sampler, 75%: **" in capsys.readouterr().out
     assert before == [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
 

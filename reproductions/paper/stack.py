@@ -1,4 +1,4 @@
-"""Many copies of the arena's model, each with weights of its own, in one pass.
+"""Many copies of the model, each with weights of its own, in one pass.
 
 A run of a model of 0.2 million parameters spends most of its time between the operations. So the weights of
 R runs are rows of one tensor, and each operation is done for all of them. The model is a Llama of one layer:
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 
-from agro.errors import Refused
 from agro.models.policy import Policy
 
 _LAYER = "model.layers.0."
@@ -38,8 +37,9 @@ class Stack:
     def __init__(self, policy: Policy, prompt: int, length: int) -> None:
         """`prompt`: tokens of each prompt; `length`: of a response, at most."""
         config = policy.model.config
-        if config.model_type != "llama" or config.num_hidden_layers != 1 or not config.tie_word_embeddings:
-            raise Refused(f"the arena: expected a Llama of one layer with tied embeddings, got {policy.name}")
+        assert config.model_type == "llama"
+        assert config.num_hidden_layers == 1
+        assert config.tie_word_embeddings
         self.shapes = {name: tuple(weight.shape) for name, weight in policy.weights().items()}
         self.heads, self.width, self.eps = config.num_attention_heads, config.hidden_size, config.rms_norm_eps
         self.prompt, self.length, self.eos = prompt, length, policy.eos_ids[0]
