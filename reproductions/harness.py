@@ -162,7 +162,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 class SilentTrainer(BaseTrainer):
-    """A trainer without pages and lines: a page for each of some thousand runs would take most of the time."""
+    """Without pages and lines, which for each of some thousand runs would take most of the time."""
 
     def run(self) -> Path:
         with Path(os.devnull).open("w") as nothing, redirect_stderr(nothing):

@@ -1,4 +1,4 @@
-"""What runs train on, and by which methods: fresh samples, their own earlier ones, those of old weights, logs."""
+"""What runs train on, fresh or stored, and by which methods."""
 
 from __future__ import annotations
 

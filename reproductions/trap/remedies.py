@@ -1,27 +1,45 @@
-"""Remedies of the trap of on-policy AGRO, and the random problems on which they are compared.
+"""Remedies of the trap of on-policy AGRO: where they end and how fast, on random problems.
 
-The gradient of all of them except the mixtures is the paper's, with a share c of its likelihood-ratio part:
-E_π[(−(R − E R) + c ½ (R − E R)²) ∇log π]. Here β is 1 and rewards are r/β. That is the same problem in units
-of β, so that problems of different β stand in one table. KL(π ‖ π*) in nats is then the regret too (Lemma 5).
+Here β is 1 and rewards are r/β. That is the same problem in units of β, so that problems of different β stand
+in one table. KL(π ‖ π*) in nats is then the regret too (Lemma 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from agro.proof.descent import DescentSettings, Path, descend, follow
-from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, multisets, optimum
+from agro.proof.descent import DescentSettings, descend
+from agro.proof.descent import Path as Descent
+from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, optimum
 from agro.proof.expectation import DataDistribution
+from reproductions import harness
 
-KINDS = ("sparse", "uniform", "heavy")
 LOOKS = 160  # of a descent
-Weights = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+NEAR = 1e-2  # nats: what is called reached
+MOST = 2000  # updates at the right edge of the figure
+OUTCOMES = {
+    "reached the optimum": harness.COLORS[0],
+    "neither": harness.GRID,
+    "ended below the reference's reward": harness.COLORS[1],
+}
+MIXED = "c = 0, 1/2 reference"  # off-policy AGRO on the mixture: data.replay = 0.5
+LIBRARY: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "c = 1": ("agro_onpolicy", {"likelihood_ratio": 1.0}),
+    "c = 0": ("agro_onpolicy", {"likelihood_ratio": 0.0}),
+    "adaptive": ("agro_onpolicy", {"likelihood_ratio": "adaptive"}),
+    MIXED: ("agro", {}),
+}
+PAIRS = (("adaptive", "c = 1"), ("adaptive", "c = 0"), ("c = 1", "c = 0"), (MIXED, "c = 0"))
 
 
 @dataclass(frozen=True)
@@ -34,12 +52,12 @@ class Problems:
     lr: float = 0.1
 
     def of_instance(self, per_prompt: Tensor) -> Tensor:
-        """[...,X] -> [...,I] means; instance i is of kind i mod 3."""
+        """[...,X] -> [...,I] means."""
         return per_prompt.unflatten(-1, (-1, self.size)).mean(-1)
 
 
 def rewards(instances: int, prompts: int, responses: int, seed: int) -> Tensor:
-    """r/β, [I·prompts,Y] (three kinds of rewards).
+    """r/β, [I·prompts,Y], of three kinds in turn.
 
     Sparse: 1 for one or two responses, else 0. Uniform in 0 … 1. Heavy: log-normal (σ = 2) over its maximum.
     β is log-uniform in 0.05 … 0.5.
@@ -86,91 +104,6 @@ def networks(instances: int, prompts: int = 4, seed: int = 100) -> Problems:
     return Problems(make, rewards(instances, prompts, 4, seed), prompts, lr=0.02)
 
 
-def shared(c: Callable[[Tensor, Tensor, float], Tensor | float]) -> Weights:
-    """The paper's gradient with a share c(p, R − E R, progress) [X,1] of the likelihood-ratio part.
-
-    `progress` is the part of the run that is done.
-    """
-
-    def weights(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
-        a = R - (p * R).sum(1, keepdim=True)
-        return p * (c(p, a, done) * a.square() / 2 - a)
-
-    return weights
-
-
-def moments(scale: float) -> Weights:
-    """c = scale · 2β Var R/μ₃(R) of the prompt, at most 1; 1 where μ₃ ≤ 0."""
-    return shared(lambda p, a, done: _bounded(scale * 2 * (p * a**2).sum(1), (p * a**3).sum(1))[:, None])
-
-
-def _bounded(above: Tensor, below: Tensor) -> Tensor:
-    """above/below, at most 1; 1 where below ≤ 0."""
-    return torch.where(below > above, above / below.clamp(min=1e-300), 1.0)
-
-
-def over_groups(n: int, responses: int, c: Callable[[Tensor], Tensor]) -> Weights:
-    """The expectation over all groups of n; c(R_i − R̄_{-i}) of [X,G,n], a share for a group or a response."""
-    groups, orders = multisets(responses, n)
-
-    def weights(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
-        each = R[:, groups]  # [X,G,n]
-        advantage = (each - each.mean(-1, keepdim=True)) * n / (n - 1)
-        chance = orders * p[:, groups].prod(-1) / n
-        pull = (c(advantage) * advantage.square() / 2 - advantage) * chance[..., None]
-        return torch.zeros_like(p).index_add(1, groups.flatten(), pull.flatten(1))
-
-    return weights
-
-
-def group_moments(advantage: Tensor) -> Tensor:
-    """c = β m₂/m₃ with the group's own moments, at most 1."""
-    off = advantage * (1 - 1 / advantage.shape[-1])  # R_i − R̄
-    return _bounded(off.square().mean(-1), (off**3).mean(-1))[..., None]
-
-
-def per_response(advantage: Tensor) -> Tensor:
-    """c_i = min(1, β/|R_i − R̄_{-i}|): the weight of a response falls with its R, whatever the others' are."""
-    return 1 / advantage.abs().clamp(min=1)
-
-
-def falling() -> Weights:
-    """c = 1 − ½ Var R/(½ Var R at the start), at least 0."""
-    start: list[Tensor] = []
-
-    def c(p: Tensor, a: Tensor, done: float) -> Tensor:
-        variance = (p * a.square()).sum(1, keepdim=True)
-        if not start:
-            start.append(variance)
-        return (1 - variance / start[0]).clamp(min=0)
-
-    return shared(c)
-
-
-def mixture(alpha: float) -> Weights:
-    """The gradient of ½ Var_m[R], m = (1 − α) π + α π_ref.
-
-    Pathwise on all samples, likelihood-ratio on the fresh ones alone.
-    m has π_ref's support whatever π does, so π* is the only policy at which this loss is 0.
-    """
-
-    def weights(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
-        m = (1 - alpha) * p + alpha * anchor
-        a = R - (m * R).sum(1, keepdim=True)
-        return (1 - alpha) * p * a.square() / 2 - m * a
-
-    return weights
-
-
-def reference_groups(p: Tensor, anchor: Tensor, R: Tensor, done: float) -> Tensor:
-    """Off-policy AGRO on groups half of which are fresh and half of the reference's.
-
-    This is data.replay = 0.5 with a store of its samples.
-    """
-    parts = (d * (R - (d * R).sum(1, keepdim=True)) for d in (p, anchor))
-    return -sum(parts, torch.zeros_like(p)) / 2
-
-
 @dataclass(frozen=True, eq=False)
 class Mixed(DataDistribution):
     """Half of the samples from the behavior as it is, half from what it was at the start."""
@@ -182,55 +115,116 @@ class Mixed(DataDistribution):
         return (super().probability() + self.anchor.exp()) / 2
 
 
-MIXED = "c = 0, 1/2 reference"  # off-policy AGRO on the mixture
-LIBRARY: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "c = 1": ("agro_onpolicy", {"likelihood_ratio": 1.0}),
-    "c = 0": ("agro_onpolicy", {"likelihood_ratio": 0.0}),
-    "adaptive": ("agro_onpolicy", {"likelihood_ratio": "adaptive"}),
-    MIXED: ("agro", {}),
-}
-EXACT: Mapping[str, Callable[[], Weights]] = {
-    "c = 0, 1/2 groups of reference": lambda: reference_groups,
-    "bound": lambda: moments(1.0),
-    "half the bound": lambda: moments(0.5),
-    "schedule": lambda: shared(lambda p, a, done: min(1.0, 2 * done)),
-    "falling": falling,
-    "c = 1, 1/4 reference": lambda: mixture(0.25),
-    "c = 1, 1/2 reference": lambda: mixture(0.5),
-}
-
-
-def by_library(problems: Problems, name: str, updates: int, n: int = 2, seed: int | None = None) -> Path:
-    """Descent through the library's objective; with a `seed` on sampled groups, through its step."""
+def descent(problems: Problems, name: str, updates: int, n: int = 2, seed: int | None = None) -> Descent:
+    """Through the library's objective, on exact expectations over groups of `n`; with a `seed` on sampled
+    groups, through its step."""
     reference, start = problems.make(), problems.make()
     anchor = reference.logp().detach()
     objective, options = LIBRARY[name]
-    data = (
-        Mixed(start, problems.reward, anchor=anchor)
-        if name == MIXED
-        else DataDistribution(start, problems.reward)
-    )
-    return descend(
-        start,
-        reference,
-        data,
-        optimum(anchor, problems.reward, 1.0),
-        objective,
-        {"beta": 1.0, **options},
-        DescentSettings(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS),
-    )
-
-
-def by_weights(problems: Problems, weights: Weights, updates: int) -> Path:
-    """Descent on Σ_y w(y) ∇log π(y) with the remedy's weights."""
-    policy, anchor = problems.make(), problems.make().logp().detach()
+    data = DataDistribution(start, problems.reward)
+    if name == MIXED:
+        data = Mixed(start, problems.reward, anchor=anchor)
+    how = DescentSettings(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS)
     star = optimum(anchor, problems.reward, 1.0)
+    return descend(start, reference, data, star, objective, {"beta": 1.0, **options}, how)
 
-    def pull(update: int) -> None:
-        policy.zero_grad()
-        logp = policy.logp()
-        now = logp.detach()
-        w = weights(now.exp(), anchor.exp(), problems.reward - (now - anchor), update / updates)
-        (w * logp).sum(1).mean().backward()
 
-    return follow(policy, star, pull, DescentSettings(updates=updates, lr=problems.lr, looks=LOOKS))
+class Ends(NamedTuple):
+    """Of each instance [I]: where a descent ended, and how fast it got there."""
+
+    gained: Tensor  # E r − E_ref r, in units of β
+    near: Tensor  # updates until KL(π ‖ π*) is below NEAR for good; inf: never
+
+    @classmethod
+    def of(cls, problems: Problems, paths: Sequence[Descent]) -> Ends:
+        anchor, gained, near = problems.make().logp().detach().exp(), [], []
+        for path in paths:
+            more = ((path.policy.logp().detach().exp() - anchor) * problems.reward).sum(1)
+            gained.append(problems.of_instance(more))
+            is_near = problems.of_instance(path.distance).clamp(min=0) < NEAR  # [K,I] at each look
+            for_good = is_near.flip(0).cummin(0).values.flip(0)
+            near.append(torch.where(for_good, path.updates.double()[:, None], torch.inf).amin(0))
+        return cls(torch.cat(gained), torch.cat(near))
+
+    def to_json(self) -> dict[str, Any]:
+        """Shares of the instances, and quartiles over them; null is never."""
+        return {
+            "instances": len(self.near),
+            "fell": float((self.gained < -1e-6).double().mean()),
+            "reached": float(self.near.isfinite().double().mean()),
+            "near": _quartiles(self.near),
+        }
+
+    def against(self, other: Ends) -> dict[str, Any]:
+        """Shares of the instances that only one of the two reached.
+
+        Where both did, also the ratio of their numbers of updates.
+        """
+        ours, theirs = self.near.isfinite(), other.near.isfinite()
+        both = ours & theirs & (other.near > 0)  # some start there
+        return {
+            "alone": float((ours & ~theirs).double().mean()),
+            "other alone": float((theirs & ~ours).double().mean()),
+            "ratio": _quartiles((self.near / other.near)[both]),
+        }
+
+
+def _quartiles(x: Tensor) -> list[float | None]:
+    """The lower quartile, the median, the upper one, and the worst: members of x, so that inf stays inf."""
+    if not len(x):
+        return [None] * 4
+    levels = (x.quantile(q, interpolation="higher").item() for q in (0.25, 0.5, 0.75, 1.0))
+    return [float(f"{v:.4g}") if v < float("inf") else None for v in levels]
+
+
+def compare(
+    problems: Problems, updates: int, n: int = 2, seeds: Sequence[int | None] = (None,)
+) -> dict[str, Any]:
+    """Where each remedy ends, over all instances, and pairs of remedies compared."""
+    ends = {
+        name: Ends.of(problems, [descent(problems, name, updates, n, seed) for seed in seeds])
+        for name in LIBRARY
+    }
+    return {
+        "ends": {name: of.to_json() for name, of in ends.items()},
+        "against": {f"{a} / {b}": ends[a].against(ends[b]) for a, b in PAIRS},
+    }
+
+
+def figure(families: Mapping[str, Any], path: Path) -> None:
+    """Above, shares of the descents by where they end; below, updates until the optimum is near."""
+    out = Figure(figsize=(13, 4.5), layout="constrained")
+    axes = out.subplots(2, len(families), sharey=True, squeeze=False)
+    for (shares, speed), (family, found) in zip(axes.T, families.items()):
+        for y, name in enumerate(LIBRARY):
+            _bar(shares, speed, y, found["ends"][name])
+        shares.set(title=f"{family}\n({found['ends']['c = 1']['instances']} descents)", xlim=(0, 1))
+        label = f"updates until KL(π ‖ π*) < {NEAR} nats\n(median, quartiles; ▸ never)"
+        speed.set(xscale="log", xlim=(10, MOST), xlabel=label)
+        for axis in (shares, speed):
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set(yticks=range(len(LIBRARY)), yticklabels=LIBRARY, ylim=(len(LIBRARY) - 0.5, -0.5))
+    handles = [Patch(color=c) for c in OUTCOMES.values()]
+    out.legend(handles, list(OUTCOMES), loc="outside lower center", ncols=3, frameon=False)
+    out.savefig(path, dpi=110)
+
+
+def _bar(shares: Any, speed: Any, y: int, ends: Mapping[str, Any]) -> None:
+    left = 0.0
+    parts = (ends["reached"], 1 - ends["reached"] - ends["fell"], ends["fell"])
+    for share, color in zip(parts, OUTCOMES.values()):
+        shares.barh(y, share, left=left, color=color)
+        left += share
+    low, middle, high = (np.inf if v is None else v for v in ends["near"][:3])
+    speed.plot([low, min(high, MOST)], [y, y], color=harness.MUTED, linewidth=1.5)
+    speed.plot(min(middle, MOST), y, "o" if middle < MOST else ">", color=harness.INK, markersize=5)
+
+
+def tell(families: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for family, found in families.items():
+        lines += ["", f"{family}: fell, reached; updates until {NEAR} nats (quartiles, worst)"]
+        for name, e in found["ends"].items():
+            lines.append(f"{name:31} {e['fell']:4.0%} {e['reached']:5.1%} {e['near']}")
+        lines += [f"{pair:31} {against}" for pair, against in found["against"].items()]
+    return lines

@@ -4,7 +4,7 @@
 
 First 0/1 rewards over a grid of success rates p and β: a reference that gives the one rewarded response of
 four with probability p. Theory (README.md): the paper's loss (c = 1) raises the reward from π_ref only where
-β > ½ − p. The same with c = "adaptive" is shown beside it. Then all remedies (remedies.py) on random
+β > ½ − p. The same with c = "adaptive" is shown beside it. Then remedies (remedies.py) on random
 problems. Writes figure.png, remedies.png and result.json.
 """
 
@@ -26,15 +26,12 @@ from agro.proof.descent import DescentSettings, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
-from reproductions.trap import compare, remedies
+from reproductions.trap import remedies
 
 FOLDER = Path(__file__).resolve().parent
 RESPONSES, UPDATES = 4, 800
 SAMPLED = 4  # responses a prompt and update, where groups are drawn
-SHARES: dict[str, float | str] = {
-    "1": 1.0,
-    "adaptive": "adaptive",
-}  # c, the share of the likelihood-ratio part
+SHARES: dict[str, float | str] = {"1": 1.0, "adaptive": "adaptive"}  # c, of the likelihood-ratio part
 
 
 def reference(p: NDArray[np.float64], seed: int = 0) -> Enumerable:
@@ -61,16 +58,8 @@ def gained(
     reward = torch.zeros(len(rates), RESPONSES, dtype=torch.float64)
     reward[:, 0] = torch.from_numpy(1 / np.repeat(betas, len(p)))
     star = optimum(anchor.logp().detach(), reward, 1.0)
-    options = {"beta": 1.0, "likelihood_ratio": share}
-    descend(
-        start,
-        anchor,
-        DataDistribution(start, reward),
-        star,
-        "agro_onpolicy",
-        options,
-        DescentSettings(updates=updates),
-    )
+    options, how = {"beta": 1.0, "likelihood_ratio": share}, DescentSettings(updates=updates)
+    descend(start, anchor, DataDistribution(start, reward), star, "agro_onpolicy", options, how)
     end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
     return ((end - rates) / (best - rates)).reshape(len(betas), len(p))
 
@@ -98,11 +87,11 @@ def measure(small: bool) -> dict[str, Any]:
     began, updates = time.perf_counter(), 300 if small else 600
     few, many, several, drawn = (12, 12, 6, 6) if small else (300, 150, 60, 99)
     families = {
-        "tables, 4 responses": compare.expectations(remedies.tables(2, few), updates, (2, 3, 4)),
-        "tables, 9 responses": compare.expectations(remedies.tables(3, many), updates),
-        "networks, 4 prompts": compare.expectations(remedies.networks(several), 200 if small else 1000),
-        f"tables, sampled groups of {SAMPLED}": compare.samples(
-            remedies.tables(2, drawn), updates, SAMPLED, 1 if small else 3
+        "tables, 4 responses": remedies.compare(remedies.tables(2, few), updates),
+        "tables, 9 responses": remedies.compare(remedies.tables(3, many), updates),
+        "networks, 4 prompts": remedies.compare(remedies.networks(several), 200 if small else 1000),
+        f"tables, sampled groups of {SAMPLED}": remedies.compare(
+            remedies.tables(2, drawn), updates, SAMPLED, range(1 if small else 3)
         ),
     }
     return {**grid(small), "remedies": families, "seconds": time.perf_counter() - began, **harness.machine()}
@@ -127,13 +116,13 @@ def figure(found: dict[str, Any], path: Path) -> None:
     axes[0].legend(loc="upper right", frameon=True)
     out.colorbar(image, ax=axes, label="share of the optimum's gain in reward")
     out.savefig(path, dpi=130)
-    compare.figure(found["remedies"], path.with_name("remedies.png"))
+    remedies.figure(found["remedies"], path.with_name("remedies.png"))
 
 
 def tell(found: dict[str, Any]) -> str:
     said = ("fell below the line, c = 1", "rose above the line, c = 1", "least gained, adaptive")
     lines = [f"{key}: {found[key]:.4g}" for key in said]
-    return "\n".join([*lines, *compare.tell(found["remedies"]), f"{found['seconds']:.0f} s"])
+    return "\n".join([*lines, *remedies.tell(found["remedies"]), f"{found['seconds']:.0f} s"])
 
 
 if __name__ == "__main__":
