@@ -1,7 +1,7 @@
-"""What asking again, searching and equivalence by a function change, on tasks of a few hundred parameters.
+"""What asking again and searching change, on tasks of a few hundred parameters.
 
-Guide, AMPO, SOPHIA, TempSamp-R1, ABPO and DAPO: which responses a step trains on. Agent Q and BFS-Prover-V2:
-what a search finds and trains on. OORL and GEPO: the weight of two spellings.
+Guide, AMPO, SOPHIA, TempSamp-R1 and ABPO: which responses a step trains on. Agent Q, BFS-Prover-V2 and
+MBRCSL: what a search finds and trains on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
-from agro import Batch, objectives
 from agro.config import RunConfig
 from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
-from reproductions.systems.row import Row
-from reproductions.systems.tiny import MODEL, changed, train
+from reproductions.systems.tiny import MODEL, Row, changed, train
 
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
 BY_HINT = "resample, by = hint"
@@ -31,7 +29,7 @@ Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run t
 
 def rows(folder: Path) -> Iterator[Row]:
     """All measurements; `folder` is for their runs."""
-    for measure in (guide, ampo, sophia, mixed, dapo, spellings, agent_q, bfs_prover, mbrcsl):
+    for measure in (guide, ampo, sophia, mixed, agent_q, bfs_prover, mbrcsl):
         scratch = folder / measure.__name__
         scratch.mkdir(parents=True, exist_ok=True)
         yield from measure(scratch)
@@ -155,31 +153,6 @@ def mixed(folder: Path) -> Iterator[Row]:
         yield Row(
             row, setting, "share of groups with stored and fresh rows", float(np.mean(both)), 1, "at least"
         )
-
-
-def dapo(folder: Path) -> Iterator[Row]:
-    config = task(folder, objective={"name": "grpo"}, data__spread=True, steps=8)
-    groups = drawn(train(config, folder / "run"))
-    equal = [g for g in groups.values() if len({s.reward for s in g}) == 1]
-    row = "GRPO, Dr. GRPO, DAPO, GSPO, CISPO"
-    yield Row(row, "data.spread", "trained groups with equal rewards", len(equal), 0, "at most")
-
-
-def spellings(folder: Path) -> Iterator[Row]:
-    """Two spellings of one good answer, another good answer, and a wrong one, with equal log-ratios."""
-    logp = [[0.0, -1.0]] * 4
-    batch = Batch.of(
-        mask=[[0, 1]] * 4,
-        reward=[1.0, 1.0, 1.0, 0.0],
-        group=["x"] * 4,
-        ref_logp=logp,
-        extra={"meaning": [7.0, 7.0, 3.0, 9.0]},
-    )
-    for equivalent, bound, side in (("meaning", 0.5, "at most"), ("reward", 1.0, "at least")):
-        out = objectives.evaluate("gepo", logp, batch, beta=0.1, threshold=0.5, equivalent=equivalent)
-        share = float(out.grad[0, 1] / out.grad[2, 1])
-        consequence = "weight of a spelling over that of an answer with one"
-        yield Row("OORL, GEPO", f"equivalent = {equivalent}", consequence, share, bound, side)  # type: ignore[arg-type]
 
 
 LOCKS = [{"prompt": f"{a}{b}>", "answer": f"{a}{b}{(a + b) % 4}"} for a in range(4) for b in range(4)]

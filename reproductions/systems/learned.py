@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from agro.config import NewModel, PolicyConfig, RunConfig
 from agro.models.policy import Policy
@@ -25,7 +24,7 @@ from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from agro_papers.flow import FlowReward
 from reproductions.systems import tiny
-from reproductions.systems.row import Row
+from reproductions.systems.tiny import Row
 
 MODEL = tiny.MODEL | {"context": 8, "initializer_range": 0.2}
 SEEDS = (0, 1, 2)
@@ -77,7 +76,7 @@ def mean(values: list[float]) -> float:
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    for measure in (rivals, imitation, off_policy_imitation, hacking, flow, props, draft, residual):
+    for measure in (rivals, imitation, off_policy_imitation, flow, props, draft, residual):
         yield from measure(folder)
 
 
@@ -175,17 +174,6 @@ def off_policy_imitation(folder: Path) -> Iterator[Row]:
     yield Row("AILBoost", "recipe ailboost", gain, boosted["weighted"] - boosted["uniform"], 0, "at least")
 
 
-def hacking(folder: Path) -> list[Row]:
-    """A discriminator that is fitted once, against one that goes on."""
-    once = imitating(folder, 40, {"every": 10_000, "steps": 200, "penalty": 0.0})
-    learned, own = column(once, "", "learned"), column(once, "", own_part())
-    name, setting = "inverse RL from demonstrations", "adversary, every above the steps: fitted once"
-    return [
-        Row(name, setting, "rise of the learned reward", mean(learned[-5:]) - learned[0], 5, "at least"),
-        Row(name, setting, "rise of the independent one", mean(own[-5:]) - mean(own[:2]), 0.25, "at most"),
-    ]
-
-
 def flow(folder: Path) -> list[Row]:
     """Token rewards of fresh responses."""
     _, out = run(
@@ -201,12 +189,10 @@ def flow(folder: Path) -> list[Row]:
         tokens = [s.token_reward for s in store.samples(roles=("policy",))]
     rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
     position = json.loads((out / "checkpoints" / "step-00000030" / "position.json").read_text())
-    fitted = position["monitors"]["flow"]["fitted"]
     order = "AUC of the flow's error, right over wrong responses to prompts of no step (chance: 0.5)"
-    text, last = "share of fresh responses with token rewards", "version at the last fit, in 30 steps"
+    text = "share of fresh responses with token rewards"
     return [
         Row("RLFR", "recipe rlfr", text, rewarded, 0.9, "at least"),
-        Row("RLFR", "flow_reward, every = 10", last, fitted, 20, "at least"),
         Row("RLFR", "recipe rlfr", order, held_out_auc(out, position["monitors"]["flow"]), 0.6, "at least"),
     ]
 
@@ -268,7 +254,7 @@ def residual(folder: Path) -> list[Row]:
             for i in range(40)
             for text in (str(i % 10), str((i + 1) % 10))
         )
-    _, out = run(
+    run(
         folder,
         60,
         policy={"model": str(folder / "base"), "lora": {"rank": 4}},
@@ -276,14 +262,8 @@ def residual(folder: Path) -> list[Row]:
         data__replay={"log": 0.5},
         objective={"name": "agro", "beta": 0.05, "weight": "reference"},
     )
-    with safe_open(out / "checkpoints" / "step-00000060" / "model.safetensors", framework="pt") as file:
-        names = list(file.keys())
-    trained = mean([float("lora_" in tensor) for tensor in names])
     with Store.open(folder / "log.db", read_only=True) as store:
         own = [(sample.version, float(sample.reward or 0)) for sample in store.samples(roles=("policy",))]
     last, first = ([right for version, right in own if lo <= version < hi] for lo, hi in ((50, 60), (0, 3)))
-    name, text = "residual RL", "right responses in the last ten of 60 steps, less those in the first three"
-    return [
-        Row(name, "policy.lora", "share of the trained tensors in the adapter", trained, 1, "at least"),
-        Row(name, "recipe residual", text, mean(last) - mean(first), 0.1, "at least"),
-    ]
+    text = "right responses in the last ten of 60 steps, less those in the first three"
+    return [Row("residual RL", "recipe residual", text, mean(last) - mean(first), 0.1, "at least")]

@@ -1,121 +1,110 @@
-"""The systems that this project is built from: what of each is here, and what its mechanism changes.
+"""The systems that this project is built from, by systems.toml: what of each is here.
 
-    python reproductions/systems/run.py [--only MODULE] [--recorded] [--json FILE] [--out FOLDER]
-                                        [--limit SECONDS]
+    python reproductions/systems/run.py [--only MODULE] [--recorded] [--out FOLDER]
 
-Each module of this folder with a function `rows(folder) -> list[Row]` is run in a process of its own, with a
-time limit. Writes result.json, all that was measured, and README.md: what is whole, and what the rest lacks.
-It takes under thirty CPU minutes. With --only the other modules' rows are those of result.json, with
---recorded all.
+Each module of MEASURED has a function `rows(folder)` that measures what a mechanism changes, in runs of
+seconds. Writes result.json, the measurements by module, and README.md: what is whole, and what the rest
+lacks. With --only the other modules' rows are those of result.json, with --recorded all.
+
+What a recipe lacks stands with the recipe (`missing`); a system is whole where none of its recipes lacks
+anything, nothing is missing in systems.toml, and all that was measured of it holds. Equations are measured by
+`agro prove`, whose tests fail where one doesn't hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
-import resource
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from reproductions import harness
-from reproductions.systems.row import Row
-from reproductions.systems.systems import SYSTEMS, Extent, System
+from typing import Literal, get_args
 
 FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parents[1]
-LIMIT_SECONDS = 900
+sys.path.insert(0, str(FOLDER.parents[1]))
+
+from agro.config.recipes import recipes  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.systems.tiny import Row  # noqa: E402
+
+MEASURED = ("again", "learned", "present")
+Extent = Literal["whole", "mechanism only", "the loss", "the rule", "no"]
 HEAD = """# What of each system is here
 
     python reproductions/systems/run.py
     python reproductions/systems/run.py --recorded      # this page from result.json
 
-What each system changes, in runs of seconds of tiny models. *whole*: the paper's essential thing happens, and
-all that is measured of it holds. *mechanism only*: it happens; what the paper says of it isn't seen. *the
-loss*, *the rule*: this part alone. *no*: nothing. `result.json` has setting, value and bound of each
-measurement.
+What each system changes, in runs of seconds of tiny models; equations are measured by `agro prove`. *whole*:
+the paper's essential thing happens, and all that is measured of it holds. *mechanism only*: it happens; what
+the paper says of it isn't seen. *the loss*, *the rule*: this part alone. *no*: nothing. `result.json` has
+setting, value and bound of each measurement.
 
 """
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a module gave, and what it cost."""
+class System:
+    name: str
+    paper: str
+    """arXiv number, or author and year"""
+    recipes: tuple[str, ...] = ()
+    missing: str = ""
+    """beyond what its recipes say of themselves"""
+    part: Extent = "the loss"
+    """what is here where something is missing"""
+    equations: tuple[str, ...] = ()
+    """objectives whose equation makes it, which `agro prove` measures"""
 
-    module: str
-    rows: list[Row]
-    cpu_seconds: float
-    error: str = ""
+    @property
+    def lacks(self) -> str:
+        """All that is missing; "" where nothing is."""
+        known = recipes()
+        reasons = [self.missing, *(known[name].missing for name in self.recipes)]
+        return " ".join(dict.fromkeys(reason for reason in reasons if reason))
 
+    def extent(self, rows: Sequence[Row]) -> Extent:
+        """`rows`: the measurements of this system."""
+        return self.part if self.part == "no" or self.reason(rows) else "whole"
 
-def modules() -> list[str]:
-    """Those of this folder that measure something."""
-    names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("run", "row", "systems"))
-    return [name for name in names if hasattr(importlib.import_module(_full(name)), "rows")]
-
-
-def measure(module: str, limit: float = LIMIT_SECONDS) -> Measured:
-    """The rows of a module, from a process of its own; those before a failure or the time limit too."""
-    before = _cpu_of_children()
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, str(Path(__file__)), "--measure", module, "--out", scratch]
-        try:
-            done = subprocess.run(command, cwd=ROOT, check=False, timeout=limit)
-            error = f"it ended with {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            error = f"it took more than {limit:g} seconds"
-        written = Path(scratch) / "rows.jsonl"
-        lines = written.read_text().splitlines() if written.exists() else []
-        rows = [Row(**json.loads(line)) for line in lines]
-    return Measured(module, rows, _cpu_of_children() - before, error)
-
-
-def _measure_here(module: str, folder: Path) -> None:
-    """A row is written as it comes, so that a time limit doesn't take those before it."""
-    with (folder / "rows.jsonl").open("w", buffering=1) as file:
-        for row in importlib.import_module(_full(module)).rows(folder):
-            file.write(json.dumps(asdict(row)) + "\n")
+    def reason(self, rows: Sequence[Row]) -> str:
+        """Why it isn't whole, and the measurements that don't hold; "" where it is."""
+        signs = {"at most": "≤", "at least": "≥"}
+        failed = [
+            f"{row.consequence}: {row.value:.3g} (**not** {signs[row.side]} {row.bound:g})"
+            for row in rows
+            if not row.holds
+        ]
+        is_unmeasured = not rows and not self.equations and self.part != "no"
+        unheld = f"Not all that is measured holds: {'; '.join(failed)}." if failed else ""
+        return " ".join(filter(None, (self.lacks, unheld, "Nothing of it is measured here." * is_unmeasured)))
 
 
-def _full(module: str) -> str:
-    return f"reproductions.systems.{module}"
+SYSTEMS = tuple(
+    System(name, **{key: tuple(x) if isinstance(x, list) else x for key, x in values.items()})
+    for name, values in tomllib.loads((FOLDER / "systems.toml").read_text("utf-8")).items()
+)
 
 
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def page(measured: Sequence[Measured]) -> str:
+def page(measured: Mapping[str, Sequence[Row]]) -> str:
     """README.md."""
     by_name: dict[str, list[Row]] = {system.name: [] for system in SYSTEMS}
-    measurements = [row for part in measured for row in part.rows]
-    for row in measurements:
+    rows = [row for of_module in measured.values() for row in of_module]
+    for row in rows:
         by_name[row.row].append(row)
-    extents = [system.extent(by_name[system.name]) for system in SYSTEMS]
-    counts = ", ".join(f"{extents.count(kind)} {kind}" for kind in get_args(Extent))
-    held = sum(row.holds for row in measurements)
-    minutes = sum(part.cpu_seconds for part in measured) / 60
-    lines = [
-        f"{len(SYSTEMS)} systems: {counts}. {held} of {len(measurements)} measurements hold; "
-        f"{minutes:.1f} CPU minutes on two cores that other work shared.",
-        *(f"\nThe module `{part.module}` failed: {part.error}." for part in measured if part.error),
-    ]
+    extents = {system: system.extent(by_name[system.name]) for system in SYSTEMS}
+    counts = ", ".join(f"{[*extents.values()].count(kind)} {kind}" for kind in get_args(Extent))
+    held = sum(row.holds for row in rows)
+    lines = [f"{len(SYSTEMS)} systems: {counts}. {held} of {len(rows)} measurements hold."]
     for kind in get_args(Extent):
-        found = [system for system, extent in zip(SYSTEMS, extents, strict=True) if extent == kind]
+        found = [system for system in SYSTEMS if extents[system] == kind]
         if kind == "whole":
             lines += [f"\n**Whole**: {'; '.join(map(_linked, found))}."] if found else []
             continue
         lines.append(f"\n**{kind.capitalize()}**, and what is missing:\n")
-        lines += [f"- {_linked(system)}: {_missing(system, by_name[system.name])}" for system in found]
+        lines += [f"- {_linked(system)}: {system.reason(by_name[system.name])}" for system in found]
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -124,53 +113,28 @@ def _linked(system: System) -> str:
     return f"[{system.name}](https://arxiv.org/abs/{number})" if number[0].isdigit() else system.name
 
 
-def _missing(system: System, rows: Sequence[Row]) -> str:
-    """Why it isn't whole, and the measurements that don't hold."""
-    signs = {"at most": "≤", "at least": "≥"}
-    failed = [
-        f"{row.consequence}: {row.value:.3g} (**not** {signs[row.side]} {row.bound:g})"
-        for row in rows
-        if not row.holds
-    ]
-    reason = system.reason(rows)
-    return f"{reason.removesuffix('.')}: {'; '.join(failed)}." if failed else reason
-
-
-def _known(folder: Path) -> dict[str, Measured]:
+def recorded(folder: Path) -> dict[str, list[Row]]:
     """By module, what was measured before."""
     path = folder / "result.json"
-    if not path.exists():
-        return {}
-    parts = json.loads(path.read_text())
-    return {p["module"]: Measured(**{**p, "rows": [Row(**row) for row in p["rows"]]}) for p in parts}
+    parts = json.loads(path.read_text()) if path.exists() else {}
+    return {module: [Row(**row) for row in rows] for module, rows in parts.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = harness.parser(__doc__, FOLDER, recorded="write the page anew from what is recorded")
-    parser.add_argument("--only", action="append", help="measure this module alone; may be repeated")
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a module, at most")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="append", choices=MEASURED, help="may be repeated")
     args = parser.parse_args(arguments)
-    if args.measure:
-        _measure_here(args.measure, args.out)
-        return 0
-    known = _known(args.out)
-    for name in () if args.recorded else args.only or modules():
-        began = time.perf_counter()
-        print(f"{name} …", flush=True)
-        known[name] = part = measure(name, args.limit)
-        held = sum(row.holds for row in part.rows)
-        print(f"{name}: {held} of {len(part.rows)} hold, {time.perf_counter() - began:.0f} s {part.error}")
-    measured = sorted(known.values(), key=lambda part: part.module)
+    known = recorded(args.out)
+    for name in () if args.recorded else args.only or MEASURED:
+        with tempfile.TemporaryDirectory() as scratch:
+            known[name] = list(importlib.import_module(f"reproductions.systems.{name}").rows(Path(scratch)))
+        print(f"{name}: {sum(row.holds for row in known[name])} of {len(known[name])} hold", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = [asdict(part) for part in measured]
-    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-    for path in filter(None, (args.out / "result.json", args.json)):
-        path.write_text(text, encoding="utf-8")
-    (args.out / "README.md").write_text(page(measured), encoding="utf-8")
-    print(page(measured))
-    return int(any(part.error or not all(row.holds for row in part.rows) for part in measured))
+    found = {name: [asdict(row) for row in known[name]] for name in sorted(known)}
+    (args.out / "result.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (args.out / "README.md").write_text(page(known), "utf-8")
+    print(page(known))
+    return int(not all(row.holds for rows in known.values() for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Runs of a few seconds: a new model of some hundred parameters repeats the last digit of its prompt."""
+"""Measurements, and runs of a few seconds: a new model of some hundred parameters repeats the last digit of
+its prompt."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +21,28 @@ from agro.config import RunConfig
 from agro.config.recipes import get
 
 DIGITS = "0123456789"
+HERE = Path(__file__)
 MODEL = {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of a system: what its mechanism changes, and its bound."""
+
+    row: str
+    """the name of the system in systems.toml"""
+    mechanism: str
+    """what makes the data come about as in the paper: a setting, a recipe, an objective"""
+    consequence: str
+    """what is measured, with its unit"""
+    value: float
+    bound: float
+    side: Literal["at most", "at least"]
+
+    @property
+    def holds(self) -> bool:
+        """A value that isn't a number holds nothing."""
+        return self.value <= self.bound if self.side == "at most" else self.value >= self.bound
 
 
 def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -30,12 +53,6 @@ def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 def low(completions: list[str], **_: Any) -> list[float]:
     """The share of three characters that are digits below 5: easily learned."""
     return [sum(c in "01234" for c in text) / 3 for text in completions]
-
-
-def half_certain(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """1 for prompts below 030; of the others whether the sum of the response's characters is even."""
-    even = [float(sum(map(ord, text)) % 2 == 0) for text in completions]
-    return [1.0 if prompt < "030" else chance for prompt, chance in zip(prompts, even, strict=True)]
 
 
 def prompts(path: Path, numbers: range) -> str:
@@ -52,7 +69,7 @@ def config(folder: Path, **changes: Any) -> RunConfig:
         "policy": {"new": dict(MODEL)},
         "data": {"prompts": prompts(folder / "prompts.jsonl", range(60))},
         "sampler": {"n": 4, "max_new": 3},
-        "reward": {"name": f"{Path(__file__)}:digits"},
+        "reward": {"name": f"{HERE}:digits"},
         "objective": {"name": "agro", "beta": 0.1},
         "train": {"steps": 30, "groups": 8, "micro_batch": 64, "lr": 1e-2, "checkpoint_every": 1000},
     }

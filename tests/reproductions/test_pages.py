@@ -16,17 +16,11 @@ from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
 from reproductions.paper import run as paper_run
 from reproductions.systems import run as systems_run
-from reproductions.systems.row import Row
 from reproductions.verdict import off_policy, off_policy_values
 from reproductions.verdict import run as verdict_run
 
 ROOT = Path(__file__).parents[2] / "reproductions"
 Found = Any
-
-
-def systems_page(result: Found) -> str:
-    parts = [systems_run.Measured(**part | {"rows": [Row(**row) for row in part["rows"]]}) for part in result]
-    return systems_run.page(parts)
 
 
 def fresh_table(result: Found) -> str:
@@ -46,7 +40,7 @@ def fresh_table(result: Found) -> str:
             lambda found: paper_run.tables(found["runs"])[1],
             (of_paper.BEGIN, of_paper.END),
         ),
-        ("systems/result.json", systems_page, None),
+        ("systems/result.json", lambda found: systems_run.page(systems_run.recorded(ROOT / "systems")), None),
         ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),
         ("verdict/off_policy.json", off_policy.table, (off_policy.MARK, off_policy.END)),
         (
