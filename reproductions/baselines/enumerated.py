@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agro.proof.enumerable import multisets
 
-WEIGHTS = {"none": 0.0, "root": 0.5, "reference": 1.0}  # min(1, (π/π_ref)^power)
+POWER = 0.5  # of the weight min(1, (π/π_ref)^POWER)
 DESCENT, NEWTON, NEAR = 400, 60, 1e-11  # updates of Adam, then of Newton; the residual that counts as 0
 
 
@@ -53,14 +53,14 @@ class Outcomes:
     R: Tensor  # [P,O]
 
 
-Baseline = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # chance [P,G]; w, w·norm, R [P,G,n] -> [P,G]
+Baseline = Callable[[Tensor, Tensor, Tensor], Tensor]  # w, w·norm, R [P,G,n] -> [P,G]
 
 
-def outcomes(problems: Problems, logp: Tensor, power: float) -> Outcomes:
+def outcomes(problems: Problems, logp: Tensor) -> Outcomes:
     ratio = logp - problems.reference
     mu = logp if problems.behavior is None else problems.behavior
     R = (problems.reward - problems.beta * ratio).flatten(1)
-    parts = [mu.exp().flatten(1) / logp.shape[1], (power * ratio).clamp(max=0).exp().flatten(1)]
+    parts = [mu.exp().flatten(1) / logp.shape[1], (POWER * ratio).clamp(max=0).exp().flatten(1)]
     parts.append((1 - logp.exp()).square().flatten(1))
     if not problems.noise:
         return Outcomes(*parts, R)
@@ -72,65 +72,28 @@ def mean_by(share: Tensor, R: Tensor) -> Tensor:
     return (share * R).sum(-1) / share.sum(-1)
 
 
-def plain(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    return R.mean(-1)
-
-
-def weighted(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    return mean_by(w, R)
-
-
-def lower(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    return torch.minimum(R.mean(-1), mean_by(w, R))
-
-
-def optimal(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    return mean_by(wg, R)
-
-
-def balanced(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    return torch.minimum(mean_by(wg, R), mean_by(w, R))
-
-
-def mixed(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    """R̄_w + w̄ (b_g − R̄_w): a mean whose shares don't read rewards, as w̄ ≤ 1."""
-    return torch.lerp(mean_by(w, R), mean_by(wg, R), w.mean(-1))
-
-
-def other_group(chance: Tensor, w: Tensor, wg: Tensor, R: Tensor) -> Tensor:
-    """R̄_w where b_g would push another group down, else b_g; the mean over that group."""
-    push = w.sum(-1) * (mean_by(w, R) - mean_by(wg, R))
-    kept = (chance * (push >= 0)).sum(-1, keepdim=True)
-    return torch.lerp(mean_by(w, R), mean_by(wg, R), kept)
-
-
-BASELINES: dict[str, tuple[Baseline, float]] = {  # and a constant force that is added to each response's
-    "mean": (plain, 0.0),
-    "weighted": (weighted, 0.0),
-    "optimal": (optimal, 0.0),
-    "lower": (lower, 0.0),
-    "balanced": (balanced, 0.0),
-    "mixed": (mixed, 0.0),
-    "other groups": (other_group, 0.0),
-    "optimal, imitation .01": (optimal, 0.01),
-    "optimal, imitation .1": (optimal, 0.1),
+BASELINES: dict[str, Baseline] = {
+    "mean": lambda w, wg, R: R.mean(-1),
+    "weighted": lambda w, wg, R: mean_by(w, R),
+    "optimal": lambda w, wg, R: mean_by(wg, R),
+    "lower": lambda w, wg, R: torch.minimum(R.mean(-1), mean_by(w, R)),
+    "balanced": lambda w, wg, R: torch.minimum(mean_by(wg, R), mean_by(w, R)),
 }
 
 
-def gradient_of_groups(problems: Problems, name: str, power: float, n: int) -> Callable[[Tensor], Tensor]:
+def gradient_of_groups(problems: Problems, name: str, n: int) -> Callable[[Tensor], Tensor]:
     """The expected update of logits [P,X,K] over all groups of n outcomes, as a function of them."""
-    baseline, added = BASELINES[name]
     P, X, K = problems.reward.shape
     copies = 2 if problems.noise else 1
     groups, orders = multisets(X * K * copies, n)
 
     def update(logits: Tensor) -> Tensor:
         logp = logits.log_softmax(-1)
-        all_ = outcomes(problems, logp, power)
+        all_ = outcomes(problems, logp)
         chance = orders * all_.chance[:, groups].prod(-1)
         w, R = all_.weight[:, groups], all_.R[:, groups]
-        b = baseline(chance, w, w * all_.norm[:, groups], R)
-        force = chance[..., None] * (w * (R - b[..., None]) + added)
+        b = BASELINES[name](w, w * all_.norm[:, groups], R)
+        force = chance[..., None] * w * (R - b[..., None])
         each = torch.zeros(P, X * K * copies, dtype=torch.float64)
         each.index_add_(1, groups.flatten(), force.flatten(1))
         return projected(each.view(P, copies, X, K).sum(1), logp)
@@ -139,14 +102,14 @@ def gradient_of_groups(problems: Problems, name: str, power: float, n: int) -> C
 
 
 def gradient_of_rows(
-    problems: Problems, power: float, baseline: Callable[[Outcomes], Tensor]
+    problems: Problems, baseline: Callable[[Outcomes], Tensor]
 ) -> Callable[[Tensor], Tensor]:
     """The same where each row alone is compared with b [P,X] or [P,1], as of a batch without end."""
     P, X, K = problems.reward.shape
 
     def update(logits: Tensor) -> Tensor:
         logp = logits.log_softmax(-1)
-        all_ = outcomes(problems, logp, power)
+        all_ = outcomes(problems, logp)
         b = baseline(all_).expand(P, X)[..., None]
         force = (all_.chance * all_.weight).view(P, X, K) * (all_.R.view(P, X, K) - b)
         return projected(force, logp)

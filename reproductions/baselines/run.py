@@ -1,17 +1,17 @@
-"""Baselines of weighted updates: where they end with noisy rewards, what they do to what a log's responses
-share, and what stands for the group's mean where a prompt has one response.
+"""Baselines of weighted updates: where they end with noisy rewards, and what stands for the group's mean
+where a prompt has one response.
 
-    python reproductions/baselines/run.py [--recorded]
+    python reproductions/baselines/run.py [--recorded] [--out FOLDER] [--small]
 
-Writes result.json and README.md beside this file. It takes about three minutes on one free core.
-With --recorded the page is made anew of what result.json has.
+Writes result.json into --out, and where that is this folder the tables of README.md. It takes about two
+minutes on one free core. With --recorded the tables are made anew of what result.json has.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.proof.enumerable import kl
-from reproductions import harness
-from reproductions.baselines import users
-from reproductions.baselines.enumerated import (
+from agro.proof.enumerable import kl  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.baselines.enumerated import (  # noqa: E402
     BASELINES,
-    WEIGHTS,
     Outcomes,
     Problems,
     end,
@@ -34,13 +33,11 @@ from reproductions.baselines.enumerated import (
     gradient_of_rows,
     mean_by,
 )
-from reproductions.baselines.page import readme
-from reproductions.baselines.shared import Log, mass_kept
 
-HERE = Path(__file__).resolve().parent
-SIZES, NOISES, SPREADS = (2, 3, 4), (0.0, 0.3, 0.5), (0.0, 0.25, 0.5, 1.0)
-HELD = ((0.02, 0.03), (0.02, 0.3), (0.2, 0.03), (0.2, 0.3))  # β and Adam's rate
+SIZES, NOISES, SPREADS = (2, 3, 4), (0.0, 0.5), (0.0, 1.0)
+MARKS = {name: (f"<!-- begin: {name} -->", f"<!-- end: {name} -->") for name in ("noisy", "single")}
 Found = dict[str, Any]
+Update = Callable[[Tensor], Tensor]
 
 
 def drawn(problems: int, prompts: int, responses: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +53,7 @@ def drawn(problems: int, prompts: int, responses: int, seed: int) -> tuple[Tenso
     return reference, behavior, torch.where(is_graded, reward, best_two)
 
 
-def measured(problems: Problems, update: Callable[[Tensor], Tensor], starts: list[Tensor]) -> Found:
+def measured(problems: Problems, update: Update, starts: list[Tensor]) -> Found:
     """KL(π ‖ π*) in nats where it ends, over problems and starts; those that didn't arrive are counted."""
     far, arrived = [], []
     for start in starts:
@@ -66,140 +63,117 @@ def measured(problems: Problems, update: Callable[[Tensor], Tensor], starts: lis
     all_, ok = torch.cat(far), torch.cat(arrived)
     if not bool(ok.any()):
         return {"median": None, "worst": None, "arrived": 0, "of": len(ok)}
-    return {
-        "median": float(all_[ok].median()),
-        "worst": float(all_[ok].max()),
-        "arrived": int(ok.sum()),
-        "of": len(ok),
-    }
+    ends = {"median": float(all_[ok].median()), "worst": float(all_[ok].max())}
+    return ends | {"arrived": int(ok.sum()), "of": len(ok)}
 
 
-def noisy(count: int, sizes: tuple[int, ...]) -> list[Found]:
-    """Each baseline with each size of noise, weight, group and kind of data."""
+def noisy(count: int, sizes: Sequence[int]) -> list[Found]:
+    """Each baseline with each size of noise, group and kind of data."""
     reference, behavior, reward = drawn(count, 1, 4, seed=0)
     elsewhere = drawn(count, 1, 4, seed=5)[0]
     rows = []
-    for data in ("off-policy", "on-policy"):
-        mu = behavior if data == "off-policy" else None
+    for data, mu in (("off-policy", behavior), ("on-policy", None)):
         for noise in NOISES:
             problems = Problems(reference, mu, reward, noise=noise)
             starts = [reference, elsewhere] if not noise else [reference]
             for name in BASELINES:
-                for weight, power in WEIGHTS.items():
-                    for n in sizes:
-                        update = gradient_of_groups(problems, name, power, n)
-                        at = {"baseline": name, "data": data, "noise": noise, "weight": weight, "n": n}
-                        rows.append(at | measured(problems, update, starts))
+                for n in sizes:
+                    at = {"baseline": name, "data": data, "noise": noise, "n": n}
+                    rows.append(at | measured(problems, gradient_of_groups(problems, name, n), starts))
     return rows
 
 
-def held(seeds: int, updates: int) -> list[Found]:
-    """Each baseline with each weight, noise, β and rate: what is left of the logged responses' mass."""
-    rows = []
-    for noise in (0.0, 0.5):
-        for weight in ("root", "reference"):
-            for beta, lr in HELD:
-                for name in BASELINES:
-                    log = Log(seeds=seeds, noise=noise, beta=beta)
-                    mass, right = mass_kept(name, WEIGHTS[weight], log, lr, updates)
-                    rows.append(
-                        {
-                            "baseline": name,
-                            "noise": noise,
-                            "weight": weight,
-                            "beta": beta,
-                            "lr": lr,
-                            "mass": float(mass.mean()),
-                            "right": float(right.mean()),
-                            "error": float(right.std() / len(right) ** 0.5),
-                        }
-                    )
-    return rows
-
-
-def single(count: int) -> list[Found]:
+def single(count: int, spreads: Sequence[float] = SPREADS) -> list[Found]:
     """What stands for the mean of a group of one, over how far apart the V* of two prompts are."""
     reference, behavior, reward = drawn(count, 2, 3, seed=9)
     rows = []
-    for data in ("reference", "other"):
-        mu = reference if data == "reference" else behavior
-        for spread in SPREADS:
+    for data, mu in (("reference", reference), ("other", behavior)):
+        for spread in spreads:
             problems = Problems(reference, mu, reward)
             shift = spread - problems.value.diff(dim=1)[..., None]
             shifted = torch.cat([reward[:, :1], reward[:, 1:] + shift], 1)
             problems = replace(problems, reward=shifted)
-            for weight, power in WEIGHTS.items():
-                for name, update in singles(problems, power, spread).items():
-                    at = {"stands": name, "data": data, "spread": spread, "weight": weight}
-                    rows.append(at | measured(problems, update, [reference]))
+            for name, update in singles(problems, spread).items():
+                at = {"stands": name, "data": data, "spread": spread}
+                rows.append(at | measured(problems, update, [reference]))
     return rows
 
 
-def singles(problems: Problems, power: float, spread: float) -> dict[str, Callable[[Tensor], Tensor]]:
+def singles(problems: Problems, spread: float) -> dict[str, Update]:
     """By name, the expected updates of groups of one response."""
-    P, X, K = problems.reward.shape
-
-    def learned(all_: Outcomes) -> Tensor:
-        return mean_by(all_.chance.view(P, X, K), all_.R.view(P, X, K))
-
-    def pooled(all_: Outcomes) -> Tensor:
-        return mean_by(all_.chance, all_.R)[:, None]
+    shape = problems.reward.shape
 
     def pooled_optimal(all_: Outcomes) -> Tensor:
         return mean_by(all_.chance * all_.weight * all_.norm, all_.R)[:, None]
 
-    def pooled_balanced(all_: Outcomes) -> Tensor:
-        return torch.minimum(pooled_optimal(all_), mean_by(all_.chance * all_.weight, all_.R)[:, None])
+    def pooled_weighted(all_: Outcomes) -> Tensor:
+        return mean_by(all_.chance * all_.weight, all_.R)[:, None]
 
-    def stored(all_: Outcomes) -> Tensor:
-        return problems.value
-
-    def biased(all_: Outcomes) -> Tensor:
-        return problems.value + torch.tensor([spread / 2, -spread / 2], dtype=torch.float64)
-
-    bases = {
-        "a value that is learned": learned,
-        "V* itself": stored,
-        "V* ∓ half the spread": biased,
-        "mean of the batch": pooled,
+    half = torch.tensor([spread / 2, -spread / 2], dtype=torch.float64)
+    bases: dict[str, Callable[[Outcomes], Tensor]] = {
+        "a value that is learned": lambda all_: mean_by(all_.chance.view(shape), all_.R.view(shape)),
+        "V* itself": lambda all_: problems.value,
+        "V* ∓ half the spread": lambda all_: problems.value + half,
+        "mean of the batch": lambda all_: mean_by(all_.chance, all_.R)[:, None],
         "batch, optimal": pooled_optimal,
-        "batch, balanced": pooled_balanced,
+        "batch, balanced": lambda all_: torch.minimum(pooled_optimal(all_), pooled_weighted(all_)),
     }
-    found = {name: gradient_of_rows(problems, power, base) for name, base in bases.items()}
-    return found | {"mean of four rows": gradient_of_groups(problems, "mean", power, 4)}
+    found = {name: gradient_of_rows(problems, base) for name, base in bases.items()}
+    return found | {"mean of four rows": gradient_of_groups(problems, "mean", 4)}
 
 
-def of_users(count: int) -> list[Found]:
-    """What a batch of single responses is compared with, over how much more lenient one of two users is."""
-    made = drawn(count, users.PROMPTS, users.RESPONSES, seed=13)
-    rows = []
-    for at in users.settings():
-        problems = users.tables(
-            made,
-            alike=at["users"] == "alike",
-            of_reference=at["data"] == "reference",
-            lenience=at["lenience"],
-            spread=at["spread"],
-        )
-        for name, update in users.updates(problems).items():
-            rows.append(at | {"stands": name} | measured(problems, update, [problems.reference]))
-    return rows
+def tables(found: Found) -> dict[str, str]:
+    """Those of README.md."""
+    apart = [row for row in found["single"] if row["spread"] == 1.0]
+    of_data = {"reference": "data of the reference", "other": "of another policy"}
+    return {
+        "noisy": table(found["noisy"], "baseline", lambda row: f"{row['data']}, ± {row['noise']:g}"),
+        "single": table(apart, "stands", lambda row: of_data[row["data"]]),
+    }
+
+
+def table(rows: Sequence[Found], key: str, column: Callable[[Found], str]) -> str:
+    """A line for each value of `key`, and a column for each kind of row: the median of medians, and the
+    worst; those that end at the optimum everywhere are one line."""
+    columns = list(dict.fromkeys(map(column, rows)))
+    lines, right = [], []
+    for name in dict.fromkeys(row[key] for row in rows):
+        of_name = [row for row in rows if row[key] == name]
+        cells = [spread_of([row for row in of_name if column(row) == each]) for each in columns]
+        if set(cells) == {"0 (0)"}:
+            right.append(name)
+        else:
+            lines.append([name, *cells])
+    if right:
+        lines.insert(0, ["; ".join(right), *["0 (0)"] * len(columns)])
+    return harness.markdown(["", *columns], lines)
+
+
+def spread_of(rows: Sequence[Found]) -> str:
+    known = [row for row in rows if row["median"] is not None]
+    if not known:
+        return "–"
+    medians = sorted(row["median"] for row in known)
+    middle, worst = medians[len(medians) // 2], max(row["worst"] for row in known)
+    return "{} ({})".format(*("0" if value < 1e-7 else f"{value:.2g}" for value in (middle, worst)))
 
 
 def main() -> None:
-    recorded = "write the page anew from what is recorded"
+    recorded = "write the tables anew from what is recorded"
     args = harness.parser(__doc__, HERE, small=harness.SMALL, recorded=recorded).parse_args()
     torch.set_num_threads(1)
-    sizes = (2, 3) if args.small else SIZES
-    count, seeds, updates = (2, 4, 40) if args.small else (12, 24, 300)
     if args.recorded:
         found = json.loads((HERE / "result.json").read_text())
     else:
-        found = {"noisy": noisy(count, sizes), "held": held(seeds, updates), "single": single(count)}
-        found["users"] = of_users(count)
+        count, sizes = (2, (2, 3)) if args.small else (12, SIZES)
+        found = {"noisy": noisy(count, sizes), "single": single(count)}
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "result.json").write_text(json.dumps(found, indent=1) + "\n")
-    (args.out / "README.md").write_text(readme(found, count, seeds, updates))
+    made = tables(found)
+    if args.out == HERE:
+        for name, text in made.items():
+            harness.put(HERE / "README.md", text, *MARKS[name])
+    print(*made.values(), sep="\n\n")
 
 
 if __name__ == "__main__":

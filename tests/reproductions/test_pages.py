@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reproductions.baselines import page as of_baselines
+from reproductions.baselines import run as baselines
 from reproductions.offline import logs
 from reproductions.offline import run as offline_run
 from reproductions.panel import report as of_panel
@@ -32,7 +32,8 @@ def fresh_table(result: Found) -> str:
 @pytest.mark.parametrize(
     ("result", "render", "marks"),
     [
-        ("baselines/result.json", lambda found: of_baselines.readme(found, 12, 24, 300), None),
+        ("baselines/result.json", lambda found: baselines.tables(found)["noisy"], baselines.MARKS["noisy"]),
+        ("baselines/result.json", lambda found: baselines.tables(found)["single"], baselines.MARKS["single"]),
         ("offline/result.json", fresh_table, (offline_run.BEGIN, offline_run.END)),
         ("panel/result.json", of_panel.tables, (of_panel.BEGIN, of_panel.END)),
         (
