@@ -82,7 +82,7 @@ def limit_of_trl(row: dict[str, Any]) -> str:
 
 def limit_of_sampling(row: dict[str, Any]) -> str:
     if "products" not in row:
-        return "unmeasured: run.py --limits of the benchmark"
+        return "unmeasured"
     share = row["products"]
     alone = f"{row['ratio'] / share:.2g} with the matrix products alone"
     where = row.get("products_machine", row["machine"])

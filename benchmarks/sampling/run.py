@@ -1,19 +1,14 @@
 """Sampling beside transformers' `generate`: models of 1M, 5M and 34M random weights, several batches.
 
     python benchmarks/sampling/run.py [--sizes 1M 5M 34M] [--batches 16 64 256] [--new 32] [--pairs 3]
-    python benchmarks/sampling/run.py --limits
 
 Prompts of 32 tokens, four responses each, temperature 1, one thread. "equal": a batch of responses of --new
 tokens. "mixed": twice as many, of 1 to --new tokens, after prompts of 8 to 56; `generate` decodes two
 batches, padded on the left, each until its longest response ends. agro records log-probs, `generate` doesn't.
 The runs of a pair take turns in one process after one unmeasured pair; the ratio is of medians of CPU
 seconds. `products` is the share of our seconds that the matrix products of the same tokens take by
-themselves, packed and at the full batch: no engine can take less. --limits measures only that, where a goal
-isn't reached.
-
-With --peer plain the peer is agro with engine.fused = false; give another --results then. Rows of --results
-(benchmarks/results/sampling.json) with the same names are replaced. Prints a table and draws sampling.svg
-beside the file.
+themselves, packed and at the full batch: no engine can take less. Rows of --results
+(benchmarks/results/sampling.json) with the same names are replaced.
 """
 
 from __future__ import annotations
@@ -136,21 +131,15 @@ def seconds(sample: Callable[..., int], source: Any, asked: list[Request], batch
     return used
 
 
-def compare(
-    policy: Policy, batch: int, new: int, lengths: str, pairs: int, peer_name: str = "generate"
-) -> dict[str, Any]:
+def compare(policy: Policy, batch: int, new: int, lengths: str, pairs: int) -> dict[str, Any]:
     """CPU seconds of both, in turns."""
     asked = requests(policy, batch, new, lengths)
     engine = HF(policy)
     assert engine.fused
-    plain = HF(policy, fused=False) if peer_name == "plain" else None
     found: dict[str, list[float]] = {"ours": [], "peer": []}
     for seed in range(pairs + 1):
         own = seconds(ours, engine, asked, batch, seed)
-        if plain is not None:
-            other = seconds(ours, plain, asked, batch, seed)
-        else:
-            other = seconds(peer, policy.model, asked, batch, seed)
+        other = seconds(peer, policy.model, asked, batch, seed)
         if seed > 0:
             found["ours"].append(own)
             found["peer"].append(other)
@@ -190,31 +179,6 @@ def products(policy: Policy, asked: list[Request], batch: int) -> float:
     return steps * a_step + statistics.median(layers(sum(prompts.values())) for _ in range(5))
 
 
-def share_of_products(policy: Policy, batch: int, new: int, lengths: str) -> float:
-    """Medians of three, in turns."""
-    asked, engine = requests(policy, batch, new, lengths), HF(policy)
-    ours(engine, asked, batch, 0)
-    pairs = [
-        (products(policy, asked, batch), seconds(ours, engine, asked, batch, seed)) for seed in range(1, 4)
-    ]
-    return statistics.median(alone for alone, _ in pairs) / statistics.median(whole for _, whole in pairs)
-
-
-def figure(rows: list[dict[str, Any]]) -> str:
-    """Bars of the ratios as SVG, with a mark at each goal."""
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{20 * len(rows) + 30}" ']
-    out.append('font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>')
-    out.append('<text x="8" y="16">generate / agro, CPU seconds; the mark is the goal</text>')
-    for i, row in enumerate(rows):
-        y = 20 * i + 26
-        width, goal = 80 * row["ratio"], 270 + 80 * row["goal"]
-        out.append(f'<text x="8" y="{y + 12}">{row["name"]}</text>')
-        out.append(f'<rect x="270" y="{y}" width="{width:.0f}" height="14" fill="#4878a8"/>')
-        out.append(f'<path d="M{goal:.0f} {y - 2}v18" stroke="black"/>')
-        out.append(f'<text x="{275 + width:.0f}" y="{y + 12}">{row["ratio"]:.2f}</text>')
-    return "\n".join([*out, "</svg>", ""])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
@@ -222,8 +186,6 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--new", type=int, default=32, help="tokens of the longest response")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--limits", action="store_true")
-    parser.add_argument("--peer", default="generate", choices=["generate", "plain"])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sampling.json")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -232,21 +194,12 @@ def main() -> None:
         policy = make(size, getattr(torch, dtype))
         for batch, lengths in itertools.product(asked.batches, GOALS):
             name = f"{size}, {dtype}, batch {batch}, {lengths}"
-            if asked.limits:
-                if known[name]["ratio"] < GOALS[lengths]:
-                    known[name]["products"] = share_of_products(policy, batch, asked.new, lengths)
-                    known[name]["products_machine"] = recording.machine_of_models()
-                    recording.keep(asked.results, known)
-                continue
             row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
-            row |= compare(policy, batch, asked.new, lengths, asked.pairs, asked.peer)
+            row |= compare(policy, batch, asked.new, lengths, asked.pairs)
             known[name] = row | {"commit": recording.commit(), "machine": recording.machine_of_models()}
             own, other = statistics.median(row["ours"]), statistics.median(row["peer"])
-            print(
-                f"{name:34} agro {own:7.2f} s, {asked.peer} {other:7.2f} s, {row['ratio']:.2f}x", flush=True
-            )
+            print(f"{name:34} agro {own:7.2f} s, generate {other:7.2f} s, {row['ratio']:.2f}x", flush=True)
             recording.keep(asked.results, known)
-    asked.results.with_suffix(".svg").write_text(figure(list(known.values())))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Llama of 1M parameters with random weights (width 128, 4 layers, a vocabulary of
 slope is that of the logarithms by least squares; beside it is the expected exponent. The faster of two
 repeats counts. Predictions: see predicted.py. Rows of the same name are replaced.
 
-Writes benchmarks/results/scaling.json, and scaling.md and scaling.svg beside this file. In the rows of slopes
+Writes benchmarks/results/scaling.json, and scaling.md beside this file. In the rows of slopes
 `ours` are the CPU seconds, `goal` is the expected exponent and `ratio` the measured one; in those of
 predictions `ours` is predicted, `peer` measured, and `ratio` the one over the other.
 """
@@ -217,7 +217,7 @@ def prediction_rows(name: str) -> list[dict[str, Any]]:
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
-    """Replace rows of the same names, and write results, tables and figure."""
+    """Replace rows of the same names, and write results and tables."""
     known = recording.known(RESULTS)
     known |= {
         row["name"]: row | {"commit": recording.commit(), "machine": recording.machine_of_models()}
@@ -226,7 +226,6 @@ def keep(rows: list[dict[str, Any]]) -> None:
     recording.keep(RESULTS, known)
     table = tables(list(known.values()))
     (ROOT / "benchmarks/scaling/scaling.md").write_text(table)
-    figure([row for row in known.values() if row["name"].startswith("slope")])
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
@@ -245,24 +244,6 @@ def tables(rows: list[dict[str, Any]]) -> str:
     last = rows[-1]
     note = f"`python benchmarks/scaling/run.py`, commit {last['commit']}, {last['machine']}"
     return "\n".join([*lines, "", note, ""])
-
-
-def figure(rows: list[dict[str, Any]]) -> None:
-    """CPU seconds over sizes, both relative to the smallest, on logarithmic axes."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    plot, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for row in rows:
-        sizes, costs = np.array(row["sizes"]), np.array(row["ours"])
-        label = f"{row['name'].removeprefix('slope: ')}: {row['ratio']:.2f} ({row['goal']})"
-        axes.loglog(sizes / sizes[0], costs / costs[0], marker="o", label=label)
-    axes.set_xlabel("size / smallest")
-    axes.set_ylabel("CPU seconds / smallest")
-    axes.legend(title="slope (expected)", fontsize="small")
-    plot.savefig(ROOT / "benchmarks/scaling/scaling.svg", metadata={"Date": None})
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ def benchmark():
     return module
 
 
-def test_a_short_run_writes_rows_and_a_figure(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_short_run_writes_rows(benchmark, tmp_path, monkeypatch, capsys):
     results = tmp_path / "sampling.json"
     sizes = ["--sizes", "1M", "--batches", "4", "--dtypes", "float32", "--new", "3", "--pairs", "1"]
     monkeypatch.setattr(sys, "argv", ["run.py", *sizes, "--results", str(results)])
@@ -32,7 +32,6 @@ def test_a_short_run_writes_rows_and_a_figure(benchmark, tmp_path, monkeypatch, 
         assert row.keys() >= FIELDS
         assert row["ratio"] == pytest.approx(row["peer"][0] / row["ours"][0])
     assert rows[0]["tokens"] == 4 * 3
-    assert results.with_suffix(".svg").read_text().count("<rect") == 3  # the background and two bars
     assert capsys.readouterr().out.count("generate") == 2
 
 
