@@ -91,13 +91,6 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def of_seeds(ends: Sequence[float]) -> str:
-    """The mean, of several with its standard error."""
-    if len(ends) == 1:
-        return f"{ends[0]:.3f}"
-    return between(float(np.mean(ends)), float(np.std(ends, ddof=1)) / len(ends) ** 0.5)
-
-
 def between(mean: float, error: float) -> str:
     return f"{mean:.3f} ± {error:.3f}"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,34 +67,15 @@ def prepare(folder: Path) -> dict[str, int]:
     }
 
 
-def best_constant(answers: Iterable[str]) -> str:
-    """The one response, the empty one aside, with the highest mean reward: reward adds up along an answer."""
-    gain: dict[str, float] = defaultdict(float)
-    for right in answers:
-        for end in range(1, len(right) + 1):
-            gain[right[:end]] += 1 / len(right)
-    return max(gain, key=lambda text: sum(gain[text[:end]] for end in range(1, len(text) + 1)), default="")
-
-
-def baselines(train: Sequence[str], test: Sequence[str]) -> list[dict[str, Any]]:
-    """What needs no model: name, and mean reward with its standard error over prompts, of both parts."""
-    constant = best_constant(map(answer, train))
-    by_n = {n: best_constant(answer(p) for p in train if numbers(p)[3] == n) for n in range(10)}
-    responses: dict[str, Callable[[str], str]] = {
-        "always end": lambda p: "",
-        "repeat the last number n times": lambda p: ",".join([str(numbers(p)[1])] * numbers(p)[3]),
-        "repeat the last number 9 times": lambda p: ",".join([str(numbers(p)[1])] * 9),
-        f"always {constant}": lambda p: constant,
-        "one response for each n, the best in training": lambda p: by_n[numbers(p)[3]],
-    }
-    found = []
-    for name, respond in responses.items():
-        row: dict[str, Any] = {"name": name}
-        for part, prompts in (("train", train), ("test", test)):
-            scores = np.array(prefix([respond(p) for p in prompts], [answer(p) for p in prompts]))
-            row |= {part: float(scores.mean()), f"{part}_se": float(scores.std(ddof=1) / len(scores) ** 0.5)}
-        found.append(row)
-    return found
+def baseline(train: Sequence[str], test: Sequence[str]) -> dict[str, Any]:
+    """The best rule that needs no model: its name, and mean reward with its standard error over prompts, of
+    both parts."""
+    row: dict[str, Any] = {"name": "repeat the last number n times"}
+    for part, prompts in (("train", train), ("test", test)):
+        responses = [",".join([str(numbers(p)[1])] * numbers(p)[3]) for p in prompts]
+        scores = np.array(prefix(responses, [answer(p) for p in prompts]))
+        row |= {part: float(scores.mean()), f"{part}_se": float(scores.std(ddof=1) / len(scores) ** 0.5)}
+    return row
 
 
 def measure(objective: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +102,7 @@ def measure(objective: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, Any]]) -> Figure:
+def draw(runs: Sequence[tuple[str, dict[str, Any]]], best: dict[str, Any]) -> Figure:
     """Training reward and held-out reward against steps, one line a seed."""
     figure = Figure(figsize=(8.4, 3.3), layout="constrained")
     steps = max(run["metrics"][-1]["step"] for _, run in runs)
@@ -129,7 +110,6 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
         ("train", f"training reward (mean of {WINDOW} steps)"),
         ("test", "reward on held-out prompts (± standard error)"),
     )
-    best = max(base, key=lambda row: row["train"])
     for i, (part, title) in enumerate(panels):
         axes = harness.axes(figure, (1, 2, i + 1), title, steps)
         ends = defaultdict(list)
@@ -155,10 +135,8 @@ def draw(runs: Sequence[tuple[str, dict[str, Any]]], base: Sequence[dict[str, An
 def table(result: dict[str, Any]) -> str:
     """The result in Markdown."""
     between = harness.between
-    base = [
-        [b["name"], between(b["train"], b["train_se"]), between(b["test"], b["test_se"])]
-        for b in result["baselines"]
-    ]
+    b = result["baseline"]
+    base = [[b["name"], between(b["train"], b["train_se"]), between(b["test"], b["test_se"])]]
     head = ["objective", "seed", f"training, first {WINDOW} steps", f"last {WINDOW} steps"]
     head += [f"above {GOAL} at", "test", "KL (nats)", "minutes", "CPU minutes"]
     rows = []
@@ -183,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     files = {part: args.out / "data" / f"{part}.jsonl" for part in ("train", "test")}
     asked = {part: [str(p.text) for p in load_prompts(path)] for part, path in files.items()}
-    base = baselines(asked["train"], asked["test"])
+    base = baseline(asked["train"], asked["test"])
     place = [f'data.prompts="{files["train"]}"', f'data.eval_prompts="{files["test"]}"']
     place.append(f'reward.name="{HERE / "reward.py"}:prefix"')
     runs = []
@@ -196,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs.append((name, seed, harness.train(config, args.out / f"{name}-{seed}")))
     result = {
         "data": counts,
-        "baselines": base,
+        "baseline": base,
         "runs": sorted((measure(*run) for run in runs), key=lambda r: (r["objective"], r["seed"])),
         "overrides": args.overrides,
         "machine": harness.machine(),

@@ -46,7 +46,6 @@ LOGS = {
     ),
 }
 FOLDS = 2
-VALIDATION_FOLDS = 3  # of the training half of fold 0, to choose settings by
 
 
 def part_of(prompt_id: str, parts: int) -> int:
@@ -54,24 +53,15 @@ def part_of(prompt_id: str, parts: int) -> int:
     return int(hashlib.sha256(prompt_id.encode()).hexdigest(), 16) % parts
 
 
-def split(store: Path, fold: int, most: int | None, folds: int = FOLDS) -> tuple[Path, Path]:
+def split(store: Path, fold: int, most: int | None) -> tuple[Path, Path]:
     """Stores of the training and of the held-out groups (`most` of each at most, where that is given)."""
     parts: list[list[list[Sample]]] = [[], []]
     for group in groups_of(store):
-        parts[part_of(group[0].prompt_id, folds) == fold].append(group)
+        parts[part_of(group[0].prompt_id, FOLDS) == fold].append(group)
     train, heldout = (store.with_name(f"{name}-{fold}.db") for name in ("train", "heldout"))
     for path, groups in zip((train, heldout), parts, strict=True):
         _write(path, groups[:most])
     return train, heldout
-
-
-def validation(store: Path, most: int | None) -> list[tuple[Path, Path]]:
-    """Folds within the training half of fold 0. What fold 0 holds out is in none of them."""
-    half, _ = split(store, 0, most)
-    copy = half.with_name("validation") / "half.db"  # in another folder: folds have the names of the log's
-    copy.parent.mkdir(exist_ok=True)
-    _write(copy, groups_of(half))
-    return [split(copy, fold, most, VALIDATION_FOLDS) for fold in range(VALIDATION_FOLDS)]
 
 
 def mixed(train: Path) -> Path:

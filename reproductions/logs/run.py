@@ -1,17 +1,14 @@
 """Logs of other models, without log-probs: AGRO on the responses in a store, and on nothing else.
 
     python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
-                                     [--record] [--validate] [KEY=VALUE …]
+                                     [--record] [KEY=VALUE …]
 
-Imports two logs (`agro import`), and asks for an objective that they can't serve (`agro train …
-objective={name="grpo"}` is refused). Splits the prompts of each into two halves, each held out once. For each
+Imports two logs (`agro import`), and splits the prompts of each into two halves, each held out once. For each
 half it makes π_ref by imitation, and trains from it with `agro` on the prompts whose rewards differ, seed by
 seed, and on rewards that are shuffled within their prompts, as the control. It measures on the held-out
 prompts how often log π/π_ref is higher for the better of two responses (AUC), and ½ Var(R), R = r − βρ.
 Prints tables and writes result.json and figure.png into --out, with --record beside this script too. An
-interrupted run continues. KEY=VALUE are settings of phase `agro`, to be chosen with --validate: on three
-folds within the training half of fold 0, which never read what that fold holds out. Settings in one --out
-share the references.
+interrupted run continues. KEY=VALUE are settings of phase `agro`.
 """
 
 from __future__ import annotations
@@ -31,20 +28,9 @@ from agro.config import RunConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.logs.baselines import baselines  # noqa: E402
-from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split, validation  # noqa: E402
+from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
 from reproductions.logs.measures import above_chance, mean_and_error, pooled  # noqa: E402
-from reproductions.logs.tables import draw, table, validated  # noqa: E402
-
-
-def refusal(recipe: Path, train: Path, folder: Path) -> dict[str, Any]:
-    """GRPO needs log-probs of the behavior policy, which no log of texts has."""
-    done = harness.agro(
-        "train", recipe, 'objective={name="grpo"}', f"data.store={train}", "--out", folder / "refused"
-    )
-    print(f"{done.stderr.strip()}\n(exit {done.returncode})\n")
-    if done.returncode != 2 or "behavior_logp" not in done.stderr:
-        raise Refused(f"grpo on {train}: expected a refusal with exit 2, got exit {done.returncode}")
-    return {"exit": done.returncode, "message": done.stderr.strip()}
+from reproductions.logs.tables import draw, table  # noqa: E402
 
 
 def settings(name: str, overrides: Sequence[str], small: bool) -> tuple[RunConfig, RunConfig]:
@@ -143,27 +129,6 @@ def from_reference(agro_: RunConfig, reference: dict[str, Any]) -> RunConfig:
     return changed(agro_, {"policy": {"model": reference["model"], "new": None}})
 
 
-def validate(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
-    """The seeds on folds within the training half of fold 0, by which settings are chosen."""
-    folder = out / name
-    store = imported(name, folder)
-    sft, agro_ = settings(name, overrides, small)
-    folds = validation(store, 8 if small else None)
-    folder = folder / "validation"
-    starts = references(sft, folds, folder)
-    to = folder / ("_".join(overrides) or "as it is")
-    found = []
-    for seed in range(seeds):
-        runs = [
-            one_run(from_reference(agro_, start), seed, (mixed(train), heldout), to / f"seed-{seed}-{fold}")
-            for fold, (start, (train, heldout)) in enumerate(zip(starts, folds, strict=True))
-        ]
-        found.append(of_seed(seed, runs))
-    result = {"overrides": list(overrides), "seeds": found, "over_seeds": over_seeds(found)}
-    (to / "validated.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result
-
-
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
     log, folder = LOGS[name], out / name
     store = imported(name, folder)
@@ -171,7 +136,6 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     folds = [split(store, fold, 8 if small else None) for fold in range(FOLDS)]
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
     result |= {"log": describe(store, sft), "baselines": baselines(folds)}
-    result["refused"] = refusal(HERE / f"{name}.toml", folds[0][0], folder)
     made = references(sft, folds, folder)
     starts = [from_reference(agro_, reference) for reference in made]
     result["references"] = [{key: of[key] for key in ("loss", "seconds", "cpu_seconds")} for of in made]
@@ -209,11 +173,7 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    small, validate = (
-        "few groups, few steps: seconds, and no result",
-        "within the training half of fold 0 alone",
-    )
-    switches = {"small": small, "record": harness.RECORD, "validate": validate}
+    switches = {"small": "few groups, few steps: seconds, and no result", "record": harness.RECORD}
     parser = harness.parser(__doc__, "runs/logs", **switches)
     parser.add_argument("--data", choices=(*LOGS, "both"), default="both")
     parser.add_argument("--seeds", type=int, default=3)
@@ -221,10 +181,6 @@ def main() -> None:
     args = parser.parse_args()
     out = args.out.resolve()
     names = list(LOGS) if args.data == "both" else [args.data]
-    if args.validate:
-        for name in names:
-            print(validated(name, validate(name, args.seeds, out, args.small, args.overrides)))
-        return
     results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in names}
     for result in results.values():
         print(table(result))

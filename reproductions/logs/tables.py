@@ -58,13 +58,6 @@ def mean(over_seeds: dict[str, Any]) -> str:
     return f"{over_seeds['mean']:.3f} ± {over_seeds['mean_se']:.3f}"
 
 
-def validated(name: str, found: dict[str, Any]) -> str:
-    """One line: the settings, the AUC within the training half of fold 0 by seed, and after which step."""
-    auc = ", ".join(f"{seed['auc']:.3f} ± {seed['auc_se']:.3f}" for seed in found["seeds"])
-    curve = "; ".join(f"step {point['step']} {point['auc']:.3f}" for point in found["seeds"][0]["curve"])
-    return f"{name} {' '.join(found['overrides'])}: AUC {auc} ({curve})"
-
-
 def draw(results: Mapping[str, dict[str, Any]]) -> Figure:
     """Held-out AUC against steps, with standard errors at the end, above held-out ½ Var(R)."""
     figure = Figure(figsize=(4.9 * len(results), 6.2), layout="constrained")
