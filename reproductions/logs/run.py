@@ -13,7 +13,6 @@ interrupted run continues. KEY=VALUE are settings of phase `agro`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
-from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.logs.baselines import baselines  # noqa: E402
 from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
