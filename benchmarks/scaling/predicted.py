@@ -1,8 +1,13 @@
 """Memory and time of a step as `agro train --dry-run` predicts them, beside those of the run itself.
 
+    python benchmarks/scaling/predicted.py [CASE …]
+    python benchmarks/scaling/predicted.py predict CASE      # what each process does, or: train CASE
+
 Each case is predicted in a process of its own, and then run for a few steps in another one. The first step
 isn't counted. Responses have the length that is predicted: an end token is too rare in random weights to
-matter, and a store's responses are as long as they are.
+matter, and a store's responses are as long as they are. Writes benchmarks/results/scaling.json, where `ours`
+is predicted, `peer` measured, and `ratio` the one over the other, and scaling.md beside this file; rows of
+the same name are replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ sys.path.append(str(ROOT))
 
 from benchmarks import recording  # noqa: E402
 
+RESULTS = ROOT / "benchmarks/results/scaling.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 STEPS = 3
 # parameters, groups × responses, prompt + new tokens; float32 and a reference unless it says otherwise
@@ -36,7 +42,6 @@ CASES: dict[str, dict[str, Any]] = {
     "34M, 4 × 4, 32 + 96": {"model": "34M", "groups": 4, "new": 96},
 }
 SIZES = {
-    "1M": {"vocab_size": 2048, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4},
     "5M": {"vocab_size": 8192, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6},
     "34M": {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 6},
 }
@@ -138,13 +143,49 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     return middle | {"peak": clock.peak, "peak_with_saving": end}
 
 
-def in_a_process(name: str, what: str) -> dict[str, Any]:
-    """What `predict` or `train` finds for a case, in a process of its own."""
-    found: dict[str, Any] = recording.apart(__file__, ROOT, what, name)
-    return found
+def compare(name: str) -> list[dict[str, Any]]:
+    """Time and memory of one case, predicted and of the run, each in a process of its own."""
+    plan, run = (recording.apart(__file__, ROOT, what, name) for what in ("predict", "train"))
+    [phase] = plan["phases"]
+    pairs = {
+        "time": (sum(phase["step_seconds"].values()), run["cpu"]),
+        "memory": (phase["peak"], run["peak"]),
+    }
+    rows = []
+    for what, (guess, found) in pairs.items():
+        more = {"parts": phase["step_seconds"], "run": run, "dry_run": plan["cpu_of_dry_run"]}
+        row = recording.row(f"{what}: {name}", [guess], goal=1.0, ratio=guess / found, peer=[found], **more)
+        rows.append(row | {"machine": recording.machine_of_models()})
+        print(f"{what}: {name}: {guess:.4g} predicted, {found:.4g} measured, {guess / found:.2f}", flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| case | predicted | measured | ratio |", "|---|---|---|---|"]
+    for row in rows:
+        unit, scale = ("GB", 1e-9) if row["name"].startswith("memory") else ("s", 1.0)
+        both = " | ".join(f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer"))
+        lines.append(f"| {row['name']} | {both} | {row['ratio']:.2f} |")
+    last = rows[-1]
+    note = f"`python benchmarks/scaling/predicted.py`, commit {last['commit']}, {last['machine']}"
+    return "\n".join([*lines, "", note, ""])
+
+
+def main() -> None:
+    known = recording.known(RESULTS)
+    for name in sys.argv[1:] or CASES:
+        if CASES[name]["model"] == "tiny" and not TINY.is_dir():
+            print(f"{name}: skipped: {TINY} isn't there", flush=True)
+            continue
+        known |= {row["name"]: row for row in compare(name)}
+        recording.keep(RESULTS, known)
+        Path(__file__).with_name("scaling.md").write_text(table(list(known.values())))
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        way = {"predict": predict, "train": train}[sys.argv[1]]
-        print(json.dumps(way(CASES[sys.argv[2]], Path(scratch))))
+    ways = {"predict": predict, "train": train}
+    if sys.argv[1:2] and sys.argv[1] in ways:
+        with tempfile.TemporaryDirectory() as scratch:
+            print(json.dumps(ways[sys.argv[1]](CASES[sys.argv[2]], Path(scratch))))
+    else:
+        main()
