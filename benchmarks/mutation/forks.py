@@ -6,9 +6,6 @@ Forks share what was loaded before: torch, and of a session the collected tests.
 from __future__ import annotations
 
 import gc
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import os
 import resource
@@ -21,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -193,7 +190,7 @@ class Session:
         return [i for i, total in zip(items, spent, strict=True) if total <= budget + self.seconds[i]]
 
     def attempt(self, mutant: Mutant, budget: float) -> tuple[str, str] | None:
-        """Outcome and the test that killed it; None where the mutant has to be imported."""
+        """Outcome and the test that killed it; None where the mutant would have to be imported anew."""
         where = (str(mutant.path), mutant.function or "")
         early = mutant.function is None or where in self.early
         if early and any(isinstance(x, cst.ClassDef) for x in mutant.module.body):
@@ -280,28 +277,3 @@ def code_of(code: CodeType, qualified: str) -> CodeType:
 
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-class Changed(importlib.machinery.SourceFileLoader, importlib.abc.MetaPathFinder):
-    """Import a mutant in the place of its file."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        super().__init__(name_of(mutant.path), str(mutant.path))
-        self.mutant = mutant
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        return (
-            importlib.util.spec_from_file_location(name, self.path, loader=self)
-            if name == self.name
-            else None
-        )
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.mutant.source(), self.path, "exec")
-
-
-def anew(mutant: Mutant, seconds: float) -> bool:
-    """Import and collect with the mutant in its place, then run the tests of its file."""
-    sys.meta_path.insert(0, Changed(mutant))
-    limit(seconds)
-    return pytest.main([*OPTIONS, *tests_of(mutant.path)]) == 0

@@ -9,8 +9,8 @@ changed.
 
 A mutant is a fork of a process that has loaded torch and collected the tests. The code of the changed
 function replaces the old code, and the tests that call it run until one fails. A file whose change has run
-already, at import or at collection, is executed once more. One with classes is imported by a fork that hasn't
-imported agro yet.
+already, at import or at collection, is executed once more; where that would leave objects of old classes
+behind the mutant is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 import os
 import random
 import sys
-import time
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -30,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import pytest  # noqa: E402
-from forks import BUDGET, FILES, OPTIONS, ROOT, TESTS, Session, anew, calls, forked  # noqa: E402
+from forks import BUDGET, FILES, OPTIONS, ROOT, TESTS, Session, calls  # noqa: E402
 from mutants import Mutant, mutants  # noqa: E402
 
 from benchmarks import recording  # noqa: E402
@@ -91,16 +90,8 @@ def main() -> int:
     if todo and os.waitpid(pid, 0)[1]:
         return 1
     todo = read()
-    if given.sample is not None:
-        print(f"{len(todo)} would have to be imported anew: left out of the sample", flush=True)
-        every = [m for m in every if m not in todo]
-        todo = []
-    print(f"{len(todo)} to import anew", flush=True)
-    for mutant in todo:
-        start = time.monotonic()
-        outcome = forked(lambda m=mutant: anew(m, 200.0))
-        keep(mutant, outcome, time.monotonic() - start, "")
-    read()
+    print(f"{len(todo)} would have to be imported anew: left out", flush=True)
+    every = [m for m in every if m not in todo]
     return report(every, [kept[keys[id(m)]] for m in every], len(whole) if given.files == FILES else None)
 
 
