@@ -51,7 +51,7 @@ def known(path: Path) -> dict[str, Row]:
 
 def keep(path: Path, rows: Mapping[str, Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+    write(path, rows.values())
 
 
 def apart(script: str, checkout: Path, *words: str) -> Any:

@@ -1,17 +1,16 @@
 """What an import costs: records and MB a second of CPU, and the memory that it takes.
 
     python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--repeats 3]
-        [--workers 1 2] [--before CHECKOUT] [--only …]
+        [--workers 1 2] [--only …]
 
 Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
 log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
-without a tokenizer. With --before the same is measured of another checkout of agro, in turns; else its
-figures of the last time are kept. Writes benchmarks/results/imports.json, where `ours` and `peer` are
-records, or MB, a CPU second, `bytes` those of the file, unpacked, and `peak` is the memory in MB above that
-of the process before it began. Prints a line for each. `wall` is in seconds; it depends on the disk and on
-what else the machine does. With `--workers 2` two processes read and a third writes; `ours` counts the CPU
-seconds of all, and `own` has those of the one that writes, by which time is bounded on many cores. `floor` is
-the rate at which the file is unpacked, hashed and parsed, and the rows inserted, and nothing is checked.
+without a tokenizer. Writes benchmarks/results/imports.json, where `ours` are records, or MB, a CPU second,
+`bytes` those of the file, unpacked, and `peak` is the memory in MB above that of the process before it began.
+Prints a line for each. `wall` is in seconds; it depends on the disk and on what else the machine does. With
+`--workers 2` two processes read and a third writes; `ours` counts the CPU seconds of all, and `own` has those
+of the one that writes, by which time is bounded on many cores. `floor` is the rate at which the file is
+unpacked, hashed and parsed, and the rows inserted, and nothing is checked.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import orjson
 import zstandard
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
+sys.path.append(str(ROOT))
 
 from benchmarks import recording  # noqa: E402
 
@@ -156,38 +155,23 @@ def parsed(path: Path) -> float:
     return time.process_time() - began
 
 
-def measured(checkout: Path, path: Path, workers: int) -> dict[str, float]:
-    """`measure` in a process of its own, with the agro of this checkout."""
-    words = ("--one", str(path), "--workers", str(workers))
-    result: dict[str, float] = recording.apart(__file__, checkout, *words)
-    return result
-
-
-def case(name: str, workers: int, asked: argparse.Namespace, known: dict[str, Any]) -> dict[str, Any]:
+def case(name: str, workers: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Each import in a process of its own."""
     path = make(name, asked.records, asked.megabytes)
     size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
-    ours, peers = [], []
-    for _ in range(asked.repeats):
-        ours.append(measured(ROOT, path, workers))
-        if asked.before:
-            peers.append(measured(asked.before.resolve(), path, 1))
+    words = ("--one", str(path), "--workers", str(workers))
+    ours = [recording.apart(__file__, ROOT, *words) for _ in range(asked.repeats)]
     by = f" by {workers} processes and one that writes" if workers > 1 else ""
     title = f"import of {path.name}{by}, {'MB' if name.startswith('large') else 'records'} a CPU second"
 
     def rate(found: dict[str, float], seconds: str = "cpu") -> float:
         return (size / 1e6 if name.startswith("large") else found["samples"]) / found[seconds]
 
-    peer = [rate(found) for found in peers] or known.get(title, {}).get("peer", [])
     rates = [rate(found) for found in ours]
-    ratio = statistics.median(rates) / statistics.median(peer) if peer else None
     more: dict[str, Any] = {key: [found[key] for found in ours] for key in ("peak", "wall", "own")}
     more["floor"] = [rate(found, "floor") for found in ours]
-    row = recording.row(title, rates, goal=GOALS[name], ratio=ratio, peer=peer, bytes=size, **more)
-    faster = f", {ratio:.2f} times as fast as before" if ratio else ""
-    print(
-        f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start{faster}",
-        flush=True,
-    )
+    row = recording.row(title, rates, goal=GOALS[name], bytes=size, **more)
+    print(f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start", flush=True)
     return row
 
 
@@ -197,7 +181,6 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
-    parser.add_argument("--before", type=Path)
     parser.add_argument("--only", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--one", type=Path)
     asked = parser.parse_args()
@@ -206,7 +189,7 @@ def main() -> None:
         return
     known = recording.known(RESULTS)
     for name, workers in product(asked.only, asked.workers):
-        row = case(name, workers, asked, known)
+        row = case(name, workers, asked)
         known[row["name"]] = row
         recording.keep(RESULTS, known)
 

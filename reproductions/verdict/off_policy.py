@@ -1,18 +1,21 @@
-"""How far off an off-policy estimate is: bias, and how often its interval holds the truth, by enumeration.
+"""How far off off-policy estimates are: bias, and how often their intervals hold the truth, by enumeration.
 
-    python reproductions/verdict/off_policy.py
+    python reproductions/verdict/off_policy.py [--only gain|values] [--runs N]
 
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
 moved towards the rewards, in a direction that has nothing to do with them, or to what the start doesn't
-write. `agro.rollout.off_policy` sees rewards and log-probs of logged responses alone. Writes the table of
-README.md and off_policy.json.
+write. `agro.rollout.off_policy` sees rewards and log-probs of logged responses alone.
+
+gain: the difference of two policies. values: five estimates of one policy's value, of rewards at the end of a
+response or with each of its three tokens; "doubly robust, true V" is given the value of each prefix under the
+judged policy, which is the best that stored values could be. A log that is not estimable isn't counted.
+Writes the tables of README.md, off_policy.json and off_policy_values.json.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import dataclass
 from itertools import product
@@ -26,14 +29,28 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import Space, Table
-from agro.rollout.off_policy import LEAST, compare_on_log
+from agro.rollout.off_policy import (
+    FEW,
+    HEADLINE,
+    LoggedResponses,
+    OffPolicyValue,
+    compare_on_log,
+    value_on_log,
+)
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
-MARK, END = "<!-- begin: off-policy -->", "<!-- end: off-policy -->"
+MARKS = {
+    "gain": ("<!-- begin: off-policy -->", "<!-- end: off-policy -->"),
+    "values": ("<!-- begin: off-policy values -->", "<!-- end: off-policy values -->"),
+}
+FILES = {"gain": "off_policy.json", "values": "off_policy_values.json"}
+RUNS = {"gain": 300, "values": 1000}  # logs a setting
 SPACE = Space(vocabulary=3, length=3, prompts=200)
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
-MOVES = (1.0, 3.0, 6.0, 10.0)  # largest change of a logit, in nats
+MOVES = (1.0, 3.0, 6.0, 10.0)  # largest change of a logit, in nats; of values without the last
+TRUE_V = "doubly robust, true V"
+Row = dict[str, Any]
 
 Values = NDArray[np.float64]
 Direction = Literal["rewards", "any", "away"]
@@ -123,16 +140,23 @@ def measure(w: World, prompts: int, responses: int, runs: int, seed: int) -> dic
     return row | dict(zip(names, values, strict=True))
 
 
-def _compare(w: World, prompts: int, responses: int, rng: np.random.Generator) -> Any:
+def draw(
+    author: Values, prompts: int, responses: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """A log of so many prompts: prompt, response and cluster of each row. `author` [X,Y]: log-probs."""
     x = np.repeat(rng.integers(SPACE.prompts, size=prompts), responses)
-    below = np.exp(w.author[x]).cumsum(1)
+    below = np.exp(author)[x].cumsum(1)
     y = (rng.random(len(x))[:, None] * below[:, -1:] > below).sum(1)
+    return x, y, np.repeat(np.arange(prompts), responses)
+
+
+def _compare(w: World, prompts: int, responses: int, rng: np.random.Generator) -> Any:
+    x, y, clusters = draw(w.author, prompts, responses, rng)
     mu = w.author[x, y]
-    clusters = np.repeat(np.arange(prompts), responses)
     return compare_on_log(w.start[x, y] - mu, w.trained[x, y] - mu, w.rewards[x, y], clusters)
 
 
-def rows(runs: int) -> list[dict[str, Any]]:
+def gains(runs: int) -> list[Row]:
     result = []
     settings = product(("start", "another"), DIRECTIONS, MOVES, SIZES)
     for seed, (author, toward, move, (prompts, responses)) in enumerate(settings):
@@ -143,7 +167,7 @@ def rows(runs: int) -> list[dict[str, Any]]:
     return result
 
 
-def table(result: list[dict[str, Any]]) -> str:
+def gain_table(result: list[Row]) -> str:
     """By direction: the extremes over settings in which a fifth of the logs has an estimate."""
     lines = []
     for toward in DIRECTIONS:
@@ -161,18 +185,112 @@ def _range(shares: list[float]) -> str:
     return f"{min(shares):.1%}–{max(shares):.1%}" if min(shares) < max(shares) else f"{min(shares):.1%}"
 
 
+class Judged:
+    """A policy and the author of the log by token [X,Y,T], rewards by token [X,Y,T], and true values."""
+
+    def __init__(self, move: float, toward: str, *, other_author: bool, by_token: bool) -> None:
+        author, _, trained, at_end = policies(move, toward, other_author=other_author)
+        self.author, self.policy = (log_probs(logits) for logits in (author, trained))
+        self.rewards = np.zeros(self.policy.shape)
+        self.rewards[:, :, -1] = at_end
+        if by_token:
+            of_choice = np.random.default_rng(11).random(tuple(trained.shape)) < 0.3
+            self.rewards = of_choice[:, SPACE.places, SPACE.tokens] / SPACE.length
+        p = np.exp(self.policy.sum(-1))  # [X,Y]
+        self.values = self._to_come(p)
+        self.value = float(self.values[:, 0, 0].mean())
+
+    def _to_come(self, p: Values) -> Values:
+        """[X,Y,T] the expected reward from token t on, of what has the response's first tokens in common."""
+        to_come = self.rewards[:, :, ::-1].cumsum(-1)[:, :, ::-1]
+        values = np.empty_like(to_come)
+        beginnings = np.array(SPACE.responses)
+        for t in range(SPACE.length):
+            same = (beginnings[:, None, :t] == beginnings[None, :, :t]).all(-1)  # [Y,Y]
+            values[:, :, t] = ((p * to_come[:, :, t]) @ same) / (p @ same)
+        return values
+
+    def estimate(self, prompts: int, responses: int, rng: np.random.Generator) -> dict[str, OffPolicyValue]:
+        """By one log: with fitted V, and with the true one."""
+        x, y, clusters = draw(self.author.sum(-1), prompts, responses, rng)
+        lengths: NDArray[np.int64] = np.full(len(x), SPACE.length)
+        ratios = self.policy[x, y] - self.author[x, y]
+        log = LoggedResponses(ratios, self.rewards[x, y], lengths, clusters)
+        return {"": value_on_log(log), TRUE_V: value_on_log(log, self.values[x, y])}
+
+
+def measure_values(judged: Judged, size: tuple[int, int], runs: int, seed: int) -> list[Row]:
+    """A row an estimate, over `runs` logs."""
+    rng = np.random.default_rng(seed)
+    found = [judged.estimate(*size, rng) for _ in range(runs)]
+    able = [f for f in found if not f[""].obstacle]
+    about = {
+        "value": judged.value,
+        "ess": float(np.mean([f[""].ess for f in found])),
+        "estimable": len(able) / runs,
+    }
+    if not able:
+        return [about | {"estimate": None}]
+    estimates = {name: [f[""].estimates[name] for f in able] for name in able[0][""].estimates}
+    estimates[TRUE_V] = [f[TRUE_V].estimates[HEADLINE] for f in able]
+    rows = []
+    for name, each in estimates.items():
+        errors = np.array([x.value - judged.value for x in each])
+        covers = np.mean([x.low <= judged.value <= x.high for x in each])
+        spread = {"bias": float(errors.mean()), "sd": float(errors.std())}
+        rows.append(about | {"estimate": name, **spread, "covers": float(covers)})
+    biases = np.array([f[""].clipping_bias for f in able]).mean(0).tolist()
+    return [row | ({"stated_bias": biases} if row["estimate"] == "clipped" else {}) for row in rows]
+
+
+def values(runs: int) -> list[Row]:
+    at_end = list(product(("start", "another"), ("rewards", "any", "away"), MOVES[:-1], SIZES, (False,)))
+    by_token = list(product(("start",), ("rewards",), MOVES[:-1], SIZES, (True,)))
+    result = []
+    for seed, (author, toward, move, size, is_by_token) in enumerate(at_end + by_token):
+        judged = Judged(move, toward, other_author=author == "another", by_token=is_by_token)
+        about = {"log of": author, "direction": toward, "move": move, "by token": is_by_token}
+        about |= {"prompts": size[0], "responses": size[1], "runs": runs}
+        result += [about | row for row in measure_values(judged, size, runs, seed)]
+    return result
+
+
+def values_table(result: list[Row]) -> str:
+    """Of each estimate: the extremes over the settings in which a fifth of the logs is estimable."""
+    lines = []
+    counted = [row for row in result if row["estimate"] and row["estimable"] >= 0.2]
+    for name in sorted({row["estimate"] for row in counted}):
+        part = [row for row in counted if row["estimate"] == name]
+        covers = [row["covers"] for row in part]
+        bias = max((row["bias"] for row in part), key=abs)
+        figures = [f"{bias:+.4f}", f"{min(covers):.1%}–{max(covers):.1%}"]
+        lines.append([name.replace("_", " "), *figures])
+    head = ["estimate", "largest bias", "interval holds it"]
+    text = harness.markdown(head, lines)
+    robust = [row for row in result if row["estimate"] == HEADLINE]
+    for name, few in (("fewer than a tenth", True), ("a tenth or more", False)):
+        part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
+        covers = [row["covers"] for row in part]
+        if covers:
+            held = sum(0.93 <= share <= 0.97 for share in covers)
+            text += f"\n\nDoubly robust, where {name} of the responses count: {min(covers):.1%}–"
+            text += f"{max(covers):.1%}, within 93 to 97 % in {held} of {len(part)} settings."
+    return text
+
+
 def main() -> None:
-    runs = 300
-    result = rows(runs)
-    print(table(result))
-    covered = [row["covers"] for row in result if row["estimable"] > 0.2]
-    print(
-        f"\nfrom {LEAST:g} effective responses on, {runs} logs a row: the interval holds the true gain in "
-        f"{min(covered):.1%} to {max(covered):.1%}; a share of 5 % has an error of "
-        f"{math.sqrt(0.05 * 0.95 / runs):.1%}"
-    )
-    (FOLDER / "off_policy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    harness.put(FOLDER / "README.md", table(result), MARK, END)
+    parser = harness.parser(__doc__, FOLDER)
+    parser.add_argument("--only", choices=MARKS)
+    parser.add_argument("--runs", type=int, help="logs a setting")
+    args = parser.parse_args()
+    for name, make, table in (("gain", gains, gain_table), ("values", values, values_table)):
+        if args.only not in (None, name):
+            continue
+        result = make(args.runs or RUNS[name])
+        (args.out / FILES[name]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if args.out == FOLDER:
+            harness.put(FOLDER / "README.md", table(result), *MARKS[name])
+        print(table(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
 from reproductions.paper import run as paper_run
 from reproductions.systems import run as systems_run
-from reproductions.verdict import off_policy, off_policy_values
+from reproductions.verdict import off_policy
 from reproductions.verdict import run as verdict_run
 
 ROOT = Path(__file__).parents[2] / "reproductions"
@@ -43,12 +43,8 @@ def fresh_table(result: Found) -> str:
         ),
         ("systems/result.json", lambda found: systems_run.page(systems_run.recorded(ROOT / "systems")), None),
         ("verdict/result.json", verdict_run.tables, (verdict_run.MARK, verdict_run.END)),
-        ("verdict/off_policy.json", off_policy.table, (off_policy.MARK, off_policy.END)),
-        (
-            "verdict/off_policy_values.json",
-            lambda found: off_policy_values.table(found["rows"]),
-            (off_policy_values.MARK, off_policy_values.END),
-        ),
+        ("verdict/off_policy.json", off_policy.gain_table, off_policy.MARKS["gain"]),
+        ("verdict/off_policy_values.json", off_policy.values_table, off_policy.MARKS["values"]),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from reproductions.verdict import off_policy
-from reproductions.verdict.off_policy_values import TRUE_V, Judged
-from reproductions.verdict.off_policy_values import measure as measure_values
+from reproductions.verdict.off_policy import TRUE_V, Judged, measure_values
 from reproductions.verdict.run import Case, draw, measure, near_copies, tables
 
 
