@@ -314,15 +314,6 @@ def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
         )
 
 
-def record(folder: Path, result: dict[str, Any], figure: Figure) -> None:
-    """Write result.json and figure.png."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(
-        json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
-    figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
-
-
 def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any, indent: int | None = 1) -> None:
     """Write it into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
@@ -331,9 +322,12 @@ def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any, in
 
 
 def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
-    """`record` into --out, with --record beside the script too."""
+    """Write result.json and figure.png into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
-        record(folder, result, figure)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / "result.json").write_text(text + "\n")
+        figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 
 def guarded(main: Callable[[], None]) -> None:

@@ -416,7 +416,6 @@ def figure(runs: Sequence[dict[str, Any]], out: Path, weights: str) -> Path:
     for axes in drawn.axes[-2:]:  # which are below 0 too
         axes.set_ylim(min([0.0, *ratios]), max([1e-9, *ratios]))
     drawing.save(drawn, out, "learns")
-    (out / "learns.pdf").unlink()
     return out / "learns.svg"
 
 

@@ -1,4 +1,4 @@
-"""Panels with lines over seeds, as a paper prints them: SVG and PDF, a serif font, colors that survive gray.
+"""Panels with lines over seeds, as a paper prints them: SVG, a serif font, colors that survive gray.
 
 Lines differ by color, lightness, dashes and marker. A band reaches from the lowest to the highest seed; where
 seeds have values of their own on the x axis, as KL, each has a thin line.
@@ -24,7 +24,6 @@ PRINTED = {
     "font.size": 8,
     "svg.fonttype": "path",
     "svg.hashsalt": "agro",
-    "pdf.fonttype": 42,
     "axes.linewidth": 0.6,
 }
 WIDTH = 6.75  # inches: two columns of a conference's page
@@ -168,8 +167,7 @@ def _of_seeds(values: Values, runs: Sequence[Run]) -> NDArray[np.float64]:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """NAME.svg and NAME.pdf, the same bytes each time."""
+    """NAME.svg, the same bytes each time."""
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(PRINTED):
         figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Date": None})
-        figure.savefig(folder / f"{name}.pdf", facecolor="white", metadata={"CreationDate": None})

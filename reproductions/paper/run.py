@@ -10,7 +10,7 @@ of 0.2 million parameters sorts digits carelessly; many runs are made in lockste
 Of each method on each data all settings are run with one seed; the best by accuracy on the prompts for
 validation is run with two more. Where their mean is below what the next settings reached with one seed,
 these are run with all seeds too. Sentences that three seeds leave open get twelve more. Results are of other
-prompts. An interrupted command continues. Writes result.json and each part's figure as SVG and PDF into
+prompts. An interrupted command continues. Writes result.json and each part's figure as SVG into
 `--out`, with `--record` beside this script too, with the tables in README.md.
 """
 

@@ -298,8 +298,7 @@ def test_a_part_from_end_to_end(out, capsys) -> None:
     assert len(result["verdicts"]) == len(PARTS["replay"].sentences)
     assert {name for name, of in result["runs"].items() if of} == {"replay"}
     assert len({r["seed"] for r in result["runs"]["replay"]}) == len(SEEDS)
-    for suffix in ("svg", "pdf"):
-        assert (out / f"replay.{suffix}").stat().st_size > 5000
+    assert (out / "replay.svg").stat().st_size > 5000
     assert "AGRO, weighted by the sampler, 75%: **" in capsys.readouterr().out
     before = [file.stat().st_mtime_ns for file in sorted((out / "runs").iterdir())]
     run.main(["replay", "--small", "--out", str(out)])
