@@ -1,15 +1,23 @@
-"""Held-out measurements of the folds together: each group is held out in one of them."""
+"""Held-out measurements of the folds together, each group of which is held out in one; and what the log says
+without a model: responses ranked by their length or by their source alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.types import Sample
+from reproductions.logs.data import groups_of
 
-def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
+Features = Callable[[Sample], Sequence[float]]
+Array = NDArray[np.float64]
+
+
+def mean_and_error(values: Array) -> tuple[float, float]:
     """The mean of independent values, and its standard error."""
     return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
 
@@ -49,3 +57,68 @@ def compare(before: float, fall: float, fall_se: float) -> dict[str, float]:
     """½ Var before and after, its decrease, paired by group, and that decrease relative to `before`."""
     after = before - fall
     return {"before": before, "after": after, "fall": fall, "fall_se": fall_se, "relative": fall / before}
+
+
+def length(sample: Sample) -> Sequence[float]:
+    assert isinstance(sample.response, str)
+    return [len(sample.response)]
+
+
+def source_of(sources: Sequence[str]) -> Features:
+    """One indicator per source."""
+    return lambda sample: [float(sample.source == name) for name in sources]
+
+
+def baselines(folds: Sequence[tuple[Path, Path]]) -> dict[str, dict[str, Any]]:
+    """Every baseline, fitted on each fold's training groups and measured on its held-out ones."""
+    stores = [(groups_of(train), groups_of(heldout)) for train, heldout in folds]
+    sources = sorted({s.source for train, _ in stores for group in train for s in group})
+    found = {"length alone": linear(length, stores)}
+    if len(sources) > 1:
+        found["source alone"] = linear(source_of(sources), stores)
+    return found
+
+
+def linear(
+    features: Features, folds: Sequence[tuple[Sequence[Sequence[Sample]], Sequence[Sequence[Sample]]]]
+) -> dict[str, Any]:
+    """AUC of a linear score, and ½ Var(r − score), on the held-out groups of all folds.
+
+    Least squares on what differs within the training groups, each of which has the same weight.
+    """
+    auc: list[float] = []
+    before: list[float] = []
+    after: list[float] = []
+    for train, heldout in folds:
+        fitted = [(x / len(r) ** 0.5, r / len(r) ** 0.5) for x, r in (centered(features, g) for g in train)]
+        c = np.linalg.lstsq(
+            np.concatenate([x for x, _ in fitted]), np.concatenate([r for _, r in fitted]), rcond=None
+        )[0]
+        for x, r in (centered(features, group) for group in heldout):
+            score = (x @ c).round(12)  # equal features have equal scores
+            auc += ranked(score, r)
+            before.append(half_variance(r))
+            after.append(half_variance(r - score))
+    fall, fall_se = mean_and_error(np.array(before) - np.array(after))
+    mean, se = mean_and_error(np.array(auc))
+    return {"auc": mean, "auc_se": se, "mixed": len(auc), **compare(float(np.mean(before)), fall, fall_se)}
+
+
+def centered(features: Features, group: Sequence[Sample]) -> tuple[Array, Array]:
+    """Features and rewards less their means in the group."""
+    x = np.array([features(s) for s in group], dtype=float)
+    r = np.array([s.reward for s in group], dtype=float)
+    return x - x.mean(0), r - r.mean()
+
+
+def ranked(score: Array, reward: Array) -> list[float]:
+    """AUC within one group, equal scores as ½; empty where all rewards are equal."""
+    better = reward[:, None] > reward
+    if not better.any():
+        return []
+    wins = (score[:, None] > score) + 0.5 * (score[:, None] == score)
+    return [float(wins[better].mean())]
+
+
+def half_variance(r: Array) -> float:
+    return 0.5 * float(r.var(ddof=1))

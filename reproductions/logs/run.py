@@ -25,9 +25,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.logs.baselines import baselines  # noqa: E402
 from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
-from reproductions.logs.measures import above_chance, mean_and_error, pooled  # noqa: E402
+from reproductions.logs.measures import above_chance, baselines, mean_and_error, pooled  # noqa: E402
 from reproductions.logs.tables import draw, table  # noqa: E402
 
 

@@ -1,7 +1,7 @@
 """Runs in lockstep: an update of all of them, then the next one; measured on the way, and made once.
 
 Objectives, their needs and their gradients are the library's own (`agro.objectives`). What is around them is
-not: no store, no checkpoints, no metrics, and the models of all runs in one pass (`stack`). So a run takes a
+not: no store, no checkpoints, no metrics, and the models of all runs in one pass (`world`). So a run takes a
 fifth of the time of `agro train`.
 """
 

@@ -12,7 +12,7 @@ from agro.errors import Refused
 from agro.store import Store
 from agro.types import Sample
 from reproductions import harness
-from reproductions.logs import baselines, data, measures, run
+from reproductions.logs import data, measures, run
 
 needs_data = pytest.mark.skipif(
     not (harness.SHARED / "data/generations").is_dir(), reason="../shared/data/generations isn't there"
@@ -69,7 +69,7 @@ def test_the_constants_of_sources_are_those_of_the_training_groups(tmp_path):
     # The groups differ by 1, -1 and 0: ½ Var is 1/4, 1/4 and 0. Less the constants the differences are 0.5,
     # -1.5 and -0.5: 1/16, 9/16 and 1/16. Of two groups with unequal rewards b is the better one once.
     heldout = log(tmp_path / "heldout.db", [{"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 0.0}])
-    found = baselines.baselines([(train, heldout)])["source alone"]
+    found = measures.baselines([(train, heldout)])["source alone"]
     assert (found["auc"], found["mixed"]) == (0.5, 2)
     assert found["auc_se"] == pytest.approx(np.std([1, 0], ddof=1) / 2**0.5)
     assert found["before"] == pytest.approx(1 / 6)
@@ -80,7 +80,7 @@ def test_the_constants_of_sources_are_those_of_the_training_groups(tmp_path):
 def test_one_source_is_no_baseline_and_responses_of_equal_length_are_ties(tmp_path):
     with Store.open(tmp_path / "one.db") as store:
         store.append(Sample(p, f"answer {r}", reward=float(r), source="a") for p in "pq" for r in (0, 1))
-    found = baselines.baselines([(tmp_path / "one.db", tmp_path / "one.db")])
+    found = measures.baselines([(tmp_path / "one.db", tmp_path / "one.db")])
     assert list(found) == ["length alone"]
     assert (found["length alone"]["auc"], found["length alone"]["fall"]) == (0.5, 0)
 
