@@ -8,7 +8,7 @@ import pytest
 
 from reproductions.systems import learned
 
-PARTS = (learned.rivals, learned.flow, learned.props, learned.draft, learned.residual)
+PARTS = (learned.rivals, learned.hacking, learned.flow, learned.props, learned.draft, learned.residual)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
