@@ -209,10 +209,11 @@ METHODS: dict[str, Settings] = {
     "RLOO": partial(_on_fresh, values={"objective": {"name": "rloo"}}),
 }
 SIMPLE = (NOTHING, "imitation of the good")  # those that a default must not end below
+SHIFTED = "the default with a reward"
 PUBLISHED = tuple(METHODS)  # the others are of the library
 METHODS |= {
     "the default": _default,
-    "the default with a reward": _shifted,
+    SHIFTED: _shifted,
     "centered by user": _centered,
     "falling imitation": _imitating,
     **{

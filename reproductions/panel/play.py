@@ -172,7 +172,8 @@ def center(path: Path, given: Values | str) -> None:
 def measure(world: World, policy: Policy) -> Run:
     """Mean reward of one response to each held-out prompt, at temperature 1, and KL(π ‖ start) in nats.
 
-    All policies have the same random numbers. What isn't finite is None.
+    All policies have the same random numbers. What isn't finite is None. Rates are chosen by every second
+    prompt (`reward_choosing`) and reported on the others (`reward_others`).
     """
     job = world.job
     inner = load_reward(RewardConfig(name=VALUE), {VALUE: partial(reward, job=job.name)})
@@ -183,6 +184,8 @@ def measure(world: World, policy: Policy) -> Run:
     return {
         "reward": _known(found.mean),
         "reward_error": _known(found.se),
+        "reward_choosing": _known(float(found.rewards[::2].mean())),
+        "reward_others": _known(float(found.rewards[1::2].mean())),
         "kl": _known(statistics.mean(far)),
         "kl_error": _known(statistics.stdev(far) / math.sqrt(len(far))),
         "length": statistics.mean(int(s.mask.sum()) for s in found.samples),

@@ -15,11 +15,12 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SIMPLE
+from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SHIFTED, SIMPLE
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
-DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (1e-3, 3e-3)
+DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (3e-4, 1e-3, 3e-3)
+OTHERS = "reward_others"  # mean reward on the held-out prompts that don't choose the rate
 # The jobs over which the parts of the default are averaged.
 MAIN = ("own", "graded", "better", "worse", "long", "pairs", "stars", "fresh", "mislabeled", "better, noisy")
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
@@ -96,11 +97,11 @@ def tables(result: Run) -> str:
         f"{len(runs)} runs in {spent:.0f} CPU minutes; by seed: "
         + ", ".join(f"{seed}: {seeds[seed]}" for seed in sorted(seeds))
         + ". Held-out reward, the mean over the seeds (how many, where more than one); imitation of the "
-        "good at the better of its rates.",
+        "good at its best rate.",
         _jobs(result),
-        f"The default less a part, at lr {RATES[-1]:g}, paired by job and seed: the mean over jobs ± its "
-        "standard error, and the job that loses the most.",
-        _parts(runs, RATES[-1]),
+        "The default changed in one part, less the default, paired by job and seed: the mean over the main "
+        "jobs ± its standard error, and the job that loses the most.",
+        _parts(runs),
         "Other methods less the default at the same rate, the better one of theirs, on the jobs of both.",
         _others(runs),
     ]
@@ -119,44 +120,74 @@ def _jobs(result: Run) -> str:
         own = [at_rate(cells.get((name, DEFAULT), []), rate) for rate in RATES]
         words = [name + (" (kept)" if job.kept else ""), job.about, _reward(cells.get((name, NOTHING), []))]
         rows.append([*words, _reward(copied), *map(_reward, own)])
-    return harness.markdown(["job", "data", "start", "imitation", "default, 1e-3", "3e-3"], rows)
+    heads = [f"default, {RATES[0]:g}", *(f"{rate:g}" for rate in RATES[1:])]
+    return harness.markdown(["job", "data", "start", "imitation", *heads], rows)
 
 
 def at_best(runs: Sequence[Run]) -> list[Run]:
-    """Those at the rate of the highest mean."""
+    """Those at the rate of the highest mean: on the prompts that choose, where all runs have these."""
+    key = "reward_choosing" if all("reward_choosing" in run for run in runs) else "reward"
     rates = {run["rate"] for run in runs}
-    return max((at_rate(runs, rate) for rate in rates), key=lambda found: mean(found) or 0.0, default=[])
+    return max((at_rate(runs, rate) for rate in rates), key=lambda found: mean(found, key) or 0.0, default=[])
+
+
+def reported(*runs: Run) -> list[float]:
+    """The rewards of runs on the same prompts: those that don't choose the rate, where all have these. A run
+    without a value counts as 0, since a method that ruins the model isn't to win by what it leaves out."""
+    key = OTHERS if all(OTHERS in run for run in runs) else "reward"
+    return [run[key] or 0.0 for run in runs]
 
 
 def paired(runs: Sequence[Run], method: str, rate: float) -> dict[str, list[float]]:
-    """By job, for each seed that both have, how far a method ends above the default at one rate. A run
-    without a value counts as 0, since a method that ruins the model isn't to win by what it leaves out."""
-    reward = {
-        (run["job"], run["method"], run["seed"]): run["reward"] or 0.0
+    """By job, for each seed that both have, how far a method ends above the default at one rate."""
+    made = {
+        (run["job"], run["method"], run["seed"]): run
         for run in runs
         if run["rate"] == rate and run["method"] in (method, DEFAULT)
     }
+    return _apart(made, method)
+
+
+def paired_at_best(runs: Sequence[Run], method: str) -> dict[str, list[float]]:
+    """The same with each of both at its best rate of the job, where both were run at all rates."""
+    made = {
+        (job, name, run["seed"]): run
+        for (job, name), found in of_cells(runs).items()
+        if name in (method, DEFAULT) and {run["rate"] for run in found} >= set(RATES)
+        for run in at_best(found)
+    }
+    return _apart(made, method)
+
+
+def _apart(made: Mapping[tuple[str, str, int], Run], method: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for (job, name, seed), value in reward.items():
-        if name == method and (job, DEFAULT, seed) in reward:
-            found.setdefault(job, []).append(value - reward[job, DEFAULT, seed])
+    for (job, name, seed), run in made.items():
+        if name == method and (job, DEFAULT, seed) in made:
+            ours, theirs = reported(made[job, DEFAULT, seed], run)
+            found.setdefault(job, []).append(theirs - ours)
     return found
 
 
-def _parts(runs: Sequence[Run], rate: float) -> str:
-    """A row for each part."""
+def _parts(runs: Sequence[Run]) -> str:
+    """A row for each change: at each rate, and with both at their best rates of the job."""
     rows = []
-    for part in PARTS:
-        means = {
-            job: statistics.mean(apart) for job, apart in paired(runs, part, rate).items() if job in MAIN
-        }
-        if not means:
-            continue
-        error = f" ± {statistics.stdev(means.values()) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
-        worst = min(means, key=means.__getitem__)
-        mean_of_jobs = f"{statistics.mean(means.values()):+.3f}{error}"
-        rows.append([part, str(len(means)), mean_of_jobs, f"{means[worst]:+.3f} ({worst})"])
-    return harness.markdown(["without", "jobs", "mean", "most"], rows)
+    for part in (*PARTS, SHIFTED):
+        at_rates = [paired(runs, part, rate) for rate in RATES]
+        if any(at_rates):
+            rows.append([part, *map(_over_jobs, [*at_rates, paired_at_best(runs, part)])])
+    return harness.markdown(["change", *(f"lr {rate:g}" for rate in RATES), "each at its best rate"], rows)
+
+
+def _over_jobs(apart: Mapping[str, Sequence[float]]) -> str:
+    """The mean over the main jobs ± its standard error, the jobs and runs, and the job that loses most."""
+    means = {job: statistics.mean(values) for job, values in apart.items() if job in MAIN}
+    if not means:
+        return "–"
+    error = f" ± {statistics.stdev(means.values()) / math.sqrt(len(means)):.3f}" if len(means) > 1 else ""
+    worst = min(means, key=means.__getitem__)
+    count = sum(len(apart[job]) for job in means)
+    mean_of_jobs = f"{statistics.mean(means.values()):+.3f}{error}"
+    return f"{mean_of_jobs}<br>{len(means)} jobs, {count} runs; {worst} {means[worst]:+.2f}"
 
 
 def _others(runs: Sequence[Run]) -> str:
@@ -179,7 +210,8 @@ def _others(runs: Sequence[Run]) -> str:
 
 def _reward(runs: Sequence[Run]) -> str:
     several = f" ({len(runs)})" if len(runs) > 1 else ""
-    return number(mean(runs)) + several
+    key = OTHERS if all(OTHERS in run for run in runs) else "reward"
+    return number(mean(runs, key)) + several
 
 
 def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, tuple[float, float]]:
