@@ -29,7 +29,6 @@ from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Prompt, Sample
 from reproductions import harness
-from reproductions.arena.training import SilentActivity
 from reproductions.panel import logs
 from reproductions.panel.jobs import JOBS, Job, reward
 from reproductions.panel.logs import Files, Size
@@ -151,7 +150,7 @@ def _train(row: Row, world: World, folder: Path) -> tuple[Policy, str]:
         shutil.copy(world.files.log, store)
         center(store, METHODS[row.method](world.job, world.facts))
     config = settings(world, row, store)
-    trainer = SilentActivity(config, folder / "run")
+    trainer = harness.SilentTrainer(config, folder / "run")
     trainer.rewards = {VALUE: partial(reward, job=world.job.name)}
     try:
         trainer.run()
