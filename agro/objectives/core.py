@@ -35,7 +35,6 @@ from pydantic import BaseModel
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.worker import explain
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     GROUPS,
     NEEDS,
@@ -142,6 +141,30 @@ class MethodWarnings:
     """Before the first step, from held-out rewards [prompts, responses], NaN where unknown."""
     metrics_warning: Callable[[Mapping[str, float], Options], str | None] = lambda metrics, options: None
     """In each step, from `Evaluation.metrics`."""
+
+
+@dataclass(frozen=True)
+class MethodRecipe:
+    """What the recipe of a method, `agro train NAME`, says beyond its base, one of
+    `agro.config.recipes.bases.BASES`."""
+
+    title: str
+    """the method and its paper, in a sentence or two"""
+    base: str = "samples"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """of the objective: those without a default, and those that differ from it"""
+    shown: tuple[str, ...] = ()
+    """options that the text shows with their defaults, since one may want to change them"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """by dotted key, such as train.updates; None: the recipe doesn't set what its base does"""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """by option or dotted key: what its line says in place of its declared meaning"""
+    missing: str = ""
+    """what the recipe lacks of the method"""
+    commands: tuple[str, ...] = ()
+    """lines that start it, where they aren't those of the base; {name} stands for the recipe's name"""
+    required: str = ""
+    """what must be given, where it isn't what the base requires"""
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,6 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
     Raises `Refused` for an unknown, invalid or missing option.
     """
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    problems = []
     try:
         return dict(model(**plain))
     except ValidationError as error:
@@ -210,9 +209,8 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
             f"objective {name}: option {key} has no default; set it "
             f"({descriptions[key]['meaning']}, in {descriptions[key]['unit']})"
         )
-    # Something valid in the places of the missing ones, which are then taken out again.
-    filled = checked(name, model, plain | dict.fromkeys(missing, 1.0), partial=False)
-    return {key: value for key, value in filled.items() if key not in missing}
+    defaults = {key: field.default for key, field in model.model_fields.items() if not field.is_required()}
+    return defaults | plain
 
 
 def _choices(kind: Any) -> str:
