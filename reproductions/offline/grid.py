@@ -45,8 +45,11 @@ from agro.rollout.evaluate import heldout  # noqa: E402
 from agro.rollout.prompts import load_prompts  # noqa: E402
 from agro.rollout.rollout import Rollout, embedded  # noqa: E402
 from agro.train.collate import collate  # noqa: E402
-from agro.train.micro import MicroBatch  # noqa: E402
-from agro.train.step import Passes, streams_of  # noqa: E402
+from agro.train.step import (  # noqa: E402
+    MicroBatch,
+    Passes,
+    streams_of,
+)
 from agro.types import Batch  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.arena.task import FULL, GROUPS, LENGTH, OTHER, SMALL, START, Files, prepare  # noqa: E402

@@ -31,7 +31,7 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
             w.add_(0.1)
     learner.version = 5
     [phase] = Phase.all(config)
-    return Feed(phase, learner, values, None)
+    return Feed(phase, learner, values, None, "", -1)
 
 
 def valid_of(made: Feed, drawn: DrawnGroups) -> Valid:

@@ -15,8 +15,7 @@ from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.train.collate import collate
 from agro.train.learner import Local, denormals_as_zero
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, streams_of
+from agro.train.step import MicroBatch, Passes, streams_of
 from agro.types import Batch, Sample
 
 REFERENCES = {

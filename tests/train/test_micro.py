@@ -15,7 +15,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train import step
 from agro.train.learner import Local
-from agro.train.micro import MicroBatch
+from agro.train.step import MicroBatch
 
 LENGTH = [3, 9, 4, 8, 2, 7]
 

@@ -17,8 +17,7 @@ from agro.models.policy import Policy
 from agro.objectives.evaluation import differentiate
 from agro.store import Store
 from agro.train.collate import collate
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward
+from agro.train.step import MicroBatch, Passes, backward
 from agro.types import Batch, Sample
 
 SHARE = 0.1

@@ -19,8 +19,7 @@ from agro.pages.run.page import course
 from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
 from agro.train.learner import Local
-from agro.train.micro import MicroBatch
-from agro.train.step import Step
+from agro.train.step import MicroBatch, Step
 from agro.train.trainer import BaseTrainer
 from agro.train.update import kept
 from agro.types import Batch

@@ -17,8 +17,7 @@ from agro.models.policy import Policy
 from agro.proof.claims import claims_of
 from agro.store import Pair
 from agro.train.collate import collate
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward, by_length, complete, streams_of
+from agro.train.step import MicroBatch, Passes, backward, by_length, complete, streams_of
 from agro.types import Batch, Sample
 
 SIZES = (5, 1, 3, 2)  # ragged groups; 1 only where an objective takes it

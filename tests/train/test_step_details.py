@@ -14,8 +14,7 @@ from agro.errors import Refused
 from agro.store import Pair
 from agro.train import step
 from agro.train.collate import collate, total_reward
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward, streams_of
+from agro.train.step import MicroBatch, Passes, backward, streams_of
 from agro.types import Batch, Sample
 
 
