@@ -129,7 +129,7 @@ class Observations(Ingredient):
         return gradient.likelier(options["observations"], logp_BT, weight_BT, "observation_loss")
 
 
-SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()  # the latter is a part of every objective
+SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,12 @@ class Objective:
 
     def _added(self) -> dict[str, tuple[Any, Any]]:
         """(annotation, default) of the options that aren't the function's own."""
-        return {
-            key: option for part in (*self.ingredients, OBSERVATIONS) for key, option in part.options.items()
-        }
+        return {key: option for part in self.parts for key, option in part.options.items()}
+
+    @property
+    def parts(self) -> tuple[Ingredient, ...]:
+        """The ingredients, and the share of what an environment answers, which every objective has."""
+        return (*self.ingredients, OBSERVATIONS)
 
     @property
     def summary(self) -> str:
@@ -225,8 +228,7 @@ class Objective:
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
-        parts = (*self.ingredients, OBSERVATIONS)
-        needs = set[Need]().union(*(part.needs(options) for part in parts), self.requires(options))
+        needs = set[Need]().union(*(part.needs(options) for part in self.parts), self.requires(options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
     def conflict(self, options: Options, explicit: Options) -> str:
@@ -245,7 +247,7 @@ class Objective:
         return "step" if options.get("singletons") == "pool" and couples == "group" else couples
 
     def defaults(self) -> dict[str, Any]:
-        return defaults_of(self.function, self.preset, self._added())
+        return defaults_of(self.options)
 
     def checked(self, name: str, explicit: Options) -> dict[str, Any]:
         """The given options and the defaults of the others; raises `Refused` for an unknown or invalid
