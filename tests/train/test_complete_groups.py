@@ -13,7 +13,6 @@ from tiny_runs import before_step, metrics, tiny
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Refused
 from agro.store import Store
 from agro.types import Sample
 
@@ -43,26 +42,6 @@ def test_each_stored_response_meets_fresh_ones_to_its_prompt(tmp_path):
     assert len(fresh) == 2 * 4 * 3
     assert all(s.reward is not None and s.meta["answer"] == "11" for s in fresh)
     assert metrics(run)[-1]["grad_norm"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"data__replay": 0.0}, "completes stored groups, but none is drawn"),
-        ({"data__spread": True}, "data.spread exclude each other"),
-        ({"source__kind": "elsewhere"}, 'source.kind = "elsewhere"'),
-        ({"objective": {"name": "dpo", "beta": 0.1}}, "objective dpo needs pairs"),
-    ],
-)
-def test_what_it_excludes_is_refused(tmp_path, changes, problem):
-    data = {
-        "store": single_log(tmp_path / "log.db"),
-        "prompts": "p.jsonl",
-        "replay": 1.0,
-        "complete_groups": 2,
-    }
-    with pytest.raises(Refused, match=problem):
-        Trainer(tiny(tmp_path, data=data, reward=REWARD, **changes))
 
 
 def last_digit_three_times(folder: Path) -> dict[str, str]:

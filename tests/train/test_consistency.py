@@ -83,34 +83,71 @@ def of_run(run: Path) -> Policy:
     return Policy.load(RunConfig.of({"policy": {"model": str(run / "model")}}).policy)
 
 
+Groups = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def groups(trained: Trained, start: Policy) -> Callable[[str], Groups]:
+    """A function: average of the objective -> of each held-out group rewards, lengths, and log-ratios ρ of
+    the trained model, from the models' own logits."""
+
+    @cache
+    def of(average: str) -> Groups:
+        config, folder = trained(average)
+        now, found = of_run(folder), []
+        with Store.open(config.data.eval_store, read_only=True) as store:
+            for p in range(200, 205):
+                group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
+                rho = [total_logp(now, s) - total_logp(start, s) for s in group]
+                tokens = [now.encode(s).action.sum() for s in group]
+                found.append((np.array([s.reward for s in group]), np.array(tokens), np.array(rho)))
+        return found
+
+    return of
+
+
+def is_mean(row: dict, name: str, values: list, rel: float) -> None:
+    """Of a metric: the mean over groups and its standard error."""
+    assert row[name] == pytest.approx(np.mean(values), rel=rel)
+    assert row[f"{name}_se"] == pytest.approx(np.std(values, ddof=1) / len(values) ** 0.5, rel=rel)
+
+
 @pytest.mark.parametrize("average", ["sum", "token"])
-def test_is_half_the_variance_of_the_regularized_reward(
-    trained: Trained, start: Policy, average: str
-) -> None:
-    config, folder = trained(average)
-    rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
+def test_is_half_the_variance_of_the_regularized_reward(trained: Trained, groups, average: str) -> None:
+    rows = [m for m in metrics(trained(average)[1]) if m["eval_consistency"] is not None]
     assert [m["step"] for m in rows] == [0, 3, 6]
     assert all((m["eval_groups"], m["eval_dropped"]) == (5, 2) for m in rows)
-
-    now = of_run(folder)
     before, after = [], []
-    with Store.open(config.data.eval_store, read_only=True) as store:
-        for p in range(200, 205):
-            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            r = np.array([s.reward for s in group])
-            tokens = np.array([now.encode(s).action.sum() for s in group])
-            ratio = np.array([total_logp(now, s) - total_logp(start, s) for s in group])
-            R = r - BETA * (ratio if average == "sum" else ratio / tokens)
-            before.append(np.var(r, ddof=1) / 2)
-            after.append(np.var(R, ddof=1) / 2)
+    for r, tokens, rho in groups(average):
+        before.append(np.var(r, ddof=1) / 2)
+        after.append(np.var(r - BETA * (rho if average == "sum" else rho / tokens), ddof=1) / 2)
     fall = np.array(before) - np.array(after)
     assert rows[0]["eval_consistency"] == pytest.approx(np.mean(before), rel=1e-9)
     assert rows[0]["eval_consistency_fall"] == pytest.approx(0, abs=1e-12)
     assert abs(fall.mean()) > 1e-4
-    assert rows[-1]["eval_consistency"] == pytest.approx(np.mean(after), rel=1e-4)
-    assert rows[-1]["eval_consistency_se"] == pytest.approx(np.std(after, ddof=1) / 5**0.5, rel=1e-4)
-    assert rows[-1]["eval_consistency_fall"] == pytest.approx(fall.mean(), rel=1e-3)
-    assert rows[-1]["eval_consistency_fall_se"] == pytest.approx(np.std(fall, ddof=1) / 5**0.5, rel=1e-3)
+    is_mean(rows[-1], "eval_consistency", after, 1e-4)
+    is_mean(rows[-1], "eval_consistency_fall", fall, 1e-3)
+
+
+def test_the_ranking_and_the_ratios_of_held_out_responses_are_those_of_the_models(
+    trained: Trained, groups
+) -> None:
+    """Each of the five groups has rewards of 0 and of 1."""
+    rows = [m for m in metrics(trained("sum")[1]) if m["eval_auc"] is not None]
+    found: dict[str, list] = {"auc": [], "log_ratio_best": [], "log_ratio_worst": [], "ratio_mean": []}
+    share = []
+    for r, _, rho in groups("sum"):
+        right = r == 1
+        pairs = [(a > b) + (a == b) / 2 for a in rho[right] for b in rho[~right]]
+        found["auc"].append(np.mean(pairs))
+        found["log_ratio_best"].append(rho[right].mean())
+        found["log_ratio_worst"].append(rho[~right].mean())
+        found["ratio_mean"].append(np.exp(rho).mean())
+        share.append(-np.log(right.mean()))
+    assert (rows[0]["eval_auc"], rows[0]["eval_auc_groups"]) == (0.5, 5)
+    for name, values in found.items():
+        is_mean(rows[-1], f"eval_{name}", values, 1e-4)
+    assert rows[-1]["eval_kl_of_best"] == pytest.approx(np.mean(share))
 
 
 def test_is_not_measured_where_the_objective_has_no_regularized_reward(tmp_path: Path) -> None:
@@ -138,27 +175,6 @@ def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
     )
     logp = torch.tensor(rho, dtype=torch.float64)[:, None] * torch.tensor([7.0, 1.0])
     assert ranking(batch, logp) == pytest.approx([4.5 / 5, 1.0])
-
-
-def test_the_ranking_of_held_out_responses_is_that_of_the_models(trained: Trained, start: Policy) -> None:
-    config, folder = trained("sum")
-    rows = [m for m in metrics(folder) if m["eval_auc"] is not None]
-    after = of_run(folder)
-    found = []
-    with Store.open(config.data.eval_store, read_only=True) as store:
-        for p in range(200, 205):
-            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            rho = [total_logp(after, s) - total_logp(start, s) for s in group]
-            pairs = [
-                (rho[i] > rho[j]) + (rho[i] == rho[j]) / 2
-                for i, one in enumerate(group)
-                for j, other in enumerate(group)
-                if one.reward > other.reward
-            ]
-            found.append(np.mean(pairs))
-    assert (rows[0]["eval_auc"], rows[0]["eval_auc_groups"]) == (0.5, 5)
-    assert rows[-1]["eval_auc"] == pytest.approx(np.mean(found))
-    assert rows[-1]["eval_auc_se"] == pytest.approx(np.std(found, ddof=1) / 5**0.5)
 
 
 def test_groups_that_are_trained_on_are_refused(tmp_path: Path) -> None:
@@ -234,10 +250,3 @@ def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path
         rows = [m for m in metrics(folder) if m["eval_groups"] is not None]
         assert {m["eval_groups"] for m in rows} == {len(held)}
         assert rows[-1]["eval_auc"] is not None
-
-
-def test_held_out_prompts_need_some_and_no_other_store(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"data.hold_out"):
-        Trainer(tiny(tmp_path, data={"replay": 1.0, "hold_out": 0.1}))
-    with pytest.raises(Refused, match=r"data.hold_out"):
-        Trainer(log_run(tmp_path / "b", data__hold_out=0.1))

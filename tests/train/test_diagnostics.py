@@ -264,26 +264,9 @@ def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tm
 
 
 def test_the_guard_watches_a_kl_that_only_the_diagnostics_read(tmp_path: Path) -> None:
-    without = {"objective": {"name": "rloo"}, "guard__kl": 1e-3}
-    with pytest.raises(Refused, match="the guard would watch nothing"):
-        Trainer(tiny(tmp_path, **without))
+    measured = {"objective": {"name": "rloo"}, "guard__kl": 1e-3, "evaluate__beta": 0.5}
     with pytest.raises(Refused, match=r"above guard\.kl"):
-        Trainer(tiny(tmp_path, **without, evaluate__beta=0.5), tmp_path / "run").run()
-
-
-def test_what_nothing_could_measure_is_refused(tmp_path: Path) -> None:
-    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
-    log = {"data__replay": 1.0, "data__store": "log.db", "evaluate__beta": 0.1}
-    for changes in (
-        log,
-        log | {"data__eval_prompts": held},
-        {"sampler__n": 1, "objective": {"name": "sft"}, "evaluate__beta": 0.1},
-    ):
-        with pytest.raises(Refused, match=r"evaluate.beta = 0.1: .* no phase has any"):
-            Trainer(tiny(tmp_path, **changes))
-    Trainer(tiny(tmp_path, **log, data__eval_prompts=held, evaluate__n=2))
-    with pytest.raises(Refused, match="greater than 0"):
-        tiny(tmp_path, evaluate__beta=0.0)
+        Trainer(tiny(tmp_path, **measured), tmp_path / "run").run()
 
 
 def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> None:

@@ -224,12 +224,3 @@ def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     rows = metrics(tmp_path / "run")[1:]
     assert [m["groups"] for m in rows] == [GROUPS] * 8
     assert any(m["replay_share"] == 0.5 for m in rows)  # less where max_age leaves nothing to replay
-
-
-def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:
-    elsewhere = {"source__kind": "elsewhere"}
-    phases = [{"name": "a"}, {"name": "b", "sampler": {"n": 4}}]
-    with pytest.raises(Refused, match=r"\[sampler\]"):
-        Trainer(tiny(tmp_path, **elsewhere, phases=phases))
-    with pytest.raises(Refused, match=r"data\.max_age"):
-        Trainer(tiny(tmp_path, **elsewhere, objective={"name": "agro_onpolicy", "beta": 0.1}))

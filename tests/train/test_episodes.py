@@ -102,13 +102,6 @@ def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_environment_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        Refused, match=r"environment: .* data.prompts or data.eval_prompts, and neither is set"
-    ):
-        run(tmp_path, "run", "Again", data={"store": str(tmp_path / "log.db"), "replay": 1.0})
-
-
 def test_an_environment_that_hangs_or_dies_costs_its_episodes_alone(tmp_path: Path) -> None:
     (tmp_path / "again.py").write_text(ENVIRONMENT)
     section = {"name": f"{tmp_path / 'again.py'}:Stuck", "timeout": 0.3}

@@ -83,13 +83,3 @@ def test_a_log_without_log_probs_is_still_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path, objective={"name": "luffy"}, data__replay=0.5, data__store=store)
     with pytest.raises(Refused, match=r"objective luffy needs behavior_logp: 0 of 120 rows have it"):
         Trainer(config, tmp_path / "run").run()
-    old = {"name": "luffy", "ratio": "old"}
-    config = tiny(tmp_path, objective=old, data__replay=0.5, data__store=store)
-    with pytest.raises(Refused, match=r"needs old_logp .* but data.replay = 0.5 draws stored samples"):
-        Trainer(config, tmp_path / "run2").run()
-
-
-def test_experts_need_a_store(tmp_path: Path) -> None:
-    config = tiny(tmp_path, objective={"name": "luffy"}, data__experts=1)
-    with pytest.raises(Refused, match=r"data.experts = 1 draws stored responses, but data.store isn't set"):
-        Trainer(config, tmp_path / "run").run()

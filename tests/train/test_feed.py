@@ -14,7 +14,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
-from agro.store import DamagedSample, DrawnGroups, Store
+from agro.store import DamagedSample, DrawnGroups
 from agro.train.collate import StoredValues
 from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each
 from agro.train.learner import Local
@@ -129,21 +129,6 @@ def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
     assert data is not None
     batch = data.batch
     assert torch.equal(batch.old_logp, made.learner.logp(batch))
-
-
-def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
-    """Rewards 0 and 1 at β = 0.5: ½ log ½(1 + e²)."""
-    drawn = samples(2)
-    with Store.open(tmp_path / "values.db") as store:
-        store.append(s.replace(id=None) for s in drawn)
-    values = StoredValues.load(tmp_path / "values.db", {})
-    objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
-    made = feed(tiny(tmp_path, objective=objective), values)
-    data = made.batch(valid_of(made, DrawnGroups(drawn)), 1, made.phase.options(Position()))
-    assert data is not None
-    batch = data.batch
-    expected = 0.5 * math.log(0.5 * (1 + math.e**2))
-    assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)
 
 
 def test_groups_are_replayed_by_the_mean_power_of_their_rewards() -> None:

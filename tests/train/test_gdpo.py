@@ -46,41 +46,12 @@ def test_parts_are_within_caps_and_behind_gates() -> None:
     np.testing.assert_equal(found, [[1.0, 2.0], [0.0, 0.0], [math.nan] * 2])
 
 
-@pytest.mark.parametrize(
-    ("objective", "reward", "data", "message"),
-    [
-        ("gdpo", {"whiten": "group"}, {}, "the advantage of gdpo .*reward.whiten would be lost"),
-        ("gdpo", {"clip": [-1, 1]}, {}, "the advantage of gdpo .*reward.clip would be lost"),
-        ("rloo", {"clip": [-1, 1]}, {"value_half_life": 4.0}, "reward.clip: stored values"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(
-    tmp_path: Path, objective: str, reward: dict[str, object], data: dict[str, object], message: str
-) -> None:
-    functions = [{"name": "exact"}, {"name": "overlong", "options": {"max_tokens": 3, "buffer": 2}}]
-    options = {"baseline": "stored"} if data else {}
-    changes = {f"data__{key}": value for key, value in data.items()}
-    config = tiny(
-        tmp_path,
-        objective={"name": objective, **options},
-        reward={"functions": functions, **reward},
-        **changes,
-    )
-    with pytest.raises(Refused, match=message):
-        BaseTrainer(config, tmp_path / "run").run()
-
-
 def test_a_run_trains_on_the_parts_of_its_own_rewards(tmp_path: Path) -> None:
     overlong = {"name": "overlong", "options": {"max_tokens": 3, "buffer": 2}}
     config = tiny(tmp_path, objective={"name": "gdpo"}, reward={"functions": [{"name": "exact"}, overlong]})
     BaseTrainer(config, tmp_path / "run").run()
     with Store.open(tmp_path / "run" / "store.db", read_only=True) as store:
         assert all(sample.meta["reward_parts"].keys() == {"exact", "overlong"} for sample in store.samples())
-
-
-def test_one_reward_has_no_parts(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"several rewards, but reward\.functions names none"):
-        BaseTrainer(tiny(tmp_path, objective={"name": "gdpo"}), tmp_path / "run").run()
 
 
 def test_a_log_without_parts_is_refused_before_the_run_and_not_listed_as_possible(tmp_path: Path) -> None:

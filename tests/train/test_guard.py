@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from agro.train.feed import Feed, Valid
 from agro.train.learner import Local
 from agro.train.monitors import Action, Monitor, View
 from agro.train.monitors.guard import explosion, remember
-from agro.train.monitors.heldout import HeldOutPrompts
 from agro.types import Sample
 
 
@@ -177,20 +175,6 @@ def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> 
         run(tmp_path, back, name="none", train__checkpoint_every=100)
 
 
-def test_patience_and_target_end_a_run_and_the_best_is_kept(tmp_path: Path, monkeypatch) -> None:
-    """Held-out rewards as given: the best is the second, two later ones don't reach it."""
-    given = iter([0.1, 0.5, 0.4, 0.5, 0.9])
-    real = HeldOutPrompts._describe
-    monkeypatch.setattr(HeldOutPrompts, "_describe", lambda *a: real(*a) | {"eval_reward": next(given)})
-    common = {"data__eval_prompts": held(tmp_path), "evaluate__every": 1}
-    out = run(tmp_path, evaluate__patience=2, evaluate__keep_best=True, **common)
-    assert metrics(out)[-1]["step"] == 3
-    assert json.loads((out / "best/best.json").read_text())["step"] == 1
-    assert weights(out) != (out / "best/model.safetensors").read_bytes()
-    given = iter([0.1, 0.3, 0.6, 0.9])
-    assert metrics(run(tmp_path, name="target", evaluate__target=0.5, **common))[-1]["step"] == 2
-
-
 def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeypatch, capsys) -> None:
     plain = Local.logp
 
@@ -201,14 +185,3 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
     monkeypatch.setattr(Local, "logp", slow)
     run(tmp_path, guard={"stage_seconds": 0.1})
     assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
-
-
-def test_a_stage_that_hangs_is_named(tmp_path: Path, capsys) -> None:
-    class Slow(Monitor):
-        def judge(self, view: View) -> Action:
-            time.sleep(0.5)
-            return Action()
-
-    config = tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
-    Trainer(config, tmp_path / "run", monitors=[Slow()]).run()
-    assert re.search("updating .*no progress .*it is in train/", capsys.readouterr().err)

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_consistency import log_run, total_logp
 from tiny_runs import RESPONSE_ROUNDING, fill_store, metrics, tiny
 
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
-from agro.models.policy import Policy
-from agro.store import Store
 from agro.train.measure import exponential, stored_metrics
-from agro.types import Batch, prompt_hash
+from agro.types import Batch
 
 NAN = math.nan
 
@@ -101,30 +97,3 @@ def test_a_run_on_a_log_measures_them_at_each_step(tmp_path: Path) -> None:
     assert {m["log_ratio_best"] for m in imitated} == {m["ratio_mean"] for m in imitated} == {None}
     fresh = metrics(Trainer(tiny(tmp_path, train__steps=2), tmp_path / "fresh").run())
     assert {m["kl_of_best"] for m in fresh} == {None}
-
-
-def test_on_held_out_groups_they_are_those_of_the_models(tmp_path: Path) -> None:
-    """From the models' own logits. Each of the five groups has rewards of 0 and of 1."""
-    config = log_run(tmp_path)
-    folder = Trainer(config, tmp_path / "run").run()
-    row = metrics(folder)[-1]
-    start_run = Trainer(
-        log_run(tmp_path / "start", train__lr=1e-30, train__steps=1), tmp_path / "start" / "run"
-    ).run()
-    start, now = (
-        Policy.load(RunConfig.of({"policy": {"model": str(f / "model")}}).policy) for f in (start_run, folder)
-    )
-    best, worst, ratio, share = [], [], [], []
-    with Store.open(config.data.eval_store, read_only=True) as store:
-        for p in range(200, 205):
-            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            rho = np.array([total_logp(now, s) - total_logp(start, s) for s in group])
-            right = np.array([s.reward for s in group]) == 1
-            best.append(rho[right].mean())
-            worst.append(rho[~right].mean())
-            ratio.append(np.exp(rho).mean())
-            share.append(-np.log(right.mean()))
-    for name, values in (("log_ratio_best", best), ("log_ratio_worst", worst), ("ratio_mean", ratio)):
-        assert row[f"eval_{name}"] == pytest.approx(np.mean(values), rel=1e-4)
-        assert row[f"eval_{name}_se"] == pytest.approx(np.std(values, ddof=1) / 5**0.5, rel=1e-4)
-    assert row["eval_kl_of_best"] == pytest.approx(np.mean(share))

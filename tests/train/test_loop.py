@@ -145,12 +145,16 @@ def test_every_objective_trains_on_fresh_samples(tmp_path: Path, objective: str)
 
 
 def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
-    schedule = {"start": 1.0, "end": 0.0, "steps": 4}
-    constant = run(tmp_path, "constant", objective={"name": "agro", "beta": 1.0})
-    falling = run(tmp_path, "falling", objective={"name": "agro", "beta": schedule})
+    """Also a share that ends at 0, from where on its metric isn't reported."""
+    fixed = {"name": "agro", "beta": 1.0, "imitation": 1.0, "imitation_reward": 0.0}
+    constant = run(tmp_path, "constant", objective=fixed)
+    schedules = {"beta": {"start": 1.0, "end": 0.0, "steps": 4}}
+    schedules["imitation"] = {"start": 1.0, "end": 0.0, "steps": 2}
+    falling = run(tmp_path, "falling", objective=fixed | schedules)
     a, b = metrics(constant), metrics(falling)
     assert a[0]["loss"] == b[0]["loss"]
     assert weights(constant) != weights(falling)
+    assert [m["objective"].get("imitation_loss") is None for m in b] == [False] * 2 + [True] * 4
 
 
 def test_failed_rewards_stay_unknown_and_are_counted(
@@ -257,38 +261,11 @@ def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> 
     refused(tmp_path, "log.db has expert; expected", data={**log, "roles": ["expert"]})
     refused(tmp_path, "log.db has no samples that data.roles", data={**log, "min_reward": 2.0})
     refused(tmp_path, "nothing.db doesn't exist", data={**log, "store": str(tmp_path / "nothing.db")})
-    refused(tmp_path, "data.prompts isn't set", data={})
-    refused(tmp_path, "sampler.n is 1. What to do: a larger sampler.n", sampler__n=1)
-    mean = {"name": "reinforce", "baseline": "mean"}
-    way = "remove objective.baseline = 'mean' or give it another value, or a larger sampler.n"
-    refused(tmp_path, way, sampler__n=1, objective=mean)
-    refused(
-        tmp_path,
-        "groups of at least 3 responses, but sampler.n is 2",
-        sampler__n=2,
-        objective={"name": "agro_onpolicy", "beta": 0.1, "baseline": True},
-    )
-    refused(
-        tmp_path,
-        "no truncation and no skipped layers; got temperature 0.5",
-        sampler__temperature=0.5,
-        objective={"name": "agro_onpolicy", "beta": 0.1},
-    )
-    refused(
-        tmp_path,
-        r"no skipped layers; got temperature 1.0, .* skip_layers 0.5",
-        sampler__skip_layers=0.5,
-        objective={"name": "agro_onpolicy", "beta": 0.1},
-    )
-    refused(tmp_path, "both", policy__model="somewhere")
     refused(
         tmp_path,
         "20 of 20 held-out prompts are in the training data",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(20)),
     )
-    refused(tmp_path, "no default", objective={"name": "agro"})
-    refused(tmp_path, "did you mean beta", objective={"name": "agro", "betta": 1})
-    refused(tmp_path, "expected one of `agro objectives`", objective={"name": "agor", "beta": 1.0})
 
 
 def test_unscored_logs_are_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from agro.errors import Interrupted, Refused
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.store import At, DrawRule, Store, is_held_out
-from agro.train.check import check_config
 from agro.train.collate import TrackedValues, collate
 from agro.train.feed import Feed, per_token
 from agro.train.phases import Phase
@@ -67,28 +66,6 @@ def test_a_scheduled_share_ends() -> None:
     assert not data.samples_fresh
     assert data.drawn_from == (("policy", "expert"), None)
     assert data.replay_text == "100%"
-
-
-@pytest.mark.parametrize(
-    "replay",
-    [1.5, -0.1, True, "half", {"a": 0.6, "b": 0.6}, {"start": 2.0, "end": 0.0, "steps": 3}, {"a": "b"}],
-)
-def test_shares_that_make_no_sense_are_refused(replay: Any) -> None:
-    with pytest.raises(Refused, match=r"data\.replay: expected (a share from 0 to 1|shares that add up)"):
-        of(replay)
-
-
-@pytest.mark.parametrize(
-    ("data", "key"),
-    [
-        ({"replay": {"policy": 0.5}, "roles": ["log", "expert"]}, "roles"),
-        ({"replay": {"a": 0.5, "b": 0.25}, "sources": ["a"]}, "sources"),
-    ],
-)
-def test_shares_of_what_isn_t_drawn_are_refused(data: dict[str, Any], key: str) -> None:
-    values = {"data": {"prompts": "p.jsonl", **data}, "policy": {"model": "m"}}
-    with pytest.raises(Refused, match=rf"data\.replay has a share of .*, which data\.{key} doesn't name"):
-        check_config(RunConfig.of(values))
 
 
 TRACKED: dict[str, Any] = {
@@ -309,21 +286,6 @@ def test_a_step_has_different_prompts_out_of_its_candidates(tmp_path: Path) -> N
             few.take(0, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"data__value_half_life": None}, "data.value_half_life isn't set"),
-        ({"data__candidates": 1}, "data.candidates is 1"),
-        ({"source__kind": "elsewhere"}, "collectors choose prompts"),
-    ],
-)
-def test_an_uncertain_order_that_can_t_be_is_refused(
-    changes: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(Refused, match=f'data.prompt_order = "uncertain": .*{problem}'):
-        check_config(tiny(tmp_path, **RUNS["uncertain"] | changes))
-
-
 def test_an_uncertain_order_has_no_held_out_prompts(tmp_path: Path) -> None:
     config = tiny(tmp_path, **RUNS["uncertain"] | {"data__hold_out": 0.5, "data__ask_held_out": False})
     trainer = Trainer(config, tmp_path / "run")
@@ -344,12 +306,6 @@ def test_groups_of_one_learn_with_a_tracked_value(tmp_path: Path) -> None:
     rewards = [m["reward_mean"] for m in metrics(tmp_path / "run") if m["step"]]
     assert np.mean(rewards[:5]) < 0.2
     assert np.mean(rewards[-5:]) > 0.5
-
-
-def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> None:
-    config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1, "baseline": "step"}, train__groups=1)
-    with pytest.raises(Refused, match=r'baseline = "step" compares .* train\.groups is 1'):
-        Trainer(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -34,22 +34,6 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path:
         assert {sample.version for sample in store.samples()} == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        (
-            "vlm",
-            r"engine\.kind: expected hf, vllm, server, .*module:NAME .*; did you mean vllm\?, got 'vlm'",
-        ),
-        ("json:dumps", r"expected a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
-        ("none.py:X", r"engine\.kind: there is no file .*none\.py"),
-    ],
-)
-def test_what_is_no_engine_is_refused(engine: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=message):
-        check_config(tiny(tmp_path, engine__kind=engine))
-
-
 def test_settings_that_it_doesn_t_declare_and_options_that_it_doesn_t_take(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"train\.weights_average"):
         check_config(tiny(tmp_path, engine__kind=ENGINE, train__weights_average=0.9))

@@ -8,7 +8,6 @@ import pytest
 from tiny_runs import metrics, tiny, write_prompts
 
 from agro.api.reporting_trainer import Trainer
-from agro.errors import Refused
 from agro.pages.run.page import page
 from agro.runs.rundata import load_run
 from agro.store import Store
@@ -107,9 +106,3 @@ def test_a_function_rewards_each_step(tmp_path: Path) -> None:
     for sample in samples:
         assert sample.reward == len(sample.response.replace("7", ""))
     assert metrics(folder)[-1]["grad_norm"] > 0
-
-
-def test_whitened_parts_have_no_scales_of_sources(tmp_path: Path) -> None:
-    scale = {"old": {"factor": 1.0}}
-    with pytest.raises(Refused, match=r"data\.reward_scale would be lost"):
-        run(tmp_path, sober={}, reward={"whiten": "batch"}, data__reward_scale=scale)

@@ -14,9 +14,7 @@ from tiny_runs import RESPONSE_ROUNDING, before_step, copying, metrics, tiny, wh
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Refused
 from agro.store import Store
-from agro.train.check import check_config
 from agro.train.feed import Feed, Valid
 from agro.types import Sample
 
@@ -122,18 +120,3 @@ def test_the_policy_learns_from_demonstrations_alone(tmp_path: Path, objective: 
     rewards = [row["reward_mean"] for row in metrics(Trainer(config, tmp_path / "run").run()) if row["step"]]
     assert sum(rewards[:4]) / 4 < 0.1
     assert sum(rewards[-4:]) / 4 > 0.3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"source__sync_every": 1, "source__sync_from": 1}, r'policy\.reference = "sampler" is the earlier'),
-        ({"source__kind": "elsewhere"}, r"source\.sync_from = 3 and source\.kind"),
-        ({"objective": {"name": "agro", "beta": 0.1}}, r"rivals makes pairs .* objective agro"),
-        ({"data__experts": 0}, r"rivals makes pairs .* data\.experts = 0"),
-        ({"policy__cache_reference": True}, r"policy\.cache_reference keeps .* \"sampler\""),
-    ],
-)
-def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        check_config(of_rivals(tmp_path, **changes))

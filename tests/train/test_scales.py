@@ -83,5 +83,3 @@ def test_a_run_trains_on_mapped_rewards(tmp_path, store):
     with before_step(lambda feed, valid: rewards.extend(s.reward for s in valid.samples)):
         Trainer(config, tmp_path / "run").run()
     assert sorted(rewards) == [0.0, 0.0, 1.0, 1.0]
-    with pytest.raises(Refused, match=r"reward_scale maps rewards after the draw, but data\.spread"):
-        Trainer(tiny(tmp_path, data__reward_scale=GRADES, data__spread=True))

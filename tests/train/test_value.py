@@ -248,19 +248,3 @@ def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path:
         match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)",
     ):
         trainer.run()
-
-
-@pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
-def test_the_store_of_values_and_the_baseline_go_together(changes: dict, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'data\.value_store, or .*baseline = "stored", go together'):
-        Trainer(stored(tmp_path, **changes), tmp_path / "run")
-
-
-def test_token_rewards_reach_the_objective(tmp_path: Path) -> None:
-    plain = Sample("1>", "12", 1.0, tokens=[1, 2, 3], action=[False, True, True])
-    dense = plain.replace(token_reward=[math.nan, 0.5, math.nan])
-    assert "token_reward" not in collate([plain, plain], 0).extra
-    batch = collate([plain, dense], 0)
-    assert batch.extra["token_reward"][1].nan_to_num(9.0).tolist() == [9.0, 0.5, 9.0]
-    assert batch.extra["token_reward"][0].isnan().all()
-    assert batch.reward.tolist() == [1.0, 1.5]
