@@ -175,75 +175,6 @@ class InlineSource:
 ROUNDS = 10  # of sampling for a step
 
 
-@dataclass(frozen=True)
-class FillResult:
-    """The fresh groups of a step."""
-
-    made: CollectResult
-    prompts: int  # sampled from
-    equal: int = 0  # responses of groups with equal rewards, which aren't trained on
-
-
-def fill(source: Source, store: Store, wanted: FillRequest, *, spread: bool) -> FillResult:
-    """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
-
-    They stay in the store. After `ROUNDS` rounds the step has as many groups as were found.
-    """
-    collected = source.fill(wanted)
-    if not spread:
-        return FillResult(collected, wanted.groups)
-    parts, groups = [collected], _with_spread(store, collected.ids)
-    prompts = wanted.groups
-    while len(groups) < wanted.groups and len(parts) < ROUNDS:
-        missing = wanted.groups - len(groups)
-        collected = source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
-        parts.append(collected)
-        groups += _with_spread(store, collected.ids)
-        prompts += missing
-    ids = tuple(i for group in groups for i in group)
-    return FillResult(joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
-
-
-def complete(
-    source: Source,
-    store: Store,
-    filled: FillResult,
-    picks: Sequence[Selection],
-    wanted: FillRequest,
-    encoder: Encoder,
-) -> tuple[FillResult, list[Selection]]:
-    """Sample `data.complete_groups` responses to the prompt of each picked group.
-
-    Returns them together with what was sampled before, and the groups whose prompt the model can be asked.
-    """
-    prompts = []
-    selections = []
-    for picked in picks:
-        valid = []
-        for prompt_id in picked.groups:
-            prompt = stored_prompt(store, prompt_id)
-            if prompt is None:
-                continue
-            try:
-                encoder.checked_prompt(prompt)
-            except InvalidSample as error:
-                if picked.rule.data.invalid_prompts == "drop":
-                    continue
-                raise Refused(
-                    f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What to "
-                    'do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
-                ) from None
-            prompts.append(prompt)
-            valid.append(prompt_id)
-        selections.append(Selection(picked.rule, valid))
-    if not prompts:
-        return filled, selections
-    n = selections[0].rule.data.complete_groups or 0
-    completed = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
-    both = joined([filled.made, completed], (*filled.made.ids, *completed.ids))
-    return replace(filled, made=both), selections
-
-
 def without_hint(prompt: Prompt) -> Prompt:
     """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
     columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
@@ -260,11 +191,15 @@ def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
 
 def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
     """Whether a prompt can be encoded, and leaves room for a response."""
+    return not _problem(prompt, encoder)
+
+
+def _problem(prompt: Prompt, encoder: Encoder) -> str:
     try:
         encoder.checked_prompt(prompt)
-    except InvalidSample:
-        return False
-    return True
+    except InvalidSample as error:
+        return str(error)
+    return ""
 
 
 def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
@@ -333,18 +268,66 @@ class Sampling:
         if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
-        filled = fill(self.source, self.store, request, spread=data.spread is True)
+        made, prompts, equal = self.fill(request, spread=data.spread is True)
         if data.complete_groups:
-            filled, picks = complete(self.source, self.store, filled, picks, request, self.learner.encoder)
-        drawn = self.store.draws.draw_picked(picks, at, filled.made.ids, phase.joining())
+            made, picks = self._complete(made, picks, request)
+        drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
-        valid = self.feed.valid(drawn, filled.made.ids)
+        valid = self.feed.valid(drawn, made.ids)
         valid.weights = weights
-        reasons = {"too stale": filled.made.too_stale, "equal rewards in its group": filled.equal}
+        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
         valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
         missing = phase.stored_groups(step_of_phase) - len(picked)
-        return StepData(valid, filled.made, filled.prompts, missing)
+        return StepData(valid, made, prompts, missing)
+
+    def fill(self, wanted: FillRequest, *, spread: bool) -> tuple[CollectResult, int, int]:
+        """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
+
+        They stay in the store. After `ROUNDS` rounds the step has as many groups as were found. Returns what
+        was sampled, to how many prompts, and how many responses of groups with equal rewards are left out.
+        """
+        parts, prompts = [self.source.fill(wanted)], wanted.groups
+        if not spread:
+            return parts[0], prompts, 0
+        groups = _with_spread(self.store, parts[0].ids)
+        while len(groups) < wanted.groups and len(parts) < ROUNDS:
+            missing = wanted.groups - len(groups)
+            parts.append(
+                self.source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
+            )
+            groups += _with_spread(self.store, parts[-1].ids)
+            prompts += missing
+        ids = tuple(i for group in groups for i in group)
+        return joined(parts, ids), prompts, sum(len(part.ids) for part in parts) - len(ids)
+
+    def _complete(
+        self, made: CollectResult, picks: Sequence[Selection], wanted: FillRequest
+    ) -> tuple[CollectResult, list[Selection]]:
+        """Sample `data.complete_groups` responses to the prompt of each picked group.
+
+        Returns them together with what was sampled before, and the groups whose prompt the model can be
+        asked.
+        """
+        prompts: list[Prompt] = []
+        selections = []
+        for picked in picks:
+            asked = [prompt for p in picked.groups if (prompt := stored_prompt(self.store, p)) is not None]
+            valid = [prompt for prompt in asked if can_be_asked(prompt, self.learner.encoder)]
+            if len(valid) < len(asked) and picked.rule.data.invalid_prompts == "refuse":
+                invalid = next(prompt for prompt in asked if prompt not in valid)
+                raise Refused(
+                    f"data.complete_groups: stored prompt {invalid.id} can't be sampled to: "
+                    f"{_problem(invalid, self.learner.encoder)}. What to do: delete it (agro forget "
+                    '--prompt-id), or set data.invalid_prompts = "drop"'
+                )
+            prompts += valid
+            selections.append(Selection(picked.rule, [prompt.id for prompt in valid]))
+        if not prompts:
+            return made, selections
+        n = selections[0].rule.data.complete_groups or 0
+        completed = self.source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
+        return joined([made, completed], (*made.ids, *completed.ids)), selections
 
     def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
         """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of

@@ -24,7 +24,7 @@ from agro.store import At, DrawRule, Store, is_held_out
 from agro.train.collate import TrackedValues, collate
 from agro.train.feed import Feed, per_token
 from agro.train.phases import Phase
-from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder, fill
+from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder
 from agro.types import Prompt, Sample
 
 
@@ -147,17 +147,22 @@ class Rounds:
 def test_groups_are_sampled_until_enough_have_a_spread(tmp_path: Path) -> None:
     """Of prompts 5 to 8 two, of 9 and 10 one, of 11 one."""
     with Store.open(tmp_path / "s.db") as store:
+
+        def fill(source: Rounds, wanted: FillRequest, spread: bool = True) -> tuple[CollectResult, int, int]:
+            sampling = Sampling(source, None, None, store, "r", None, None)  # type: ignore[arg-type]
+            return sampling.fill(wanted, spread=spread)
+
         source = Rounds(store, {5, 8, 10, 11})
-        filled = fill(source, store, FillRequest(1, 4, 5), spread=True)
+        made, prompts, equal = fill(source, FillRequest(1, 4, 5))
         assert [(w.first, w.groups, w.before) for w in source.asked] == [(5, 4, 0), (9, 2, 4), (11, 1, 6)]
-        assert (filled.prompts, filled.equal, filled.made.tokens) == (7, 6, 7)
-        names = [s.prompt for s in store.samples(ids=filled.made.ids)]
+        assert (prompts, equal, made.tokens) == (7, 6, 7)
+        names = [s.prompt for s in store.samples(ids=made.ids)]
         assert names == [f"p{i}" for i in (5, 8, 10, 11) for _ in range(2)]
         never = Rounds(store, set())
-        filled = fill(never, store, FillRequest(1, 2, 100), spread=True)
-        assert (len(never.asked), filled.prompts, filled.made.ids) == (ROUNDS, 2 * ROUNDS, ())
+        made, prompts, _ = fill(never, FillRequest(1, 2, 100))
+        assert (len(never.asked), prompts, made.ids) == (ROUNDS, 2 * ROUNDS, ())
         plain = Rounds(store, set())
-        assert fill(plain, store, FillRequest(1, 2, 200), spread=False).prompts == 2
+        assert fill(plain, FillRequest(1, 2, 200), spread=False)[1] == 2
         assert len(plain.asked) == 1
 
 
