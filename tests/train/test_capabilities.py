@@ -1,4 +1,4 @@
-"""Engines and sources, of agro and of the user's own: what one doesn't declare is refused, whatever its name."""
+"""Engines and sources, of agro and of the user's own: what one doesn't declare is refused."""
 
 from __future__ import annotations
 
