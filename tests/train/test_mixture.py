@@ -19,7 +19,6 @@ import pytest
 import torch
 from tiers import some
 from tiny_runs import (
-    InterruptAfter,
     StopAfter,
     before_step,
     fill_store,
@@ -34,7 +33,7 @@ from typer.testing import CliRunner
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import DataConfig, RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.store import At, DrawRule, Store, is_held_out
@@ -111,17 +110,8 @@ def run(folder: Path, name: str) -> RunConfig:
 
 @pytest.mark.parametrize("name", some(RUNS, every=2))
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_weights(name: str, tmp_path: Path) -> None:
-    through = Trainer(run(tmp_path / "a", name), tmp_path / "a/run").run()
-    stopped = tmp_path / "b/run"
-    trainer = Trainer(run(tmp_path / "b", name), stopped)
-    plain = trainer._monitors
-    trainer._monitors = lambda *args: [*plain(*args), InterruptAfter(5)]  # type: ignore[method-assign]
-    with pytest.raises(Interrupted):
-        trainer.run()
-    assert metrics(stopped)[-1]["step"] == 5
-    Trainer(run(tmp_path / "b", name), stopped, resume=True).run()
-    assert weights(stopped) == weights(through)
-    assert [m["loss"] for m in metrics(stopped)] == [m["loss"] for m in metrics(through)]
+    whole, resumed = whole_and_resumed(lambda folder: run(folder, name), tmp_path, 5)
+    assert [m["loss"] for m in metrics(resumed)] == [m["loss"] for m in metrics(whole)]
 
 
 def test_a_share_of_each_role_is_drawn(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, fill_store, interrupted, metrics, tiny, whole_and_resumed, write_prompts
+from tiny_runs import InterruptAfter, fill_store, metrics, tiny, whole_and_resumed, write_prompts
 from typer.testing import CliRunner
 
 from agro.cli import app
@@ -63,14 +63,6 @@ def test_each_evaluation_is_compared_with_the_start(run: Path) -> None:
         assert rows[step]["eval_gain"] == pytest.approx(rows[step]["eval_reward"] - rows[0]["eval_reward"])
         assert rows[step]["eval_gain_n"] == 40
         assert rows[step]["eval_gain_low"] <= rows[step]["eval_gain"] <= rows[step]["eval_gain_high"]
-
-
-def test_a_resumed_run_compares_with_the_same_start(tmp_path: Path, run: Path) -> None:
-    interrupted(config(tmp_path), tmp_path / "run", 4)
-    BaseTrainer(config(tmp_path), tmp_path / "run", resume=True).run()
-    plain, resumed = (metrics(folder)[-1] for folder in (run, tmp_path / "run"))
-    assert [plain[name] for name in GAIN] == [resumed[name] for name in GAIN]
-    assert plain["eval_gain"] is not None
 
 
 @pytest.mark.parametrize(
