@@ -4,6 +4,7 @@ trainer publishes; and samplers that keep their weights for some optimizer steps
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
@@ -94,19 +95,26 @@ def check(run: Path, steps: int, file: Path | str | None = None) -> None:
 
 
 def _run_id(run: Path) -> str:
-    import json
-
     return str(json.loads((run / "config.json").read_text())["run"])
 
 
-def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
-    trainer = start(*write_run(tmp_path), cwd=tmp_path)
-    while not (tmp_path / "run" / "config.json").exists():
+def begun(folder: Path, *arguments: str) -> forked.Process:
+    """The trainer, which has made its run folder."""
+    trainer = start(*arguments, cwd=folder)
+    while not (folder / "run" / "config.json").exists():
         assert trainer.poll() is None
         time.sleep(0.05)
-    collectors = [start("collect", "run", cwd=tmp_path) for _ in range(2)]
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert [c.wait(60) for c in collectors] == [0, 0]
+    return trainer
+
+
+def end_well(folder: Path, trainer: forked.Process, *collectors: forked.Process) -> None:
+    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in folder.glob("*.log")]
+    assert [collector.wait(60) for collector in collectors] == [0] * len(collectors)
+
+
+def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
+    trainer = begun(tmp_path, *write_run(tmp_path))
+    end_well(tmp_path, trainer, *(start("collect", "run", cwd=tmp_path) for _ in range(2)))
     check(tmp_path / "run", 8)
     with Store.open(tmp_path / "run" / "store.db") as store:  # who ended well gave its lease back
         assert store._database.run("SELECT name FROM leases") == []
@@ -138,9 +146,7 @@ def test_weights_that_a_crash_of_the_server_lost_are_published_again(
 def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     arguments = write_run(tmp_path, steps=12)
     run = tmp_path / "run"
-    trainer = start(*arguments, cwd=tmp_path)
-    while not (run / "config.json").exists():
-        time.sleep(0.05)
+    trainer = begun(tmp_path, *arguments)
     collector = start("collect", "run", cwd=tmp_path)
     wait_for_step(run, 3)
     collector.send_signal(signal.SIGKILL)
@@ -149,9 +155,7 @@ def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     wait_for_step(run, 7)
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
-    trainer = start(*arguments, "--resume", cwd=tmp_path)
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert collector.wait(60) == 0
+    end_well(tmp_path, start(*arguments, "--resume", cwd=tmp_path), collector)
     check(run, 12)
 
 
@@ -235,13 +239,8 @@ def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
 
 def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     """Half of each step from the store, and yet no step loses a group to a later one."""
-    arguments = write_run(tmp_path, steps=8, data__replay=0.5)
-    trainer = start(*arguments, cwd=tmp_path)
-    while not (tmp_path / "run" / "config.json").exists():
-        time.sleep(0.05)
-    collector = start("collect", "run", cwd=tmp_path)
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert collector.wait(60) == 0
+    trainer = begun(tmp_path, *write_run(tmp_path, steps=8, data__replay=0.5))
+    end_well(tmp_path, trainer, start("collect", "run", cwd=tmp_path))
     rows = metrics(tmp_path / "run")[1:]
     assert [m["groups"] for m in rows] == [GROUPS] * 8
     assert any(m["replay_share"] == 0.5 for m in rows)  # less where max_age leaves nothing to replay

@@ -253,7 +253,7 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def config_of_fingerprints(folder: Path) -> RunConfig:
+def of_files(folder: Path) -> RunConfig:
     """A run whose reward, objective and environment are files, which import and open others."""
     written(folder)
     fill_store(folder / "held.db")
@@ -270,7 +270,7 @@ def edit(path: Path) -> None:
     path.write_text(path.read_text() + "\n# another\n")
 
 
-CHANGES_of_fingerprints: dict[str, tuple[str, Callable[[Path], None]]] = {
+EDITS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "the reward": ("reward.name", lambda folder: edit(folder / "score.py")),
     "what the reward imports": ("reward.name", lambda folder: edit(folder / "helper.py")),
     "what that imports later": ("reward.name", lambda folder: edit(folder / "deep/inner.py")),
@@ -286,13 +286,13 @@ CHANGES_of_fingerprints: dict[str, tuple[str, Callable[[Path], None]]] = {
 def interrupted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.raises(Interrupted):
-        Trainer(config_of_fingerprints(folder), folder / "run", monitors=[InterruptAfter(2)]).run()
+        Trainer(of_files(folder), folder / "run", monitors=[InterruptAfter(2)]).run()
     return folder
 
 
-@pytest.mark.parametrize("what", some(CHANGES_of_fingerprints, every=2))
+@pytest.mark.parametrize("what", some(EDITS, every=2))
 def test_a_change_is_refused_by_name_or_accepted(interrupted: Path, what: str, capsys) -> None:
-    key, change = CHANGES_of_fingerprints[what]
+    key, change = EDITS[what]
     made = RunConfig.load(interrupted / "run" / "config.json")
     before = (interrupted / "run" / "config.json").read_bytes()
     change(interrupted)
@@ -405,25 +405,21 @@ def test_a_function_of_this_process_is_its_source(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_of_a_store_is_of_every_sample(tmp_path: Path) -> None:
-    seen = set()
     fill_store(tmp_path / "log.db")
     with Store.open(tmp_path / "log.db") as store:
-        seen.add(store.ledger.fingerprint())
-        seen.add(store.ledger.fingerprint())
-        assert len(seen) == 1
+        first, again = store.ledger.fingerprint(), store.ledger.fingerprint()
         store.set_rewards([(3, 7.0, {})])
-        seen.add(store.ledger.fingerprint())
-    fill_store(tmp_path / "log.db", groups=1)
-    with Store.open(tmp_path / "log.db") as store:
-        seen.add(store.ledger.fingerprint())
-    assert len(seen) == 3
+        scored = store.ledger.fingerprint()
+        fill_store(tmp_path / "log.db", groups=1)
+        assert first == again
+        assert len({first, scored, store.ledger.fingerprint()}) == 3
 
 
 def test_the_cache_of_a_judge_is_no_input(tmp_path: Path) -> None:
     """The run adds to it: a run whose judge's server died goes on."""
     cache = tmp_path / "judged.db"
     options = {"url": "http://127.0.0.1:1/v1", "model": "m", "cache": str(cache)}
-    config_of_fingerprints = tiny(tmp_path, reward={"name": "judge", "options": options})
-    before = of_scoring(config_of_fingerprints, {})
+    made = tiny(tmp_path, reward={"name": "judge", "options": options})
+    before = of_scoring(made, {})
     cache.write_text("a reply")
-    assert of_scoring(config_of_fingerprints, {}) == before
+    assert of_scoring(made, {}) == before

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import (
     RESPONSE_ROUNDING,
     before_step,
@@ -67,8 +68,6 @@ def test_config_json_alone_makes_the_same_run(tmp_path: Path) -> None:
 
 
 def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     one, all_ = run(tmp_path, "one", train__micro_batch=1), run(tmp_path, "all", train__micro_batch=64)
     a, b = (load_file(f / "model" / "model.safetensors") for f in (one, all_))
     assert all(torch.allclose(a[k], b[k], atol=2e-4) for k in a)
@@ -179,19 +178,20 @@ def test_failed_rewards_stay_unknown_and_are_counted(
         run(tmp_path, "stopped", reward__name=f"{reward}:always_fails")
 
 
-def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
-    plain = Policy.streams
-    calls = iter(range(10_000))
+def break_gradients(monkeypatch, passes: int) -> None:
+    """Streams that aren't finite, in the first so many passes with a gradient."""
+    plain, calls = Policy.streams, iter(range(10_000))
 
     def broken(self, *args, **kwargs):
         out = plain(self, *args, **kwargs)
-        return (
-            {k: v * math.inf for k, v in out.items()}
-            if self.model.base_model.training and torch.is_grad_enabled() and next(calls) == 0
-            else out
-        )
+        breaks = torch.is_grad_enabled() and next(calls) < passes
+        return {k: v * math.inf for k, v in out.items()} if breaks else out
 
     monkeypatch.setattr(Policy, "streams", broken)
+
+
+def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
+    break_gradients(monkeypatch, passes=1)
     rows = metrics(run(tmp_path))
     assert [m["skipped"] for m in rows] == [1, 0, 0, 0, 0, 0]
     assert [m["version"] for m in rows] == [0, 1, 2, 3, 4, 5]
@@ -200,14 +200,7 @@ def test_updates_without_a_finite_gradient_are_skipped_and_said(tmp_path: Path, 
 
 
 def test_too_many_skipped_updates_stop_the_run(tmp_path: Path, monkeypatch) -> None:
-    plain = Policy.streams
-    monkeypatch.setattr(
-        Policy,
-        "streams",
-        lambda self, *a, **k: {
-            n: v * (math.inf if torch.is_grad_enabled() else 1) for n, v in plain(self, *a, **k).items()
-        },
-    )
+    break_gradients(monkeypatch, passes=2)
     with pytest.raises(Refused, match="step 2: 2 updates in a row were skipped"):
         run(tmp_path, train__max_skipped=2)
 

@@ -219,13 +219,6 @@ def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Pat
     assert (share, "so many near-copies" in note) == (0.0, True)
 
 
-def test_the_file_has_columns_and_messages(tmp_path: Path) -> None:
-    """As `agro eval RUN` reads it."""
-    BaseTrainer(asking(tmp_path, train__steps=1), tmp_path / "run").run()
-    rows = [json.loads(line) for line in (tmp_path / "run" / SET_ASIDE).read_text().splitlines()]
-    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
-
-
 def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
     """It takes the place of the recipe's bound, unless it has one of its own."""
     assert RunConfig.load("log").data.hold_out_most == 128
@@ -239,6 +232,8 @@ def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
 def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
     run = tmp_path / "run"
     BaseTrainer(asking(tmp_path, train__steps=1), run).run()
+    rows = [json.loads(line) for line in (run / SET_ASIDE).read_text().splitlines()]
+    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
     assert {prompt.id for prompt in held_out_prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
     assert Trained(run).evaluate(n=1)["prompts"] == 25
     assert held_out_prompts(tmp_path, RunConfig.load(run / "config.json")) == []
@@ -287,18 +282,11 @@ def test_a_log_s_near_copies_are_held_out_together(
     assert "80 of 80 prompts are near-copies of others, in 20 clusters" in said
     measured = f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of"
     assert measured in " ".join(said.split())
-    with Store.open(tmp_path / "log.db") as store:
-        drawn = {
-            s.prompt for s in store.samples(ids={d.sample for d in store.draws.drawn(load_id(tmp_path))})
-        }
-    trained = {text.partition(":")[2] for text in drawn}
+    drawn = drawn_prompts(tmp_path / "log.db", tmp_path / "run")
+    trained = {q for q in QUESTIONS if not drawn.isdisjoint(map(prompt_hash, copies(q)))}
     assert trained
-    assert trained <= set(QUESTIONS) - held_out
+    assert trained.isdisjoint(held_out)
     assert metrics(tmp_path / "run")[-1]["eval_groups"] == COPIES * held
-
-
-def load_id(folder: Path) -> str:
-    return str(load_run(folder / "run").values["run"])
 
 
 def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:

@@ -39,10 +39,17 @@ def changed_rows(run: Path, **values: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verdict")
-    BaseTrainer(config(folder), folder / "run").run()
-    return folder / "run"
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs of one reward on the same held-out prompts."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in (("a", {}), ("b", {"objective__beta": 0.5})):
+        BaseTrainer(config(folder, **changes), folder / name).run()
+    return [folder / "a", folder / "b"]
+
+
+@pytest.fixture(scope="module")
+def run(runs: list[Path]) -> Path:
+    return runs[0]
 
 
 @pytest.fixture
@@ -116,11 +123,16 @@ def logged_by(author: Path, folder: Path, **changes: Any) -> Any:
     return tiny(folder, data=log, **changes)
 
 
-def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("author")
+    made = tiny(folder, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
+    return BaseTrainer(made, folder / "run").run()
+
+
+def test_a_log_with_log_probs_is_estimated_off_policy(author: Path, tmp_path: Path) -> None:
     """The start is the author, so its weights are 1; the run trains on, so the estimate is another."""
-    author = tiny(tmp_path, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
-    BaseTrainer(author, tmp_path / "author").run()
-    config = logged_by(tmp_path / "author", tmp_path, train__steps=4, evaluate__every=2)
+    config = logged_by(author, tmp_path, train__steps=4, evaluate__every=2)
     BaseTrainer(config, tmp_path / "run").run()
     start, *_, end = metrics(tmp_path / "run")
     assert start["eval_logged_gain_ess"] is None
@@ -136,10 +148,8 @@ def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
     assert Verdict.of(load_run(tmp_path / "run")).to_json()["by"] == "ratings"
 
 
-def test_a_resumed_run_estimates_against_the_same_start(tmp_path: Path) -> None:
-    author = tiny(tmp_path, train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
-    BaseTrainer(author, tmp_path / "author").run()
-    runs = whole_and_resumed(lambda f: logged_by(tmp_path / "author", f, train__steps=4), tmp_path, 3)
+def test_a_resumed_run_estimates_against_the_same_start(author: Path, tmp_path: Path) -> None:
+    runs = whole_and_resumed(lambda f: logged_by(author, f, train__steps=4), tmp_path, 3)
     plain, resumed = (metrics(run)[-1]["eval_logged_gain"] for run in runs)
     assert plain == pytest.approx(resumed)
     assert plain is not None
@@ -217,12 +227,6 @@ def test_a_reward_that_leaves_wrong_answers_of_the_result_unscored_is_counted(tm
     assert row["eval_gain_low"] <= 0 <= row["eval_gain_high"]
 
 
-def config_of_by_prompt(folder: Path, **changes: Any) -> Any:
-    folder.mkdir(exist_ok=True)
-    held = write_prompts(folder / "held.jsonl", range(60, 100))
-    return tiny(folder, data__eval_prompts=held, evaluate__every=3, **changes)
-
-
 def written(path: Path, rewards: Mapping[str, Any], prompt: str = "") -> Path:
     """A file as `agro eval --out` writes it."""
     records = [
@@ -234,15 +238,6 @@ def written(path: Path, rewards: Mapping[str, Any], prompt: str = "") -> Path:
 
 def kept(run: Path) -> Any:
     return json.loads((run / FILE).read_text())
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs of one reward on the same held-out prompts."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, changes in (("a", {}), ("b", {"objective__beta": 0.5})):
-        BaseTrainer(config_of_by_prompt(folder, **changes), folder / name).run()
-    return [folder / "a", folder / "b"]
 
 
 def test_a_run_keeps_the_rewards_of_its_start_and_of_its_latest_evaluation(runs: list[Path]) -> None:
@@ -257,16 +252,16 @@ def test_a_resumed_run_takes_back_the_rewards_of_a_lost_step(runs: list[Path], t
     """The file is of step 6 where the checkpoint is of step 4, whose latest evaluation was at step 3."""
     plain, folder = kept(runs[0]), tmp_path / "run"
     with pytest.raises(Interrupted):
-        BaseTrainer(config_of_by_prompt(tmp_path), folder, monitors=[InterruptAfter(4)]).run()
+        BaseTrainer(config(tmp_path), folder, monitors=[InterruptAfter(4)]).run()
     before = kept(folder)
     assert (before["step"], before["start"]) == (3, plain["start"])
     (folder / FILE).write_text(json.dumps({**before, "step": 6, "rewards": plain["rewards"]}))
     with pytest.raises(Refused, match=r"up to step 4 of the run, got step 6"):
         compare_with(folder, runs[0])
     with pytest.raises(Interrupted):
-        BaseTrainer(config_of_by_prompt(tmp_path), folder, resume=True, monitors=[InterruptAfter(5)]).run()
+        BaseTrainer(config(tmp_path), folder, resume=True, monitors=[InterruptAfter(5)]).run()
     assert kept(folder) == before
-    BaseTrainer(config_of_by_prompt(tmp_path), folder, resume=True).run()
+    BaseTrainer(config(tmp_path), folder, resume=True).run()
     assert kept(folder) == plain
 
 
@@ -282,8 +277,6 @@ def test_what_no_run_writes_is_refused(change: dict[str, Any]) -> None:
 
 
 def compare_with(a: Path, b: Path) -> PairedResults:
-    from agro.runs.rundata import load_run
-
     return PairedResults.of(Result.of_run(load_run(a)), Result.of_run(load_run(b)))
 
 
