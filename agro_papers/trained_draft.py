@@ -14,10 +14,9 @@ from agro.objectives import get
 from agro.rollout import CollectResult
 from agro.train.around import Context, SourceWrapper
 from agro.train.collate import collate
-from agro.train.lagging import Copies
 from agro.train.learner import Learner, Local
 from agro.train.monitors import Monitor
-from agro.train.source import FillRequest, Source
+from agro.train.source import Copies, FillRequest, Source
 from agro_papers.drafted import Drafted
 
 NEWEST = 256  # responses that the draft is trained on at once, at most

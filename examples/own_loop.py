@@ -18,8 +18,7 @@ from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded
 from agro.store import At, DrawRule, Store
 from agro.train.collate import collate
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward, streams_of
+from agro.train.step import MicroBatch, Passes, backward, streams_of
 
 
 def train(model: str, prompts: str, reward: str, out: Path, steps: int = 20, lr: float = 1e-5) -> list[float]:

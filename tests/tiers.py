@@ -49,7 +49,7 @@ PLACES = {
     ),
     "nightly": (
         *("vllm_server", "reproductions", "docs/test_site.py", "docs/test_wheel.py", "examples/test_demo.py"),
-        *("objectives/test_any_batch.py", "train/test_torture.py"),
+        *("train/test_torture.py",),
     ),
 }
 TIER_OF = {place: tier for tier, places in PLACES.items() for place in places}

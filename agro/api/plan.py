@@ -38,8 +38,8 @@ from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
 from agro.train.check import samples_kl
-from agro.train.micro import MicroBatch
 from agro.train.phases import Phase, options_at
+from agro.train.step import MicroBatch
 from agro.train.trainable import pairs_among
 from agro.types import Prompt
 

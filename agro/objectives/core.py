@@ -35,7 +35,6 @@ from pydantic import BaseModel
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.worker import explain
-from agro.objectives.methodrecipe import MethodRecipe
 from agro.objectives.needs import (
     GROUPS,
     NEEDS,
@@ -130,7 +129,7 @@ class Observations(Ingredient):
         return gradient.likelier(options["observations"], logp_BT, weight_BT, "observation_loss")
 
 
-SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()  # the latter is a part of every objective
+SINGLETONS, OBSERVATIONS = SmallGroups(), Observations()
 
 
 @dataclass(frozen=True)
@@ -142,6 +141,30 @@ class MethodWarnings:
     """Before the first step, from held-out rewards [prompts, responses], NaN where unknown."""
     metrics_warning: Callable[[Mapping[str, float], Options], str | None] = lambda metrics, options: None
     """In each step, from `Evaluation.metrics`."""
+
+
+@dataclass(frozen=True)
+class MethodRecipe:
+    """What the recipe of a method, `agro train NAME`, says beyond its base, one of
+    `agro.config.recipes.bases.BASES`."""
+
+    title: str
+    """the method and its paper, in a sentence or two"""
+    base: str = "samples"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """of the objective: those without a default, and those that differ from it"""
+    shown: tuple[str, ...] = ()
+    """options that the text shows with their defaults, since one may want to change them"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """by dotted key, such as train.updates; None: the recipe doesn't set what its base does"""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """by option or dotted key: what its line says in place of its declared meaning"""
+    missing: str = ""
+    """what the recipe lacks of the method"""
+    commands: tuple[str, ...] = ()
+    """lines that start it, where they aren't those of the base; {name} stands for the recipe's name"""
+    required: str = ""
+    """what must be given, where it isn't what the base requires"""
 
 
 @dataclass(frozen=True)
@@ -182,9 +205,12 @@ class Objective:
 
     def _added(self) -> dict[str, tuple[Any, Any]]:
         """(annotation, default) of the options that aren't the function's own."""
-        return {
-            key: option for part in (*self.ingredients, OBSERVATIONS) for key, option in part.options.items()
-        }
+        return {key: option for part in self.parts for key, option in part.options.items()}
+
+    @property
+    def parts(self) -> tuple[Ingredient, ...]:
+        """The ingredients, and the share of what an environment answers, which every objective has."""
+        return (*self.ingredients, OBSERVATIONS)
 
     @property
     def summary(self) -> str:
@@ -202,8 +228,7 @@ class Objective:
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
-        parts = (*self.ingredients, OBSERVATIONS)
-        needs = set[Need]().union(*(part.needs(options) for part in parts), self.requires(options))
+        needs = set[Need]().union(*(part.needs(options) for part in self.parts), self.requires(options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
     def conflict(self, options: Options, explicit: Options) -> str:
@@ -222,7 +247,7 @@ class Objective:
         return "step" if options.get("singletons") == "pool" and couples == "group" else couples
 
     def defaults(self) -> dict[str, Any]:
-        return defaults_of(self.function, self.preset, self._added())
+        return defaults_of(self.options)
 
     def checked(self, name: str, explicit: Options) -> dict[str, Any]:
         """The given options and the defaults of the others; raises `Refused` for an unknown or invalid

@@ -11,7 +11,6 @@ import torch
 
 from agro.errors import Refused
 from agro.objectives.core import (
-    OBSERVATIONS,
     Gradient,
     Objective,
     Options,
@@ -106,7 +105,7 @@ def differentiate(
     gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, found, strict=True)}
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
     loss = float(terms.loss.detach())
-    for ingredient in (*objective.ingredients, OBSERVATIONS):
+    for ingredient in objective.parts:
         stream = ingredient.stream
         if stream in leaves:
             gradient = Gradient(loss, gradients[stream], metrics)

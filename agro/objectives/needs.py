@@ -31,17 +31,11 @@ class StoredFields(Protocol):
     """What is known of a stored sample before it is read."""
 
     @property
-    def id(self) -> int: ...
-    @property
-    def prompt_id(self) -> str: ...
-    @property
     def scored(self) -> bool: ...
     @property
     def knows_behavior(self) -> bool: ...
     @property
     def truncation(self) -> str: ...
-    @property
-    def role(self) -> str: ...
 
 
 class Need(str):
@@ -50,13 +44,15 @@ class Need(str):
     provider: Provider
     what: str  # as messages name it
     way_out: str
-    least = 1  # responses that a group must have
+    least: int  # responses that a group must have
     fresh_only = False  # whether a stored sample can't have it
     optional = False  # whether stored samples without it are skipped, as long as some have it
     but_experts = False  # whether rows of role "expert" needn't have it
 
-    def __init__(self, name: str, provider: Provider, way_out: str, *, what: str = "") -> None:
-        self.provider, self.way_out, self.what = provider, way_out, what or name
+    def __init__(
+        self, name: str, provider: Provider, way_out: str, *, what: str = "", least: int = 1
+    ) -> None:
+        self.provider, self.way_out, self.what, self.least = provider, way_out, what or name, least
 
     def __new__(cls, name: str, *_: object, **__: object) -> Need:
         return super().__new__(cls, name)
@@ -153,10 +149,6 @@ class BehaviorLogProb(LogProb):
         return not sample.knows_behavior or bool(sample.truncation)
 
 
-class OldLogProb(LogProb):
-    fresh_only = True
-
-
 class Fresh(ColumnNeed):
     """Staleness 0."""
 
@@ -190,10 +182,6 @@ class OfReference(ColumnNeed):
 
 class GroupSize(Need):
     """So many responses in each group."""
-
-    def __init__(self, name: str, provider: Provider, way_out: str, *, what: str = "", least: int) -> None:
-        super().__init__(name, provider, way_out, what=what)
-        self.least = least
 
     def too_small(self, batch: Batch) -> Tensor:
         """[G] groups that an objective with this need can't use."""
@@ -350,12 +338,14 @@ BEHAVIOR_LOGP = BehaviorLogProb(
     "recorded (embedded engine, sampler.keep_sets = true), or use an objective that doesn't need them, "
     "such as agro",
 )
-OLD_LOGP = OldLogProb(
-    "old_logp",
-    "draw",
-    "train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, or use "
-    "agro",
+# The same column, of samples of any staleness: for what corrects for whoever generated them.
+DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
+OLD_LOGP = changed(
+    DRAWN_LOGP,
+    fresh_only=True,
     what="old_logp (the trainer's log-probs when its samples were made)",
+    way_out="train on fresh samples alone (data.replay = 0), use ratios against recorded behavior log-probs, "
+    "or use agro",
 )
 OF_REFERENCE = OfReference(
     "of_reference",
@@ -364,8 +354,6 @@ OF_REFERENCE = OfReference(
     'or set regularizer = "sequence"',
     what="responses of the reference (recorded log-probs within 0.1 nats a token of the reference's)",
 )
-# The same column, of samples of any staleness: for what corrects for whoever generated them.
-DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
 DRAWN_VALUE = ColumnNeed("old_value", "draw", "pass old_value, the values when the batch was drawn")
 STORED_VALUE = ColumnNeed(
     "stored_value",

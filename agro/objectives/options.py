@@ -32,7 +32,6 @@ class _Required:
 
 
 REQUIRED = _Required()  # in the place of a preset's default: there is none
-_NOT_GIVEN = (inspect.Parameter.empty, REQUIRED)
 
 
 @dataclass(frozen=True)
@@ -137,27 +136,18 @@ def model_of(
     """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by
     name. `preset` has other defaults."""
     hints = get_type_hints(function, include_extras=True)
-    declared = {key: (hints.get(key, float), default) for key, default in _signature(function).items()}
-    every = declared | more
+    parameters = inspect.signature(function).parameters.values()
+    own = {p.name: (hints.get(p.name, float), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    every = own | more
     fields = {key: _field(kind, preset.get(key, default)) for key, (kind, default) in every.items()}
     config = ConfigDict(frozen=True, extra="forbid")
     model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)  # type: ignore[call-overload]
     return model
 
 
-def defaults_of(
-    function: Callable[..., Any], preset: Mapping[str, Any], more: Mapping[str, tuple[Any, Any]]
-) -> dict[str, Any]:
-    """The defaults of the fields of `model_of`, without those that are required. It makes no model."""
-    every = _signature(function) | {key: default for key, (_, default) in more.items()}
-    chosen = {key: preset.get(key, default) for key, default in every.items()}
-    return {key: value for key, value in chosen.items() if value not in _NOT_GIVEN}
-
-
-def _signature(function: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword-only parameters and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The defaults of options, without those that are required."""
+    return {key: field.default for key, field in model.model_fields.items() if not field.is_required()}
 
 
 def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
@@ -165,7 +155,7 @@ def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
         annotation = Annotated[annotation, Option("not described", "not stated")]
     kind, option = get_args(annotation)
     extra = {"unit": option.unit, "expected": option.expected(kind)}
-    value = ... if default in _NOT_GIVEN else default
+    value = ... if default in (inspect.Parameter.empty, REQUIRED) else default
     return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=extra)
 
 
@@ -187,7 +177,6 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
     Raises `Refused` for an unknown, invalid or missing option.
     """
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
-    problems = []
     try:
         return dict(model(**plain))
     except ValidationError as error:
@@ -210,9 +199,7 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
             f"objective {name}: option {key} has no default; set it "
             f"({descriptions[key]['meaning']}, in {descriptions[key]['unit']})"
         )
-    # Something valid in the places of the missing ones, which are then taken out again.
-    filled = checked(name, model, plain | dict.fromkeys(missing, 1.0), partial=False)
-    return {key: value for key, value in filled.items() if key not in missing}
+    return defaults_of(model) | plain
 
 
 def _choices(kind: Any) -> str:

@@ -13,14 +13,11 @@ from typing import Any
 from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
-from agro.objectives.core import Objective
-from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.core import MethodRecipe, Objective
 from agro.objectives.methods import (
     clipped,
     consistency,
     critic,
-    labeled,
-    learned_value,
     policy_gradient,
     preference,
     squares,
@@ -63,13 +60,9 @@ def _preset(
     return replace(base, of=base.function.__name__, preset=values, **fields)
 
 
-FAMILIES = (
-    *(consistency, squares, learned_value, policy_gradient, critic),
-    *(clipped, teaching, preference, labeled),
-)
+FAMILIES = (consistency, squares, policy_gradient, critic, clipped, teaching, preference)
 OBJECTIVES = with_methods(
-    {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()}
-    | teaching.SUPERVISED_ENTRIES,
+    {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).parent / "methods" / "methods.toml",
 )
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from agro.objectives import get
 from agro.proof.enumerable import Enumerable, multisets
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, backward
+from agro.train.step import MicroBatch, Passes, backward
 from agro.types import Batch
 
 VOTES = (3.0, 1.0)  # of each judged pair, for the winner and for the loser

@@ -234,33 +234,16 @@ class Feed:
     """Makes the batches of one phase."""
 
     def __init__(
-        self,
-        phase: Phase,
-        learner: Learner,
-        values: StoredValues | TrackedValues | None,
-        cache: ReferenceCache | None,
+        self, phase: Phase, learner: Learner, values: StoredValues | None, store: Store, run: str, cached: int
     ) -> None:
-        self.phase, self.learner, self.values, self.cache = phase, learner, values, cache
-        self.needs = phase.needs
-
-    @classmethod
-    def of(
-        cls,
-        phase: Phase,
-        learner: Learner,
-        values: StoredValues | TrackedValues | None,
-        store: Store,
-        run: str,
-        cached: int,
-    ) -> Feed:
         """`cached`: the last entry of other runs that may be used from the cache of reference log-probs."""
-        half_life = phase.config.data.value_half_life
-        if half_life is not None:
-            values = TrackedValues(store, run, learner, half_life)
-        cache = None
+        self.phase, self.learner, self.needs = phase, learner, phase.needs
+        self.values: StoredValues | TrackedValues | None = values
+        if (half_life := phase.config.data.value_half_life) is not None:
+            self.values = TrackedValues(store, run, learner, half_life)
+        self.cache: ReferenceCache | None = None
         if phase.config.policy.cache_reference and learner.reference_key is not None:
-            cache = ReferenceCache(store, run, learner, cached)
-        return cls(phase, learner, values, cache)
+            self.cache = ReferenceCache(store, run, learner, cached)
 
     def valid(self, drawn: DrawnGroups, made: Iterable[int]) -> Valid:
         """The samples of a draw that can be trained on, with rewards as data.reward_scale maps them.

@@ -26,9 +26,8 @@ from agro.models.reference import fingerprint, follow, is_shard, replaced
 from agro.objectives import NotFinite
 from agro.rollout.engines.draw import truncate
 from agro.runs.folder import to_json_values
-from agro.train.micro import MicroBatch
 from agro.train.phases import derive
-from agro.train.step import Passes, Step, backward, streams_of
+from agro.train.step import MicroBatch, Passes, Step, backward, streams_of
 from agro.train.stored_tensors import StoredTensors, assign, exists
 from agro.types import Batch, Sample
 

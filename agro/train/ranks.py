@@ -37,9 +37,8 @@ from agro.models.policy import Policy
 from agro.models.reference import duplicate
 from agro.objectives import NotFinite
 from agro.train.learner import Learner, Which, logp_as_sampled
-from agro.train.micro import MicroBatch
 from agro.train.process_group import Calls
-from agro.train.step import Passes, Step
+from agro.train.step import MicroBatch, Passes, Step
 from agro.train.stored_tensors import write_shards
 from agro.types import Batch, Sample
 

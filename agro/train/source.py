@@ -12,6 +12,10 @@ Either side may be killed, or stopped. It counts as dead when it hasn't renewed 
 responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
 on after all changes nothing. What a killed trainer took since its last commit is ready again. Responses that
 are too stale are made again, under their numbers.
+
+With `source.sync_every` the weights that sample in this process are those of up to so many optimizer steps
+ago, with `source.sync_from` one of the last such copies, drawn at random: a function of seed and version,
+also after a resume. With `policy.reference = "sampler"` they are the reference too.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -28,10 +33,13 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
+from agro.models.published import load_published
 from agro.objectives.needs import PAIRS
 from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
+from agro.rollout.rollout import embedded
+from agro.runs.folder import Run
 from agro.store import At, Selection, Store
 from agro.store.draw_rules import DrawRule, pick_likely
 from agro.store.drawing import wait_for_groups
@@ -42,6 +50,7 @@ from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner
 from agro.train.phases import Phase, Position, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
+from agro.train.recovery import read_position
 from agro.types import Prompt
 
 
@@ -166,75 +175,6 @@ class InlineSource:
 ROUNDS = 10  # of sampling for a step
 
 
-@dataclass(frozen=True)
-class FillResult:
-    """The fresh groups of a step."""
-
-    made: CollectResult
-    prompts: int  # sampled from
-    equal: int = 0  # responses of groups with equal rewards, which aren't trained on
-
-
-def fill(source: Source, store: Store, wanted: FillRequest, *, spread: bool) -> FillResult:
-    """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
-
-    They stay in the store. After `ROUNDS` rounds the step has as many groups as were found.
-    """
-    collected = source.fill(wanted)
-    if not spread:
-        return FillResult(collected, wanted.groups)
-    parts, groups = [collected], _with_spread(store, collected.ids)
-    prompts = wanted.groups
-    while len(groups) < wanted.groups and len(parts) < ROUNDS:
-        missing = wanted.groups - len(groups)
-        collected = source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
-        parts.append(collected)
-        groups += _with_spread(store, collected.ids)
-        prompts += missing
-    ids = tuple(i for group in groups for i in group)
-    return FillResult(joined(parts, ids), prompts, equal=sum(len(part.ids) for part in parts) - len(ids))
-
-
-def complete(
-    source: Source,
-    store: Store,
-    filled: FillResult,
-    picks: Sequence[Selection],
-    wanted: FillRequest,
-    encoder: Encoder,
-) -> tuple[FillResult, list[Selection]]:
-    """Sample `data.complete_groups` responses to the prompt of each picked group.
-
-    Returns them together with what was sampled before, and the groups whose prompt the model can be asked.
-    """
-    prompts = []
-    selections = []
-    for picked in picks:
-        valid = []
-        for prompt_id in picked.groups:
-            prompt = stored_prompt(store, prompt_id)
-            if prompt is None:
-                continue
-            try:
-                encoder.checked_prompt(prompt)
-            except InvalidSample as error:
-                if picked.rule.data.invalid_prompts == "drop":
-                    continue
-                raise Refused(
-                    f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What to "
-                    'do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
-                ) from None
-            prompts.append(prompt)
-            valid.append(prompt_id)
-        selections.append(Selection(picked.rule, valid))
-    if not prompts:
-        return filled, selections
-    n = selections[0].rule.data.complete_groups or 0
-    completed = source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
-    both = joined([filled.made, completed], (*filled.made.ids, *completed.ids))
-    return replace(filled, made=both), selections
-
-
 def without_hint(prompt: Prompt) -> Prompt:
     """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
     columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
@@ -251,11 +191,15 @@ def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
 
 def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
     """Whether a prompt can be encoded, and leaves room for a response."""
+    return not _problem(prompt, encoder)
+
+
+def _problem(prompt: Prompt, encoder: Encoder) -> str:
     try:
         encoder.checked_prompt(prompt)
-    except InvalidSample:
-        return False
-    return True
+    except InvalidSample as error:
+        return str(error)
+    return ""
 
 
 def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
@@ -324,18 +268,66 @@ class Sampling:
         if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
         request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
-        filled = fill(self.source, self.store, request, spread=data.spread is True)
+        made, prompts, equal = self.fill(request, spread=data.spread is True)
         if data.complete_groups:
-            filled, picks = complete(self.source, self.store, filled, picks, request, self.learner.encoder)
-        drawn = self.store.draws.draw_picked(picks, at, filled.made.ids, phase.joining())
+            made, picks = self._complete(made, picks, request)
+        drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
-        valid = self.feed.valid(drawn, filled.made.ids)
+        valid = self.feed.valid(drawn, made.ids)
         valid.weights = weights
-        reasons = {"too stale": filled.made.too_stale, "equal rewards in its group": filled.equal}
+        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
         valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
         missing = phase.stored_groups(step_of_phase) - len(picked)
-        return StepData(valid, filled.made, filled.prompts, missing)
+        return StepData(valid, made, prompts, missing)
+
+    def fill(self, wanted: FillRequest, *, spread: bool) -> tuple[CollectResult, int, int]:
+        """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
+
+        They stay in the store. After `ROUNDS` rounds the step has as many groups as were found. Returns what
+        was sampled, to how many prompts, and how many responses of groups with equal rewards are left out.
+        """
+        parts, prompts = [self.source.fill(wanted)], wanted.groups
+        if not spread:
+            return parts[0], prompts, 0
+        groups = _with_spread(self.store, parts[0].ids)
+        while len(groups) < wanted.groups and len(parts) < ROUNDS:
+            missing = wanted.groups - len(groups)
+            parts.append(
+                self.source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
+            )
+            groups += _with_spread(self.store, parts[-1].ids)
+            prompts += missing
+        ids = tuple(i for group in groups for i in group)
+        return joined(parts, ids), prompts, sum(len(part.ids) for part in parts) - len(ids)
+
+    def _complete(
+        self, made: CollectResult, picks: Sequence[Selection], wanted: FillRequest
+    ) -> tuple[CollectResult, list[Selection]]:
+        """Sample `data.complete_groups` responses to the prompt of each picked group.
+
+        Returns them together with what was sampled before, and the groups whose prompt the model can be
+        asked.
+        """
+        prompts: list[Prompt] = []
+        selections = []
+        for picked in picks:
+            asked = [prompt for p in picked.groups if (prompt := stored_prompt(self.store, p)) is not None]
+            valid = [prompt for prompt in asked if can_be_asked(prompt, self.learner.encoder)]
+            if len(valid) < len(asked) and picked.rule.data.invalid_prompts == "refuse":
+                invalid = next(prompt for prompt in asked if prompt not in valid)
+                raise Refused(
+                    f"data.complete_groups: stored prompt {invalid.id} can't be sampled to: "
+                    f"{_problem(invalid, self.learner.encoder)}. What to do: delete it (agro forget "
+                    '--prompt-id), or set data.invalid_prompts = "drop"'
+                )
+            prompts += valid
+            selections.append(Selection(picked.rule, [prompt.id for prompt in valid]))
+        if not prompts:
+            return made, selections
+        n = selections[0].rule.data.complete_groups or 0
+        completed = self.source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
+        return joined([made, completed], (*made.ids, *completed.ids)), selections
 
     def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
         """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of
@@ -359,6 +351,91 @@ class Sampling:
             few = min(max(1, few, n - differing), n - 1, equal)
             for kind, groups, found in zip(rule.kinds, (n - few, few), counts, strict=True):
                 yield replace(kind, groups=groups), found / total * n / groups
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Weights that a run keeps beside its checkpoints: the folders RUN/weights/`name`/vVERSION.
+
+    One stays until no checkpoint needs it: a run that continues from one finds what it had there.
+    """
+
+    run: Run
+    store: Store
+    name: str
+    last: int = 1  # how many of the last ones are in use at a time
+
+    def folder(self, version: int) -> Path:
+        return self.run.folder / "weights" / self.name / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        """In rising order."""
+        return sorted(int(folder.name[1:]) for folder in self.folder(0).parent.glob("v*"))
+
+    def until(self, version: int) -> list[int]:
+        """Those up to a version; later ones, of steps that are lost, are removed."""
+        for later in self.versions():
+            if later > version:
+                remove(self.folder(later))
+        return self.versions()
+
+    def prune(self, now: int) -> None:
+        """Remove all but those in use at version `now`, and where the run continues from a checkpoint."""
+        commits = self.store.ledger.commits(self.run.id)
+        folders = [self.run.checkpoint(commit.step) for commit in commits]
+        starts = [read_position(folder, "").version for folder in folders if folder.is_dir()]
+        copies, needed = self.versions(), set[int]()
+        for start in (*starts, now):
+            needed |= set([version for version in copies if version <= start][-self.last :])
+        for version in set(copies) - needed:
+            remove(self.folder(version))
+
+
+class LaggingSource:
+    """Samples in this process with a copy of the policy, whose weights are renewed now and then.
+
+    Versions and log-probs of its samples are those of the copy, which is in RUN/weights/synced.
+    """
+
+    def __init__(self, current: InlineSource, folder: Run) -> None:
+        """`current`: the source without a lag, whose engine monitors use."""
+        self.current = current
+        self.copies = Copies(folder, current.store, "synced", current.config.source.sync_from)
+        self.lagging: InlineSource | None = None
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        assert self.lagging is not None, "weights are published before a step"
+        filled = self.lagging.fill(wanted)
+        return replace(filled, measured={**filled.measured, "sampler_version": self._version})
+
+    def publish(self, learner: Learner) -> None:
+        """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one of the last
+        `source.sync_from`: the same from one new copy to the next."""
+        self.current.publish(learner)
+        copies = self.copies.until(learner.version)
+        if not copies or learner.version - copies[-1] >= self.current.config.source.sync_every:
+            learner.publish(self.copies.folder(learner.version))
+            copies.append(learner.version)
+        last = copies[-self.copies.last :]
+        version = last[derive(self.current.config.train.seed, "sampler", copies[-1]) % len(last)]
+        if version == self._version:
+            return
+        if self.lagging is None:
+            config = self.current.config
+            policy = load_published(config.policy, self.copies.folder(version))
+            rollout = copy(self.current.rollout)
+            rollout.engine = embedded(policy, version, fused=config.engine.fused)
+            self.lagging = replace(self.current, rollout=rollout, weights=None)
+        else:
+            self.lagging.rollout.engine.load(self.copies.folder(version), version)
+        if self.current.config.policy.reference == "sampler":
+            learner.refer(self.copies.folder(version))
+        self.copies.prune(learner.version)
+
+    @property
+    def _version(self) -> int:
+        """Of the sampler's weights; -1: it has none yet."""
+        return -1 if self.lagging is None else self.lagging.rollout.engine.version
 
 
 POLL_SECONDS = 0.1

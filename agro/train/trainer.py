@@ -36,7 +36,6 @@ from agro.train.check import check_config, check_heldout, check_sharded, follows
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
 from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, write_set_aside
-from agro.train.lagging import LaggingSource
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor, heldout
@@ -47,7 +46,15 @@ from agro.train.phases import Phase, Position, derive, describe, resolve
 from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
 from agro.train.recovery import fingerprints
-from agro.train.source import CollectorSource, InlineSource, PromptOrder, Source, UncertainOrder, without_hint
+from agro.train.source import (
+    CollectorSource,
+    InlineSource,
+    LaggingSource,
+    PromptOrder,
+    Source,
+    UncertainOrder,
+    without_hint,
+)
 from agro.train.trainable import check_enough, check_store, check_stores
 from agro.types import Prompt
 
@@ -181,8 +188,6 @@ class BaseTrainer:
         """Take the prompts of data.hold_out out of those to train on; returns notes."""
         data = self.config.data
         recorded: Clusters | None = read_clusters(self.out) if self.resume else None
-        if recorded is None and self.resume and (self.out / "metrics.jsonl").exists():
-            recorded = {}  # it began before near-copies were held out together
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
         self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
@@ -296,7 +301,7 @@ class BaseTrainer:
             stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
-        feed = Feed.of(phase, learner, self.values, self.store, self.folder.id, position.cached)
+        feed = Feed(phase, learner, self.values, self.store, self.folder.id, position.cached)
         source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]

@@ -8,8 +8,7 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methods.labeled import Threshold
-from agro.objectives.methods.preference import BetaOfJudgments, bradley_terry, log_ratio
+from agro.objectives.methods.preference import BetaOfJudgments, Threshold, bradley_terry, log_ratio
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups

@@ -8,7 +8,7 @@ import torch
 
 from agro.objectives.core import Objective, Streams, Terms, always, masked, regularized, to_reference
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methods.learned_value import regularizer
+from agro.objectives.methods.consistency import regularizer
 from agro.objectives.needs import FRESH, NORMALIZER, PREFIX_VALUE, REF_LOGP, REWARD, VALUE, except_experts
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows

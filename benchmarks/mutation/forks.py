@@ -36,7 +36,7 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-STEP = ["tests/train/test_step.py", "tests/train/test_step_details.py"]
+STEP = ["tests/train/test_step.py"]
 HF = "tests/engines/test_hf.py"
 # test_any_batch compares what test_agreement compares, more slowly.
 OBJECTIVES = [
@@ -58,7 +58,7 @@ AREAS = {
     "agro/rollout/engines/hf.py": [HF],
     "agro/rollout/engines/decoding_rows.py": [HF],
     "agro/store/draw_rules.py": ["tests/store/test_draw_rules.py", "tests/store/test_pairs.py"],
-    "agro/train/collate.py": [*STEP, "tests/train/test_cache.py"],
+    "agro/train/collate.py": [*STEP, "tests/train/test_references.py"],
     "agro/train/phases.py": ["tests/train/test_schedule.py"],
 }
 FILES = [p for area in AREAS for p in (sorted((ROOT / area).glob("*.py")) or [ROOT / area])]

@@ -43,9 +43,8 @@ from agro.rollout.engines.hf import HF
 from agro.store import Store
 from agro.train.collate import collate
 from agro.train.learner import Local
-from agro.train.micro import MicroBatch
 from agro.train.monitors import Monitor, View
-from agro.train.step import Passes, streams_of
+from agro.train.step import MicroBatch, Passes, streams_of
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample
 from benchmarks.on_gpu import task

@@ -1,4 +1,8 @@
-"""What must be true of the objectives for any numbers, and batches small enough to check on paper."""
+"""What must be true of the objectives for any numbers, and batches small enough to check on paper.
+
+What the plain loops of `independent` have by construction isn't repeated here, such as that the order of
+rows, padding and the rows of an episode say nothing: test_agreement.py compares with them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import NAMED, PER_TOKEN, VARIANTS, Case, by_objective, change, draw, draw_for, evaluate, take
+from cases import NAMED, VARIANTS, Case, by_objective, change, draw, draw_for, evaluate, take
 
 from agro import Batch, objectives
 
@@ -114,21 +118,6 @@ def test_a_shift_of_a_prompts_rewards_changes_no_gradient(
     assert after.loss == pytest.approx(before.loss, abs=1e-11)
 
 
-def test_reinforce_without_a_group_baseline_feels_the_shift() -> None:
-    """r + c with b is r with b - c."""
-    case = draw(0)
-    moved = change(case, reward=np.array(case.reward) + 1.0)
-    same(
-        evaluate(moved, "reinforce", {"baseline": 1.7}).grad,
-        evaluate(case, "reinforce", {"baseline": 0.7}).grad,
-    )
-    same(
-        evaluate(moved, "reinforce", {"baseline": 1.0}).grad,
-        evaluate(case, "reinforce", {"baseline": "none"}).grad,
-    )
-    assert np.abs(evaluate(moved, "reinforce", {}).grad - evaluate(case, "reinforce", {}).grad).max() > 0.01
-
-
 @only("agro", "rloo", "pair_consistency", "dpo", along=False, stored=False)
 def test_a_shift_of_a_prompts_reference_changes_nothing(
     name: str, options: dict[str, Any], needs: set[str]
@@ -153,68 +142,6 @@ def test_a_shift_of_a_prompts_reference_changes_nothing(
 
 
 @EVERY
-def test_the_order_of_rows_says_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    case = draw_for(needs, 2)
-    order = np.random.default_rng(2).permutation(len(case.mask))
-    before, after = evaluate(case, name, options), evaluate(take(case, order), name, options)
-    assert after.loss == pytest.approx(before.loss, rel=1e-12)
-    for stream in before.grads:
-        same(after.grads[stream], before.grads[stream][order])
-
-
-@EVERY
-def test_columns_of_padding_say_nothing(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """Behind, and in the middle: only which tokens are in the mask counts, not where they stand."""
-    case, at = draw_for(needs, 3), [3, 3, 7, 7, 7]
-    wide = change(
-        case,
-        **{k: np.insert(getattr(case, k), at, np.nan, axis=1) for k in PER_TOKEN},
-        mask=np.insert(case.mask, at, False, axis=1),
-    )
-    before, after = evaluate(case, name, options), evaluate(wide, name, options)
-    assert after.loss == pytest.approx(before.loss, rel=1e-12)
-    for stream in before.grads:
-        grad = before.grads[stream]
-        same(after.grads[stream], grad if stream == "value" else np.insert(grad, at, 0.0, axis=1))
-
-
-def _of_other_groups(options: dict[str, Any]) -> bool:
-    """To which a copy of a group is another group, or which count the responses of a step (n − 1)."""
-    return options.get("baseline") == "step" or bool(options.get("normalize"))
-
-
-@by_objective([v for v in VARIANTS if not _of_other_groups(v[1])])
-def test_weight_2_is_the_group_twice(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    case = draw_for(needs, 4, weights=False)
-    member = np.array([g == case.group[0] for g in case.group])
-    doubled = change(case, weight=1.0 + member)
-    copies = np.flatnonzero(member)
-    twice = take(case, [*range(len(member)), *copies])
-    for i in range(len(member), len(twice.mask)):
-        twice.group[i], twice.response[i] = "the copy", ("copy", twice.response[i])
-    judged = [p for p, (winner, _) in enumerate(case.pairs) if member[case.response.index(winner)]]
-    twice.pairs = [*case.pairs, *((("copy", a), ("copy", b)) for a, b in (case.pairs[p] for p in judged))]
-    twice.votes = [*case.votes, *(case.votes[p] for p in judged)]
-    a, b = evaluate(doubled, name, options), evaluate(twice, name, options)
-    assert a.loss == pytest.approx(b.loss, rel=1e-12)
-    for stream in a.grads:
-        folded = b.grads[stream][: len(member)].copy()
-        folded[copies] += b.grads[stream][len(member) :]
-        same(a.grads[stream], folded)
-
-
-@EVERY
-def test_only_the_proportions_of_weights_count(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    case = draw_for(needs, 5)
-    a, b = (
-        evaluate(case, name, options),
-        evaluate(change(case, weight=np.array(case.weight) * 8.0), name, options),
-    )
-    assert a.loss == pytest.approx(b.loss, rel=1e-12)
-    same(a.grad, b.grad)
-
-
-@EVERY
 def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], needs: set[str]) -> None:
     case = draw_for(needs, 6, weights=False)
     gone = np.array([g == case.group[0] for g in case.group])
@@ -223,70 +150,6 @@ def test_a_group_of_weight_0_is_not_there(name: str, options: dict[str, Any], ne
     assert a.loss == pytest.approx(b.loss, rel=1e-12)
     same(a.grad[~gone], b.grad)
     assert (a.grad[gone] == 0).all()
-
-
-@only(
-    *("agro", "rloo", "reinforce", "kl_pg", "grpo", "pair_consistency", "dpo"),
-    but=("imitation", "reinforce_pp", "gdpo", "step", "normalize"),  # which couple a step
-)
-def test_groups_weigh_equally_whatever_their_sizes(
-    name: str, options: dict[str, Any], needs: set[str]
-) -> None:
-    """The step's gradient is the mean of those of its groups alone."""
-    if options.get("average") == "token" and name == "grpo":
-        return  # one mean over all tokens of the step
-    case = draw_for(needs, 7, groups=5, sizes=(3, 8), weights=False)
-    whole = evaluate(case, name, options)
-    for g in dict.fromkeys(case.group):
-        rows = [i for i, h in enumerate(case.group) if h == g]
-        same(whole.grad[rows], evaluate(take(case, rows), name, options).grad / 5)
-
-
-def test_sft_weighs_tokens_equally() -> None:
-    case = draw(7, weights=False)
-    np.testing.assert_array_equal(
-        evaluate(case, "sft", {}).grad, np.where(case.mask, -1 / case.mask.sum(), 0.0)
-    )
-
-
-@only(
-    *("agro-", "agro_onpolicy-beta=0.3", "rloo", "reinforce", "kl_pg", "pair_consistency", "dpo-"),
-    but=("weight_level", "reinforce_pp", "gdpo"),  # the last two: tokens have ratios of their own
-    along=False,
-)
-def test_tokens_of_a_response_share_one_coefficient(
-    name: str, options: dict[str, Any], needs: set[str]
-) -> None:
-    case = draw(8)
-    grad = evaluate(case, name, options).grad
-    for response in set(case.response):
-        rows = [r == response for r in case.response]
-        found = grad[rows][case.mask[rows]]
-        assert (found == found[0]).all()
-
-
-@only("", along=False)
-def test_an_episode_is_one_response(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    """Its pieces laid behind one another in one row give the same; their values in the mean."""
-    case = draw(9, length=6)
-    pieces = {r: [i for i, s in enumerate(case.response) if s == r] for r in dict.fromkeys(case.response)}
-    assert max(map(len, pieces.values())) > 1
-    B, T = len(pieces), 6 * max(map(len, pieces.values()))
-    joined = take(case, [rows[0] for rows in pieces.values()])
-    for k in ("mask", *PER_TOKEN):
-        laid = np.zeros((B, T), dtype=getattr(case, k).dtype)
-        for i, rows in enumerate(pieces.values()):
-            laid[i, : 6 * len(rows)] = getattr(case, k)[rows].reshape(-1)
-        setattr(joined, k, laid)
-    joined.value = [float(np.mean(np.array(case.value)[rows])) for rows in pieces.values()]
-    a, b = evaluate(case, name, options), evaluate(joined, name, options)
-    assert a.loss == pytest.approx(b.loss, rel=1e-12)
-    for stream in a.grads:
-        for i, rows in enumerate(pieces.values()):
-            if stream == "value":
-                same(a.grads[stream][rows], np.full(len(rows), b.grads[stream][i] / len(rows)))
-            else:
-                same(a.grads[stream][rows].reshape(-1), b.grads[stream][i, : 6 * len(rows)])
 
 
 def test_onpolicy_adds_the_likelihood_ratio_part() -> None:

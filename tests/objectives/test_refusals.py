@@ -276,13 +276,6 @@ def test_describe_checks_the_options_it_is_given(options: dict[str, Any]) -> Non
         objectives.describe("agro", **options)
 
 
-def test_a_clip_may_be_a_list() -> None:
-    """As TOML and JSON give it."""
-    case = draw(0)
-    a, b = (objectives.evaluate("grpo", case.logp, batch_of(case), clip=c) for c in ([0.1, 0.3], (0.1, 0.3)))
-    np.testing.assert_array_equal(a.grad, b.grad)
-
-
 def test_the_names_of_the_contract_are_there() -> None:
     assert {"agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"} <= set(objectives.names())
 

@@ -15,7 +15,6 @@ from tiny_runs import fill_store, metrics, tiny, weights, whole_and_resumed, wri
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
-from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train.learner import Average, Local
 from agro.train.monitors import Action, Monitor, View
@@ -163,12 +162,3 @@ def test_an_adapter_is_averaged_and_merged(tmp_path: Path) -> None:
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
     assert not all(torch.equal(own[name], raw[name]) for name in raw)
-
-
-def test_where_it_does_not_work_it_is_refused_by_name(tmp_path: Path) -> None:
-    served = averaged(tmp_path, engine={"kind": "server", "url": "http://127.0.0.1:1"})
-    with pytest.raises(Refused, match=r'train\.weights_average and engine\.kind = "server"'):
-        Trainer(served, tmp_path / "run")
-    for share in (0.0, 1.0):
-        with pytest.raises(Refused, match=r"train\.weights_average"):
-            averaged(tmp_path, train__weights_average=share)

@@ -1,29 +1,45 @@
-"""½ Var(R) on held-out groups: what it is, and what can't be asked of it."""
+"""What is measured on a log: ½ Var(R), rankings and log-ratios of held-out and of trained groups, and the KL
+from unscored responses to prompts of the store.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import DIGITS, fill_store, metrics, tiny, write_prompts
+from tiny_runs import (
+    DIGITS,
+    RESPONSE_ROUNDING,
+    fill_store,
+    metrics,
+    tiny,
+    weights,
+    whole_and_resumed,
+    write_prompts,
+)
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.rollout.prompts import load_prompts
+from agro.rollout.rollout import embedded, load_rollout
 from agro.store import Store, is_held_out
+from agro.train.check import samples_kl
 from agro.train.learner import Local
-from agro.train.measure import ranking
-from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.measure import exponential, ranking, stored_metrics
+from agro.train.monitors.heldout import HeldOutGroups, prompts_for_kl
+from agro.train.phases import derive
 from agro.train.trainer import BaseTrainer
-from agro.types import Batch, Sample, prompt_hash
+from agro.types import Batch, Prompt, Sample, prompt_hash
 
 BETA = 0.3
 
@@ -83,34 +99,71 @@ def of_run(run: Path) -> Policy:
     return Policy.load(RunConfig.of({"policy": {"model": str(run / "model")}}).policy)
 
 
+Groups = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def groups(trained: Trained, start: Policy) -> Callable[[str], Groups]:
+    """A function: average of the objective -> of each held-out group rewards, lengths, and log-ratios ρ of
+    the trained model, from the models' own logits."""
+
+    @cache
+    def of(average: str) -> Groups:
+        config, folder = trained(average)
+        now, found = of_run(folder), []
+        with Store.open(config.data.eval_store, read_only=True) as store:
+            for p in range(200, 205):
+                group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
+                rho = [total_logp(now, s) - total_logp(start, s) for s in group]
+                tokens = [now.encode(s).action.sum() for s in group]
+                found.append((np.array([s.reward for s in group]), np.array(tokens), np.array(rho)))
+        return found
+
+    return of
+
+
+def is_mean(row: dict, name: str, values: list, rel: float) -> None:
+    """Of a metric: the mean over groups and its standard error."""
+    assert row[name] == pytest.approx(np.mean(values), rel=rel)
+    assert row[f"{name}_se"] == pytest.approx(np.std(values, ddof=1) / len(values) ** 0.5, rel=rel)
+
+
 @pytest.mark.parametrize("average", ["sum", "token"])
-def test_is_half_the_variance_of_the_regularized_reward(
-    trained: Trained, start: Policy, average: str
-) -> None:
-    config, folder = trained(average)
-    rows = [m for m in metrics(folder) if m["eval_consistency"] is not None]
+def test_is_half_the_variance_of_the_regularized_reward(trained: Trained, groups, average: str) -> None:
+    rows = [m for m in metrics(trained(average)[1]) if m["eval_consistency"] is not None]
     assert [m["step"] for m in rows] == [0, 3, 6]
     assert all((m["eval_groups"], m["eval_dropped"]) == (5, 2) for m in rows)
-
-    now = of_run(folder)
     before, after = [], []
-    with Store.open(config.data.eval_store, read_only=True) as store:
-        for p in range(200, 205):
-            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            r = np.array([s.reward for s in group])
-            tokens = np.array([now.encode(s).action.sum() for s in group])
-            ratio = np.array([total_logp(now, s) - total_logp(start, s) for s in group])
-            R = r - BETA * (ratio if average == "sum" else ratio / tokens)
-            before.append(np.var(r, ddof=1) / 2)
-            after.append(np.var(R, ddof=1) / 2)
+    for r, tokens, rho in groups(average):
+        before.append(np.var(r, ddof=1) / 2)
+        after.append(np.var(r - BETA * (rho if average == "sum" else rho / tokens), ddof=1) / 2)
     fall = np.array(before) - np.array(after)
     assert rows[0]["eval_consistency"] == pytest.approx(np.mean(before), rel=1e-9)
     assert rows[0]["eval_consistency_fall"] == pytest.approx(0, abs=1e-12)
     assert abs(fall.mean()) > 1e-4
-    assert rows[-1]["eval_consistency"] == pytest.approx(np.mean(after), rel=1e-4)
-    assert rows[-1]["eval_consistency_se"] == pytest.approx(np.std(after, ddof=1) / 5**0.5, rel=1e-4)
-    assert rows[-1]["eval_consistency_fall"] == pytest.approx(fall.mean(), rel=1e-3)
-    assert rows[-1]["eval_consistency_fall_se"] == pytest.approx(np.std(fall, ddof=1) / 5**0.5, rel=1e-3)
+    is_mean(rows[-1], "eval_consistency", after, 1e-4)
+    is_mean(rows[-1], "eval_consistency_fall", fall, 1e-3)
+
+
+def test_the_ranking_and_the_ratios_of_held_out_responses_are_those_of_the_models(
+    trained: Trained, groups
+) -> None:
+    """Each of the five groups has rewards of 0 and of 1."""
+    rows = [m for m in metrics(trained("sum")[1]) if m["eval_auc"] is not None]
+    found: dict[str, list] = {"auc": [], "log_ratio_best": [], "log_ratio_worst": [], "ratio_mean": []}
+    share = []
+    for r, _, rho in groups("sum"):
+        right = r == 1
+        pairs = [(a > b) + (a == b) / 2 for a in rho[right] for b in rho[~right]]
+        found["auc"].append(np.mean(pairs))
+        found["log_ratio_best"].append(rho[right].mean())
+        found["log_ratio_worst"].append(rho[~right].mean())
+        found["ratio_mean"].append(np.exp(rho).mean())
+        share.append(-np.log(right.mean()))
+    assert (rows[0]["eval_auc"], rows[0]["eval_auc_groups"]) == (0.5, 5)
+    for name, values in found.items():
+        is_mean(rows[-1], f"eval_{name}", values, 1e-4)
+    assert rows[-1]["eval_kl_of_best"] == pytest.approx(np.mean(share))
 
 
 def test_is_not_measured_where_the_objective_has_no_regularized_reward(tmp_path: Path) -> None:
@@ -138,27 +191,6 @@ def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
     )
     logp = torch.tensor(rho, dtype=torch.float64)[:, None] * torch.tensor([7.0, 1.0])
     assert ranking(batch, logp) == pytest.approx([4.5 / 5, 1.0])
-
-
-def test_the_ranking_of_held_out_responses_is_that_of_the_models(trained: Trained, start: Policy) -> None:
-    config, folder = trained("sum")
-    rows = [m for m in metrics(folder) if m["eval_auc"] is not None]
-    after = of_run(folder)
-    found = []
-    with Store.open(config.data.eval_store, read_only=True) as store:
-        for p in range(200, 205):
-            group = list(store.samples(prompt_id=prompt_hash(f"{p}>")))
-            rho = [total_logp(after, s) - total_logp(start, s) for s in group]
-            pairs = [
-                (rho[i] > rho[j]) + (rho[i] == rho[j]) / 2
-                for i, one in enumerate(group)
-                for j, other in enumerate(group)
-                if one.reward > other.reward
-            ]
-            found.append(np.mean(pairs))
-    assert (rows[0]["eval_auc"], rows[0]["eval_auc_groups"]) == (0.5, 5)
-    assert rows[-1]["eval_auc"] == pytest.approx(np.mean(found))
-    assert rows[-1]["eval_auc_se"] == pytest.approx(np.std(found, ddof=1) / 5**0.5)
 
 
 def test_groups_that_are_trained_on_are_refused(tmp_path: Path) -> None:
@@ -236,8 +268,196 @@ def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path
         assert rows[-1]["eval_auc"] is not None
 
 
-def test_held_out_prompts_need_some_and_no_other_store(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"data.hold_out"):
-        Trainer(tiny(tmp_path, data={"replay": 1.0, "hold_out": 0.1}))
-    with pytest.raises(Refused, match=r"data.hold_out"):
-        Trainer(log_run(tmp_path / "b", data__hold_out=0.1))
+NAN = math.nan
+
+
+def batch_of(rho: list[float], **columns: Any) -> tuple[Batch, torch.Tensor]:
+    """A batch of one token a row, with these log-ratios."""
+    logp_BT = torch.tensor([[9.0, x - 3.0] for x in rho], dtype=torch.float64)
+    ref_BT = torch.tensor([[NAN, -3.0]] * len(rho), dtype=torch.float64)
+    return Batch.of(mask=[[False, True]] * len(rho), ref_logp=ref_BT, **columns), logp_BT
+
+
+def test_best_and_worst_of_each_group_by_hand() -> None:
+    """Group a: best 2 and 1, worst −1 and −3. Group b: best 0.2 + 0.3 in two rows, worst −2.
+
+    The rewards of c are equal, and d has one. The best are ½ of a and ½ of b.
+    """
+    batch, logp = batch_of(
+        [2.0, 1.0, -1.0, -3.0, 9.0, 0.2, 0.3, -2.0, 5.0, 5.0, 7.0, 7.0],
+        reward=[1.0, 1.0, 0.0, 0.0, NAN, 0.7, 0.7, 0.1, 1.0, 1.0, 1.0, NAN],
+        group=list("aaaaabbbccdd"),
+        response=[0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10],
+    )
+    found = stored_metrics(batch, logp, [False] * 12)
+    assert found["log_ratio_best"] == pytest.approx((1.5 + 0.5) / 2)
+    assert found["log_ratio_worst"] == pytest.approx((-2.0 - 2.0) / 2)
+    assert found["kl_of_best"] == pytest.approx(math.log(2))
+    rho = [2.0, 1.0, -1.0, -3.0, 9.0, 0.5, -2.0, 5.0, 5.0, 7.0, 7.0]
+    assert found["ratio_mean"] == pytest.approx(np.exp(rho).mean())
+
+
+def test_only_stored_rows_count_and_only_known_ones() -> None:
+    batch, logp = batch_of([1.0, -1.0, 8.0, 8.0], reward=[1.0, 0.0, 1.0, 0.0], group=list("aabb"))
+    stored = stored_metrics(batch, logp, [False, False, True, True])
+    assert stored["log_ratio_best"] == 1.0
+    assert stored["ratio_mean"] == pytest.approx(math.cosh(1.0))
+    assert stored_metrics(batch, logp, [True] * 4) == {}
+    ref = batch.ref_logp.clone()
+    ref[:2] = NAN
+    half = stored_metrics(batch.replace(ref_logp=ref), logp, [False] * 4)
+    assert half["log_ratio_best"] == 8.0
+    for unknown in (None, torch.full_like(ref, NAN)):
+        only = stored_metrics(batch.replace(ref_logp=unknown), logp, [False] * 4)
+        assert only == {"kl_of_best": pytest.approx(math.log(2)), "kl_of_best_groups": 2}
+
+
+def test_rows_of_one_response_with_different_rewards_have_none() -> None:
+    """`sft` doesn't refuse them."""
+    batch, logp = batch_of(
+        [1.0, 1.0, -1.0, 4.0], reward=[1.0, 0.0, 0.0, 0.5], group=list("aaaa"), response=[0, 0, 1, 2]
+    )
+    found = stored_metrics(batch, logp, [False] * 4)
+    assert (found["log_ratio_best"], found["log_ratio_worst"]) == (4.0, -1.0)
+
+
+def test_an_exponential_that_is_too_large_is_the_largest_number() -> None:
+    """Also where only the sum, or only the standard error, would overflow."""
+    assert exponential("x", np.array([800.0, 0.0]), error=False) == {"x": pytest.approx(sys.float_info.max)}
+    near = exponential("x", np.array([709.5, 709.5]))
+    assert near["x"] == pytest.approx(math.exp(709.5))
+    assert near["x_se"] == 0.0
+    plain = exponential("x", np.array([0.0, math.log(3.0)]))
+    assert plain == {"x": pytest.approx(2.0), "x_se": pytest.approx(1.0)}
+    assert math.isnan(exponential("x", np.array([1.0]))["x_se"])
+    assert exponential("x", np.array([])) == {}
+
+
+def test_a_run_on_a_log_measures_them_at_each_step(tmp_path: Path) -> None:
+    """At the first step π is the reference; one half of each group of the log is right."""
+    fill_store(tmp_path / "log.db")
+    log = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0, "train__steps": 3}
+    rows = [m for m in metrics(Trainer(tiny(tmp_path, **log), tmp_path / "run").run()) if m["step"]]
+    assert [rows[0][key] for key in ("log_ratio_best", "log_ratio_worst")] == pytest.approx(
+        [0, 0], abs=RESPONSE_ROUNDING
+    )
+    assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=RESPONSE_ROUNDING)
+    assert all(m["kl_of_best"] == pytest.approx(math.log(2)) for m in rows)
+    assert rows[2]["log_ratio_best"] > rows[2]["log_ratio_worst"]
+    sft = tiny(tmp_path, **log, objective={"name": "sft"})
+    imitated = [m for m in metrics(Trainer(sft, tmp_path / "sft").run()) if m["step"]]
+    assert {m["log_ratio_best"] for m in imitated} == {m["ratio_mean"] for m in imitated} == {None}
+    fresh = metrics(Trainer(tiny(tmp_path, train__steps=2), tmp_path / "fresh").run())
+    assert {m["kl_of_best"] for m in fresh} == {None}
+
+
+def on_log(tmp_path: Path, groups: int = 8, **changes: Any) -> RunConfig:
+    if not (tmp_path / "log.db").exists():
+        fill_store(tmp_path / "log.db", groups=groups)
+    return tiny(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0}, **changes)
+
+
+def test_it_is_the_mean_log_ratio_of_responses_to_prompts_of_the_store(tmp_path: Path) -> None:
+    """The responses are sampled anew from the model that was saved, and scored by the models' own logits."""
+    config = on_log(tmp_path, evaluate={"every": 3, "kl_samples": 10})
+    folder = Trainer(config, tmp_path / "run").run()
+    rows = metrics(folder)
+    assert [m["step"] for m in rows if m["eval_kl_ref"] is not None] == [3, 6]
+    start = Policy.load(config.policy, seed=derive(0, "weights"))
+    now = Policy.load(RunConfig.of({"policy": {"model": str(folder / "model")}}).policy)
+    with Store.open(config.data.store, read_only=True) as store:
+        prompts = prompts_for_kl(config, store, "another", [], now.encoder)
+    assert {p.text for p in prompts} == {f"{i}>" for i in range(100, 108)}
+    asked = [prompts[i % 8] for i in range(10)]
+    sampler = config.sampler.model_copy(update={"n": 1})
+    rollout = load_rollout(now.encoder, embedded(now))
+    samples = list(rollout.sample(asked, 1, sampler, seed=derive(0, "evaluate KL")))
+    rho = np.array([total_logp(now, s) - total_logp(start, s) for s in samples])
+    assert rows[-1]["eval_kl_ref"] == pytest.approx(rho.mean(), rel=1e-4)
+    assert rows[-1]["eval_kl_ref_se"] == pytest.approx(rho.std(ddof=1) / 10**0.5, rel=1e-4)
+    assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"]
+
+
+def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    """Half of each step is sampled, so that a disturbed stream of random numbers would show."""
+    fill_store(tmp_path / "log.db")
+    mixed = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__roles": ["log"]}
+    with_kl = Trainer(tiny(tmp_path, **mixed, evaluate={"every": 2}), tmp_path / "with").run()
+    without = Trainer(tiny(tmp_path, **mixed, evaluate={"kl_samples": 0}), tmp_path / "without").run()
+    assert [m["step"] for m in metrics(with_kl) if m["eval_kl_ref"] is not None] == [2, 4, 6]
+    assert {m["eval_kl_ref"] for m in metrics(without)} == {None}
+    assert weights(with_kl) == weights(without)
+
+
+@pytest.mark.parametrize("replay", [0.5, 1.0])
+def test_a_resumed_run_measures_the_same(tmp_path: Path, replay: float) -> None:
+    """With replay 0.5 the run fills its own store, whose prompts it must not choose anew."""
+    every = {"evaluate": {"every": 1, "kl_samples": 5}}
+
+    def make(folder: Path) -> RunConfig:
+        return on_log(folder, **every) if replay == 1 else tiny(folder, data__replay=replay, **every)
+
+    whole, resumed = (metrics(run) for run in whole_and_resumed(make, tmp_path, 3))
+    assert len(whole) == 6
+    assert [m["eval_kl_ref"] for m in resumed] == [m["eval_kl_ref"] for m in whole]
+    assert all(m["eval_kl_ref"] is not None for m in whole)
+
+
+def test_the_prompts_are_held_out_ones_where_there_are_any(tmp_path: Path) -> None:
+    config = on_log(tmp_path, groups=40)
+    held = config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.3})})
+    policy = Policy.load(config.policy)
+    with Store.open(config.data.store) as store:
+        chosen = prompts_for_kl(held, store, "run", [], policy.encoder)
+        expected = {f"{p}>" for p in range(100, 140) if is_held_out(prompt_hash(f"{p}>"), 0.3)}
+        assert {p.text for p in chosen} == expected
+        assert len(prompts_for_kl(config, store, "run", [], policy.encoder)) == 32
+
+
+def test_prompts_of_the_run_itself_too_long_ones_and_episodes_are_not_chosen(tmp_path: Path) -> None:
+    config = tiny(tmp_path)
+    policy = Policy.load(config.policy)
+    fresh = [Prompt("7>", "a"), Prompt("8>", "b")]
+    with Store.open(tmp_path / "s.db") as store:
+        store.append([Sample("1>", "2", reward=1.0)], run="own")
+        assert {p.text for p in prompts_for_kl(config, store, "own", fresh, policy.encoder)} == {"7>", "8>"}
+        store.append(
+            [
+                Sample("3>", "2", reward=1.0),
+                Sample("1" * 16, "2", reward=1.0),
+                Sample("4>", "2", reward=1.0, episode="e"),
+                Sample("5>", "2", reward=1.0, tokens=[1, 2], action=[False, True], context_tokens=[1]),
+            ]
+        )
+        assert [p.text for p in prompts_for_kl(config, store, "own", fresh, policy.encoder)] == ["3>"]
+
+
+def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
+    """Also without a reference, as in `sft`, and where no prompt leaves room."""
+    assert samples_kl(on_log(tmp_path))
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+    for section, changes in (
+        ("data", {"eval_prompts": held}),
+        ("data", {"replay": 0.0}),
+        ("evaluate", {"kl": False}),
+        ("evaluate", {"kl_samples": 0}),
+        ("engine", {"kind": "server", "url": "http://localhost:1"}),
+        ("source", {"kind": "elsewhere"}),
+        ("environment", {"name": "tool"}),
+    ):
+        values = on_log(tmp_path).model_dump(mode="json")
+        values[section] = {**(values[section] or {}), **changes}
+        assert not samples_kl(RunConfig.of(values)), changes
+    sft = on_log(tmp_path, objective={"name": "sft"}, train__steps=2)
+    assert {m["eval_kl_ref"] for m in metrics(Trainer(sft, tmp_path / "sft").run())} == {None}
+
+
+def test_another_model_as_reference_is_measured_before_the_first_step(tmp_path: Path) -> None:
+    start = Trainer(on_log(tmp_path, train__steps=1), tmp_path / "start").run()
+    policy = tiny(tmp_path).policy.model_dump(mode="json", exclude_none=True)
+    policy |= {"reference": "model", "reference_model": str(start / "model")}
+    config = on_log(tmp_path, policy=policy, train__steps=2)
+    rows = metrics(Trainer(config, tmp_path / "run").run())
+    assert [m["step"] for m in rows if m["eval_kl_ref"] is not None] == [0, 2]
+    assert rows[0]["eval_kl_ref"] > 0
+    assert rows[0]["kl_ref"] is None

@@ -1,25 +1,47 @@
-"""Sampling in other processes: one store, a trainer and collectors, any of which may be killed."""
+"""Sampling in other processes: one store, a trainer and collectors, any of which may be killed, and what the
+trainer publishes; and samplers that keep their weights for some optimizer steps.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forked
+import numpy as np
 import pytest
-from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_toml
+import torch
+from safetensors.torch import load_file
+from tiny_runs import (
+    RESPONSE_ROUNDING,
+    StopAfter,
+    logp_rounding,
+    metrics,
+    tiny,
+    weights,
+    whole_and_resumed,
+    write_prompts,
+    write_toml,
+)
 
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
+from agro.models.published import load_published
 from agro.place.collector import Collector
 from agro.rollout.collect import SilentActivity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase
-from agro.train.publications import Publications, PublishedWeights
+from agro.train.publications import KEPT, Publications, PublishedWeights
 from agro.train.source import CollectorSource, ahead
+from agro.types import Prompt
 
 GROUPS, N = 4, 3  # of the tiny run
 
@@ -73,19 +95,26 @@ def check(run: Path, steps: int, file: Path | str | None = None) -> None:
 
 
 def _run_id(run: Path) -> str:
-    import json
-
     return str(json.loads((run / "config.json").read_text())["run"])
 
 
-def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
-    trainer = start(*write_run(tmp_path), cwd=tmp_path)
-    while not (tmp_path / "run" / "config.json").exists():
+def begun(folder: Path, *arguments: str) -> forked.Process:
+    """The trainer, which has made its run folder."""
+    trainer = start(*arguments, cwd=folder)
+    while not (folder / "run" / "config.json").exists():
         assert trainer.poll() is None
         time.sleep(0.05)
-    collectors = [start("collect", "run", cwd=tmp_path) for _ in range(2)]
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert [c.wait(60) for c in collectors] == [0, 0]
+    return trainer
+
+
+def end_well(folder: Path, trainer: forked.Process, *collectors: forked.Process) -> None:
+    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in folder.glob("*.log")]
+    assert [collector.wait(60) for collector in collectors] == [0] * len(collectors)
+
+
+def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
+    trainer = begun(tmp_path, *write_run(tmp_path))
+    end_well(tmp_path, trainer, *(start("collect", "run", cwd=tmp_path) for _ in range(2)))
     check(tmp_path / "run", 8)
     with Store.open(tmp_path / "run" / "store.db") as store:  # who ended well gave its lease back
         assert store._database.run("SELECT name FROM leases") == []
@@ -117,9 +146,7 @@ def test_weights_that_a_crash_of_the_server_lost_are_published_again(
 def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     arguments = write_run(tmp_path, steps=12)
     run = tmp_path / "run"
-    trainer = start(*arguments, cwd=tmp_path)
-    while not (run / "config.json").exists():
-        time.sleep(0.05)
+    trainer = begun(tmp_path, *arguments)
     collector = start("collect", "run", cwd=tmp_path)
     wait_for_step(run, 3)
     collector.send_signal(signal.SIGKILL)
@@ -128,9 +155,7 @@ def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     wait_for_step(run, 7)
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
-    trainer = start(*arguments, "--resume", cwd=tmp_path)
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert collector.wait(60) == 0
+    end_well(tmp_path, start(*arguments, "--resume", cwd=tmp_path), collector)
     check(run, 12)
 
 
@@ -214,22 +239,175 @@ def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
 
 def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     """Half of each step from the store, and yet no step loses a group to a later one."""
-    arguments = write_run(tmp_path, steps=8, data__replay=0.5)
-    trainer = start(*arguments, cwd=tmp_path)
-    while not (tmp_path / "run" / "config.json").exists():
-        time.sleep(0.05)
-    collector = start("collect", "run", cwd=tmp_path)
-    assert trainer.wait(240) == 0, [p.read_text()[-800:] for p in tmp_path.glob("*.log")]
-    assert collector.wait(60) == 0
+    trainer = begun(tmp_path, *write_run(tmp_path, steps=8, data__replay=0.5))
+    end_well(tmp_path, trainer, start("collect", "run", cwd=tmp_path))
     rows = metrics(tmp_path / "run")[1:]
     assert [m["groups"] for m in rows] == [GROUPS] * 8
     assert any(m["replay_share"] == 0.5 for m in rows)  # less where max_age leaves nothing to replay
 
 
-def test_what_collectors_cannot_do_is_refused(tmp_path: Path) -> None:
-    elsewhere = {"source__kind": "elsewhere"}
-    phases = [{"name": "a"}, {"name": "b", "sampler": {"n": 4}}]
-    with pytest.raises(Refused, match=r"\[sampler\]"):
-        Trainer(tiny(tmp_path, **elsewhere, phases=phases))
-    with pytest.raises(Refused, match=r"data\.max_age"):
-        Trainer(tiny(tmp_path, **elsewhere, objective={"name": "agro_onpolicy", "beta": 0.1}))
+PROMPTS = [
+    Prompt("line\u2028break \n and \x85", "a", {"answer": 1, "id": "a column", "none": None}),
+    Prompt([{"role": "user", "content": "¿?"}], "b\n", {"nested": {"x": [0.1]}}),
+    Prompt("", "c"),
+]
+
+
+@pytest.fixture
+def publications(tmp_path: Path) -> Publications:
+    return Publications(LocalFolder(tmp_path))
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def versions(publications: Publications) -> list[str]:
+    names = publications.shared.names("weights")
+    return [name.removeprefix("weights/v") for name in names if name != "weights/latest.json"]
+
+
+def test_collectors_get_the_record_and_the_prompts(publications: Publications) -> None:
+    assert publications.record() is None
+    with pytest.raises(Refused, match=r"expected prompts\.jsonl.*--resume"):
+        publications.prompts()
+    publications.begin({"run": "r", "train": {"steps": 3}}, PROMPTS)
+    assert publications.record() == {"run": "r", "train": {"steps": 3}}
+    assert publications.prompts() == PROMPTS
+
+
+def test_the_newest_weights_and_the_ones_before_them(publications: Publications) -> None:
+    assert publications.newest() is None
+    publications.end()  # nothing was published, so that nobody waits for more
+    assert publications.newest() is None
+    for version in range(5):
+        publications.publish(PublishedWeights(version, "train", step=version + 1), write)
+    assert publications.newest() == PublishedWeights(4, "train", 5)
+    assert versions(publications) == ["00000002", "00000003", "00000004"]
+    assert len(versions(publications)) == KEPT
+    with publications.weights(PublishedWeights(3, "train")) as folder:
+        assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
+    publications.end()
+    assert publications.newest() == PublishedWeights(4, "train", 5, ended=True)
+    publications.begin({}, PROMPTS)  # it goes on with more steps: collectors that start now have work
+    assert publications.newest() == PublishedWeights(4, "train", 5)
+
+
+def test_weights_are_written_once_a_version(publications: Publications) -> None:
+    publications.publish(PublishedWeights(1, "first"), write)
+    publications.publish(PublishedWeights(1, "second", 4), lambda folder: pytest.fail("they are there"))
+    assert publications.newest() == PublishedWeights(1, "second", 4)
+
+
+def test_weights_that_were_never_announced_are_removed(publications: Publications) -> None:
+    """A trainer was killed after it wrote version 3 and before it announced it: another 3 will take its
+    place. The weights of a server aren't touched."""
+    for version in (1, 2):
+        publications.publish(PublishedWeights(version, "train"), write)
+    publications.shared.add("weights/v00000003", write)
+    publications.shared.add("weights/served", write)
+    publications.begin({}, PROMPTS)
+    assert versions(publications) == ["weights/served", "00000001", "00000002"]
+
+
+def test_what_json_has_not_is_refused(publications: Publications) -> None:
+    with pytest.raises(Refused, match="prompt x: expected a value that JSON has"):
+        publications.begin({}, [Prompt("x", "x", {"answer": math.nan})])
+
+
+def staleness(run: Path) -> list[float]:
+    return [row["staleness_mean"] for row in metrics(run) if row["step"]]
+
+
+def synced(run: Path) -> list[str]:
+    return sorted(folder.name for folder in (run / "weights" / "synced").iterdir())
+
+
+def test_the_sampler_is_behind_by_up_to_so_many_steps_less_one(tmp_path: Path) -> None:
+    run = Trainer(tiny(tmp_path, source__sync_every=3), tmp_path / "run").run()
+    assert staleness(run) == [0, 1, 2, 0, 1, 2]
+
+
+def test_it_counts_optimizer_steps(tmp_path: Path) -> None:
+    """Three updates a step: before step s the version is 3 (s − 1)."""
+    config = tiny(tmp_path, source__sync_every=6, train__updates=3)
+    assert staleness(Trainer(config, tmp_path / "run").run()) == [0, 3, 0, 3, 0, 3]
+
+
+def test_samples_have_version_and_log_probs_of_the_weights_that_sampled(tmp_path: Path) -> None:
+    config = tiny(tmp_path, source__sync_every=4)
+    run = Trainer(config, tmp_path / "run", monitors=[StopAfter(4)]).run()
+    start = load_published(config.policy, run / "weights" / "synced" / "v00000000")
+    with Store.open(run / "store.db", read_only=True) as store:
+        samples = list(store.samples())[-12:]
+    assert samples
+    for sample in samples:
+        assert sample.version == 0
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))[None]
+        mask = torch.tensor(sample.action)[None]
+        logp = start.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"][mask]
+        assert logp.detach().numpy() == pytest.approx(
+            sample.behavior_logp[sample.action], abs=logp_rounding(run)
+        )
+
+
+def test_with_one_it_is_a_run_without_a_lag(tmp_path: Path) -> None:
+    plain = Trainer(tiny(tmp_path), tmp_path / "plain").run()
+    one = Trainer(tiny(tmp_path, source__sync_every=1), tmp_path / "one").run()
+    assert weights(plain) == weights(one)
+    assert not (one / "weights" / "synced").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "at"),
+    [(2, 3), (5, 4), *(pytest.param(e, a, marks=pytest.mark.nightly) for e in (2, 3, 5) for a in (1, 2, 5))],
+)
+def test_a_resumed_run_has_the_same_lag_and_ends_with_the_same_bytes(
+    tmp_path: Path, every: int, at: int
+) -> None:
+    """Checkpoints are at steps 2, 4 and 6, and where it is interrupted."""
+    whole, run = whole_and_resumed(lambda folder: tiny(folder, source__sync_every=every), tmp_path, at)
+    assert staleness(run) == staleness(whole)
+
+
+def test_weights_that_no_checkpoint_continues_with_are_removed(tmp_path: Path) -> None:
+    """When the weights of version 6 are synced, the checkpoints are those of versions 2 and 4."""
+    run = Trainer(tiny(tmp_path, source__sync_every=2, train__keep=2), tmp_path / "run").run()
+    assert synced(run) == ["v00000002", "v00000004", "v00000006"]
+
+
+def test_beta_matters_to_an_anchor_at_the_behavior_only_with_a_lag(tmp_path: Path) -> None:
+    """OAPL is (β log π/μ − (r − V))²: where π = μ, β scales the gradient alone, which Adam undoes."""
+
+    def trained(beta: float, every: int) -> Any:
+        config = tiny(
+            tmp_path,
+            objective={"name": "oapl", "beta": beta},
+            source__sync_every=every,
+            train__steps=8,
+            train__adam_eps=1e-30,
+            train__clip=1e9,
+        )
+        run = Trainer(config, tmp_path / f"{beta}-{every}").run()
+        return torch.cat([w.flatten() for w in load_file(run / "model" / "model.safetensors").values()])
+
+    def moved(every: int) -> float:
+        return (trained(0.05, every) - trained(0.5, every)).abs().max().item()
+
+    assert moved(8) > 10 * moved(1)
+
+
+def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
+    """What the trainer publishes at its versions 0 to 5, of which 0 and 3 are new."""
+    config = tiny(tmp_path, source__kind="elsewhere", source__sync_every=3)
+    publications = Publications(LocalFolder(tmp_path))
+    with Store.open(tmp_path / "store.db") as store:
+        source = CollectorSource(Phase.all(config)[0], store, "run", publications, SilentActivity())
+        published = []
+        for version in range(6):
+            write = partial(Path.mkdir, parents=True)
+            source.publish(SimpleNamespace(version=version, publish=write))
+            published.append(publications.newest().version)
+    assert published == [0, 0, 0, 3, 3, 3]
+    assert sorted(f.name for f in (tmp_path / "weights").glob("v*")) == ["v00000000", "v00000003"]

@@ -1,4 +1,6 @@
-"""Stored responses of experts in the steps of a run."""
+"""Stored responses of experts in the steps of a run, and rivals that are earlier versions of the policy:
+SePPO and self-play on demonstrations.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import metrics, tiny
+import torch
+from safetensors.torch import load_file
+from tiny_runs import RESPONSE_ROUNDING, before_step, copying, metrics, tiny, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
+from agro.train.feed import Feed, Valid
 from agro.types import Sample
 
 
@@ -83,13 +89,107 @@ def test_a_log_without_log_probs_is_still_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path, objective={"name": "luffy"}, data__replay=0.5, data__store=store)
     with pytest.raises(Refused, match=r"objective luffy needs behavior_logp: 0 of 120 rows have it"):
         Trainer(config, tmp_path / "run").run()
-    old = {"name": "luffy", "ratio": "old"}
-    config = tiny(tmp_path, objective=old, data__replay=0.5, data__store=store)
-    with pytest.raises(Refused, match=r"needs old_logp .* but data.replay = 0.5 draws stored samples"):
-        Trainer(config, tmp_path / "run2").run()
 
 
-def test_experts_need_a_store(tmp_path: Path) -> None:
-    config = tiny(tmp_path, objective={"name": "luffy"}, data__experts=1)
-    with pytest.raises(Refused, match=r"data.experts = 1 draws stored responses, but data.store isn't set"):
-        Trainer(config, tmp_path / "run").run()
+RIVALS = {"policy__reference": "sampler", "source__sync_every": 2, "source__sync_from": 3}
+
+
+def demonstrations(path: Path) -> str:
+    """The right digit for each prompt, without rewards."""
+    with Store.open(path) as store:
+        store.append(Sample(f"{i:03d}>", f"{i % 10}", role="expert") for i in range(60))
+    return str(path)
+
+
+def of_rivals(folder: Path, **changes: Any) -> RunConfig:
+    values = {
+        "objective": {"name": "seppo", "beta": 0.1, "singletons": "drop"},
+        "data__store": demonstrations(folder / f"experts{len(list(folder.glob('*.db')))}.db"),
+        "data__experts": 1,
+        "source__around": "rivals",
+        "train__steps": 12,
+        **RIVALS,
+    }
+    return tiny(folder, **{**values, **changes})
+
+
+def sampler_versions(run: Path) -> list[int]:
+    return [row["sampler_version"] for row in metrics(run) if row["step"]]
+
+
+def test_the_rival_is_one_of_the_last_copies_drawn_anew_at_each(tmp_path: Path) -> None:
+    """A copy is made at versions 0, 2, …, 10, and each one is the newest for two steps."""
+    run = Trainer(of_rivals(tmp_path), tmp_path / "run").run()
+    versions = sampler_versions(run)
+    assert versions[::2] == versions[1::2]
+    for newest, version in zip(range(0, 12, 2), versions[::2], strict=True):
+        assert version in {newest, newest - 2, newest - 4} - {-2, -4}
+    behind = {newest - version for newest, version in zip(range(4, 12, 2), versions[4::2], strict=True)}
+    assert len(behind) > 1  # the rival isn't always as old
+
+
+def test_of_one_copy_the_rival_is_the_iterate_before(tmp_path: Path) -> None:
+    config = of_rivals(tmp_path, source__sync_every=4, source__sync_from=1)
+    run = Trainer(config, tmp_path / "run").run()
+    assert sampler_versions(run) == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
+
+
+def test_the_reference_is_the_version_that_samples(tmp_path: Path) -> None:
+    """Its weights are those of the copy, and its log-probs those that the samples recorded."""
+    copies, differences = [], []
+
+    def look(feed: Feed, valid: Valid) -> None:
+        fresh = [sample for sample in valid.samples if sample.role == "policy"]
+        [version] = {sample.version for sample in fresh}
+        copy = load_file(tmp_path / "run/weights/synced" / f"v{version:08d}" / "model.safetensors")
+        reference = feed.learner.reference.weights()
+        copies.append(all(torch.equal(copy[name], reference[name]) for name in copy))
+        batch = feed.batch(valid, 1, {"beta": 0.1}).batch
+        known = batch.mask & batch.behavior_logp.isfinite()
+        differences.append((batch.ref_logp - batch.behavior_logp)[known].abs().max().item())
+
+    with before_step(look):
+        Trainer(of_rivals(tmp_path, train__steps=8), tmp_path / "run").run()
+    assert copies == [True] * 8
+    assert max(differences) < RESPONSE_ROUNDING
+
+
+def test_pairs_are_of_a_demonstration_and_a_sample_of_the_rival(tmp_path: Path) -> None:
+    """Each sample against the demonstration to its prompt."""
+    config = of_rivals(tmp_path, train__steps=4)
+    run = Trainer(config, tmp_path / "run").run()
+    run_id = json.loads((run / "config.json").read_text())["run"]
+    with Store.open(config.data.store, read_only=True) as store:
+        samples = {s.id: s for s in store.samples()}
+        pairs = list(store.pairs())
+        drawn = Counter(draw.role for draw in store.draws.drawn(run_id))
+    fresh = [s for s in samples.values() if s.role == "policy"]
+    assert [pair.loser for pair in pairs] == [sample.id for sample in fresh]
+    for pair in pairs:
+        winner, loser = samples[pair.winner], samples[pair.loser]
+        assert (winner.role, loser.role, winner.prompt) == ("expert", "policy", loser.prompt)
+    assert drawn == {"policy": 4 * 4 * 3, "expert": 4 * 4}
+
+
+@pytest.mark.parametrize("at", [3, pytest.param(5, marks=pytest.mark.nightly)])
+def test_a_resumed_run_has_the_same_rivals_and_ends_with_the_same_bytes(tmp_path: Path, at: int) -> None:
+    whole, run = whole_and_resumed(of_rivals, tmp_path, at)
+    assert sampler_versions(run) == sampler_versions(whole)
+
+
+@pytest.mark.parametrize(
+    ("objective", "sync_from"), [("seppo", 4), pytest.param("dpo", 1, marks=pytest.mark.nightly)]
+)
+def test_the_policy_learns_from_demonstrations_alone(tmp_path: Path, objective: str, sync_from: int) -> None:
+    """They have no reward; the one that is measured isn't trained on."""
+    config = copying(
+        tmp_path,
+        steps=40,
+        objective={"name": objective, "beta": 0.1, "singletons": "drop"},
+        data__experts=1,
+        policy__reference="sampler",
+        source={"around": "rivals", "sync_every": 5, "sync_from": sync_from},
+    )
+    rewards = [row["reward_mean"] for row in metrics(Trainer(config, tmp_path / "run").run()) if row["step"]]
+    assert sum(rewards[:4]) / 4 < 0.1
+    assert sum(rewards[-4:]) / 4 > 0.3

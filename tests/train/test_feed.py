@@ -1,24 +1,36 @@
-"""The feed: what of a draw is valid, and what a batch gets besides the samples."""
+"""The feed: what of a draw is valid, with rewards of one scale and episodes used whole or not at all, and
+what a batch gets besides the samples.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from tiny_runs import tiny
+from tiny_runs import before_step, metrics, tiny
 
-from agro.config import RunConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
+from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
+from agro.objectives.needs import REWARD
+from agro.rollout import CollectResult
 from agro.store import DamagedSample, DrawnGroups, Store
-from agro.train.collate import StoredValues
-from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each
+from agro.store.drawing import Draws
+from agro.train.collate import StoredValues, collate
+from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each, select_valid
 from agro.train.learner import Local
+from agro.train.measure import describe_batch
+from agro.train.monitors.heldout import HeldOutGroups
 from agro.train.phases import Phase, Position
+from agro.train.trainable import check_drawn, check_scales, check_store, rescaled
 from agro.types import Sample
 
 
@@ -31,7 +43,7 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
             w.add_(0.1)
     learner.version = 5
     [phase] = Phase.all(config)
-    return Feed(phase, learner, values, None)
+    return Feed(phase, learner, values, None, "", -1)
 
 
 def valid_of(made: Feed, drawn: DrawnGroups) -> Valid:
@@ -131,21 +143,6 @@ def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
     assert torch.equal(batch.old_logp, made.learner.logp(batch))
 
 
-def test_stored_values_are_the_soft_maximum(tmp_path: Path) -> None:
-    """Rewards 0 and 1 at β = 0.5: ½ log ½(1 + e²)."""
-    drawn = samples(2)
-    with Store.open(tmp_path / "values.db") as store:
-        store.append(s.replace(id=None) for s in drawn)
-    values = StoredValues.load(tmp_path / "values.db", {})
-    objective = {"name": "squared_consistency", "beta": 0.5, "baseline": "stored", "scale": "square"}
-    made = feed(tiny(tmp_path, objective=objective), values)
-    data = made.batch(valid_of(made, DrawnGroups(drawn)), 1, made.phase.options(Position()))
-    assert data is not None
-    batch = data.batch
-    expected = 0.5 * math.log(0.5 * (1 + math.e**2))
-    assert batch.extra["stored_value"].tolist() == pytest.approx([expected] * 2, rel=1e-12)
-
-
 def test_groups_are_replayed_by_the_mean_power_of_their_rewards() -> None:
     """Rewards 4 and 0 at the power ½: (2 + 10⁻³)/2, ε = 10⁻⁶; one without a reward counts nowhere."""
     rewards = {"a": (4.0, 0.0), "b": (-1.0, None)}
@@ -166,3 +163,199 @@ def test_samples_of_an_episode_are_one_response() -> None:
     ]
     assert [s.response for s in one_each(rows)] == ["2", "3", "4"]
     assert count_responses(rows) == {"p": 2, "q": 1}
+
+
+GRADES = {"annotators": {"factor": 0.25, "offset": -0.25}}  # 1 … 5 to 0 … 1
+
+
+def data(**values: object):
+    return RunConfig.of({"data": values}).data
+
+
+def made(source: str, *rewards: float, prompt: str = "1>") -> list[Sample]:
+    return [Sample(prompt, str(i), reward=r, role="log", source=source) for i, r in enumerate(rewards)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([*made("checker", 0.0, 1.0), *made("annotators", 1.0, 5.0)])
+        yield store
+
+
+def test_sources_of_different_scales_are_refused_where_they_meet(store):
+    with pytest.raises(
+        Refused, match=r"checker go from 0 to 1, those of annotators from 1 to 5.*reward_scale"
+    ):
+        check_scales(data(), store)
+    check_scales(data(reward_scale={**GRADES, "checker": {}}), store)
+    check_scales(data(reward_scale=GRADES), store)  # mapped, the ranges agree
+    check_scales(data(sources=["checker"]), store)
+    with pytest.raises(Refused, match="different scales"):
+        check_store(Phase("", RunConfig.of({"objective": {"name": "agro"}}), 0, 1), store)
+    check_store(Phase("", RunConfig.of({"objective": {"name": "sft"}}), 0, 1), store)  # reads no rewards
+
+
+def test_apart_or_within_one_scale_they_may_have_any_range(tmp_path):
+    with Store.open(tmp_path / "log.db") as store:
+        store.append([*made("a", 0.0, 0.01), *made("b", 0.9, 1.0), *made("c", -1.0, 2.9)])
+        store.append(made("d", 1.0, 100.0, prompt="2>"))
+        check_scales(data(), store)
+
+
+def test_a_map_changes_rewards_and_those_of_tokens():
+    [sample] = made("annotators", 5.0)
+    sample = sample.replace(
+        tokens=np.array([1, 2], np.int32),
+        action=np.array([False, True]),
+        tokenizer="t",
+        token_reward=np.array([np.nan, 4.0], np.float32),
+    )
+    [mapped] = rescaled([sample], data(reward_scale=GRADES))
+    assert mapped.reward == 1.0
+    assert mapped.token_reward[1] == 1.0
+    assert rescaled(made("checker", 1.0), data(reward_scale=GRADES))[0].reward == 1.0
+
+
+def test_a_step_is_refused_too_where_scales_meet_that_the_store_did_not_show():
+    with pytest.raises(Refused, match="meet in a group of this step"):
+        check_drawn([*made("policy", 0.0, 1.0), *made("annotators", 4.0)], data())
+    check_drawn([*made("policy", 0.0), *made("annotators", 4.0, prompt="2>")], data())
+
+
+def test_a_run_trains_on_mapped_rewards(tmp_path, store):
+    config = tiny(
+        tmp_path,
+        data={"store": str(store.path), "replay": 1.0, "reward_scale": GRADES},
+        train__steps=1,
+        train__groups=1,
+    )
+    rewards = []
+    with before_step(lambda feed, valid: rewards.extend(s.reward for s in valid.samples)):
+        Trainer(config, tmp_path / "run").run()
+    assert sorted(rewards) == [0.0, 0.0, 1.0, 1.0]
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Policy:
+    return Policy.load(PolicyConfig(new=tiny(tmp_path).policy.new))
+
+
+def row(
+    policy: Policy, response: str, episode: str | None = None, *, later: bool = False, **fields
+) -> Sample:
+    plain = policy.encode(Sample("100>", response, reward=1.0, prompt_id="p"))
+    assert plain.tokens is not None
+    assert plain.action is not None
+    context = {"context_tokens": plain.tokens[~plain.action]} if later else {}
+    return plain.replace(episode=episode, **context, **fields)
+
+
+def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
+    rows = [
+        row(policy, "1", "e"),
+        row(policy, "2" * 8, "e", later=True),
+        row(policy, "3"),
+        row(policy, "4", "f"),
+        row(policy, "5", "f", later=True),
+    ]
+    valid = select_valid(DrawnGroups(rows), policy.encoder, 12, {REWARD})
+    assert [s.response for s in valid.samples] == ["3", "4", "5"]
+    assert valid.dropped == {"too long": 1, "another row of its episode was dropped": 1}
+
+
+def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
+    """That of p loses a row and leaves; that of q stays, and is no part of the other one's responses."""
+    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True)]
+    others = [r.replace(prompt_id="q", reward=0.0) for r in rows]
+    assert collate([*rows, *others], 0).response.tolist() == [0, 0, 1, 1]
+    drawn = DrawnGroups([rows[0], row(policy, "2" * 8, "e", later=True), *others])
+    assert [s.prompt_id for s in select_valid(drawn, policy.encoder, 12, {REWARD}).samples] == ["q", "q"]
+
+
+def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        for g in range(4):
+            for e in range(3):
+                store.append(
+                    row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g))
+                    for i in range(2)
+                )
+        store._database.run("UPDATE samples SET response = 'x' WHERE id = 2")
+    config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
+    [found] = metrics(Trainer(config, tmp_path / "run").run())
+    assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was dropped": 1}
+
+
+def test_means_are_over_responses(policy: Policy) -> None:
+    """A response of 4 tokens in two rows (each with its end token), reward 1, and one of 2, reward 0."""
+    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True), row(policy, "3", reward=0.0)]
+    rows = [
+        s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}})
+        for s in rows
+    ]
+    found = describe_batch(Valid(rows), CollectResult(), 0)
+    assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
+    assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
+
+
+def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
+    found = describe_batch(Valid([row(policy, "1")]), CollectResult(failed=1, failed_requests=3), 0)
+    assert (found["rewards_failed"], found["requests_failed"]) == (1, 3)
+
+
+def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
+    with Store.open(tmp_path / "held.db") as store:
+        store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
+    with pytest.raises(
+        Refused, match="expected groups of two or more scored responses, got none among 1 groups"
+    ):
+        HeldOutGroups.load(
+            tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")), Local(policy, None, print)
+        )
+
+
+def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
+    """Its context isn't the prompt, and only the other tokenizer knows it."""
+    policy.encode(row(policy, "1", "e").replace(tokenizer="another"))
+    with pytest.raises(InvalidSample, match="another context than the prompt"):
+        policy.encode(row(policy, "1", "e", later=True).replace(tokenizer="another"))
+
+
+class Far:
+    """Weights away from the reference's; and what kl_ref is of that step's rows."""
+
+    def __call__(self, feed: Feed, valid: Valid) -> None:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in feed.learner.policy.weights().values():
+                p.add_(0.1 * torch.randn(p.shape, generator=generator))
+        total = 0.0
+        for s in valid.samples:
+            tokens, mask = torch.tensor(s.tokens)[None].long(), torch.tensor(s.mask)[None]
+            with torch.no_grad():
+                ours, theirs = (
+                    p.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
+                    for p in (feed.learner.policy, feed.learner.reference)
+                )
+            total += float((ours - theirs).sum())
+        self.expected = total / len({s.episode for s in valid.samples})
+
+
+def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
+    """Each sampled response is made an episode together with its neighbor of the group."""
+    real = Draws.draw_picked
+
+    def paired(*args, **kwargs):
+        drawn = real(*args, **kwargs)
+        found = drawn.samples
+        first = {s.id: found[i - i % 2] for i, s in enumerate(found)}
+        rows = [s.replace(episode=str(first[s.id].id), reward=first[s.id].reward) for s in found]
+        return replace(drawn, samples=rows)
+
+    monkeypatch.setattr(Draws, "draw_picked", paired)
+    far = Far()
+    with before_step(far):
+        config = tiny(tmp_path, sampler__n=4, train__steps=1, guard__logp_diff=0)  # the sampler was nearer
+        [found] = metrics(Trainer(config, tmp_path / "run").run())
+    assert found["kl_ref"] == pytest.approx(far.expected, rel=1e-4)

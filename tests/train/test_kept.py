@@ -24,9 +24,8 @@ from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
 from agro.store import Store
 from agro.train.collate import OVER_KEPT, collate, describe, recording
-from agro.train.micro import MicroBatch
 from agro.train.phases import Phase
-from agro.train.step import Passes, backward, streams_of
+from agro.train.step import MicroBatch, Passes, backward, streams_of
 from agro.types import Batch, Prompt, Sample
 
 SETTINGS: list[dict[str, Any]] = [

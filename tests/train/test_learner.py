@@ -1,4 +1,6 @@
-"""The local learner: what it saves is all that it continues from."""
+"""The local learner, which continues from what it saves alone; forward passes, their limits, and what happens
+when memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import tiny
+import transformers
+from tiny_runs import metrics, tiny, weights
 
 from agro import objectives
-from agro.config import RunConfig
+from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig, TrainConfig
+from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
+from agro.train import step
 from agro.train.collate import collate
 from agro.train.learner import Local, denormals_as_zero
-from agro.train.micro import MicroBatch
-from agro.train.step import Passes, streams_of
+from agro.train.step import MicroBatch, Passes, streams_of
 from agro.types import Batch, Sample
 
 REFERENCES = {
@@ -43,7 +48,7 @@ def learner(config: RunConfig, seed: int = 0, *, valued: bool = False) -> Local:
     return made
 
 
-def step(local: Local, number: int) -> float:
+def take_step(local: Local, number: int) -> float:
     name, options = local.config.objective.name, local.config.objective.options
     drawn = batch(local)
     drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
@@ -54,7 +59,7 @@ def step(local: Local, number: int) -> float:
     return loss
 
 
-def weights(local: Local) -> list[torch.Tensor]:
+def all_weights(local: Local) -> list[torch.Tensor]:
     assert local.reference is not None
     parts = (
         local.policy.weights(),
@@ -74,7 +79,7 @@ def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, obje
     config = tiny(tmp_path, **changes)
     first = learner(config, valued=valued)
     for number in range(1, 4):
-        step(first, number)
+        take_step(first, number)
     first.micro.sequences = 1  # as after memory ran out
     (tmp_path / "saved").mkdir()
     first.save(tmp_path / "saved")
@@ -82,10 +87,10 @@ def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, obje
     second.load(tmp_path / "saved", first.version)
     second.enter(config, began=None, resumed=tmp_path / "saved")
     assert (second.version, second.micro.sequences) == (3, 1)
-    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(all_weights(first), all_weights(second), strict=True))
     for number in range(4, 7):
-        assert step(first, number) == step(second, number)
-    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+        assert take_step(first, number) == take_step(second, number)
+    assert all(torch.equal(a, b) for a, b in zip(all_weights(first), all_weights(second), strict=True))
     assert first.version == second.version == 6
 
 
@@ -122,7 +127,7 @@ def test_mixed_weights_move_and_add_up_in_float32(tmp_path: Path) -> None:
 def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -> None:
     config = tiny(tmp_path, policy__reference="phase")
     local = learner(config)
-    step(local, 1)
+    take_step(local, 1)
     (tmp_path / "saved").mkdir()
     local.save(tmp_path / "saved")
     assert local.optimizer.adam.state
@@ -137,7 +142,7 @@ def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -
 
 def test_log_probs_are_the_streams(tmp_path: Path) -> None:
     local = learner(tiny(tmp_path))
-    step(local, 1)
+    take_step(local, 1)
     drawn = batch(local)
     for which, policy in (("policy", local.policy), ("reference", local.reference)):
         found = local.logp(drawn, which)
@@ -151,12 +156,12 @@ def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
     """A large gradient of the value leaves the policy's, which is within the limit, as it is."""
     local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0), valued=True)
     own, value = local.policy.weights().values(), local.policy.value_weights().values()
-    for weights, size in ((own, 0.5), (value, 4.0)):
-        for w in weights:
-            w.grad = torch.full_like(w, size / sum(v.numel() for v in weights) ** 0.5)  # of norm `size`
+    for all_weights, size in ((own, 0.5), (value, 4.0)):
+        for w in all_weights:
+            w.grad = torch.full_like(w, size / sum(v.numel() for v in all_weights) ** 0.5)  # of norm `size`
 
-    def norm(weights: Iterable[torch.Tensor]) -> float:
-        return float(torch.cat([w.grad.flatten() for w in weights if w.grad is not None]).norm())
+    def norm(all_weights: Iterable[torch.Tensor]) -> float:
+        return float(torch.cat([w.grad.flatten() for w in all_weights if w.grad is not None]).norm())
 
     assert local.optimizer.clip() == pytest.approx(0.5)
     assert (norm(own), norm(value)) == pytest.approx((0.5, 1.0))
@@ -164,7 +169,7 @@ def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
 
 def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
     local = learner(tiny(tmp_path))
-    before, drawn = weights(local), batch(local)
+    before, drawn = all_weights(local), batch(local)
     drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
 
     def stop() -> None:
@@ -174,14 +179,14 @@ def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         local.gradient(drawn, "agro", options, stop)
     assert local.version == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(local), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, all_weights(local), strict=True))
 
 
 def test_what_is_published_is_the_model(tmp_path: Path) -> None:
     from agro.config import PolicyConfig
 
     local = learner(tiny(tmp_path))
-    step(local, 1)
+    take_step(local, 1)
     local.publish(tmp_path / "published")
     other = Policy.load(PolicyConfig(model=str(tmp_path / "published")))
     found = other.weights()
@@ -197,3 +202,113 @@ def test_denormal_numbers_are_zero_inside_and_as_before_outside() -> None:
             pass
         assert float(small * 0.5) == 0
     assert float(small * 0.5) > 0
+
+
+LENGTH = [3, 9, 4, 8, 2, 7]
+
+
+def test_tokens_count_with_their_padding() -> None:
+    parts = MicroBatch(None, 16).pack([[i] for i in range(6)], LENGTH)
+    assert parts == [[1], [3, 5], [2, 0, 4]]  # 9; 2 × 8; 3 × 4
+    assert MicroBatch(2, 16).pack([[i] for i in range(6)], LENGTH) == [[1], [3, 5], [2, 0], [4]]
+    assert MicroBatch(None, 5).pack([[0], [1]], LENGTH) == [[1], [0]]  # one that is too long goes alone
+
+
+def test_blocks_stay_together_or_do_not_fit() -> None:
+    assert MicroBatch(None, 24).pack([[0, 2], [3, 5], [4]], LENGTH) == [
+        [3, 5],
+        [0, 2, 4],
+    ]  # 2 × 8, for 4 × 8 is too much
+    assert MicroBatch(None, 15).pack([[0, 2], [3, 5]], LENGTH) is None
+
+
+def test_defaults() -> None:
+    assert MicroBatch.of(TrainConfig(micro_batch=3)).tokens is None
+    assert (MicroBatch.of(TrainConfig()).sequences, MicroBatch.of(TrainConfig()).tokens) == (None, 2048)
+    only = MicroBatch.of(TrainConfig(micro_tokens=100))
+    assert (only.sequences, only.tokens) == (None, 100)
+
+
+def test_it_halves_until_the_work_fits_and_says_so() -> None:
+    said: list[str] = []
+    micro = MicroBatch(16, 1000, said.append)
+
+    def work() -> int:
+        assert micro.sequences is not None
+        if micro.sequences > 3:
+            raise torch.OutOfMemoryError("tried to allocate")
+        return micro.sequences
+
+    assert micro.within_memory(work, 12) == 3  # 12 → 6 → 3
+    assert micro.tokens == 250
+    assert len(said) == 2
+    assert "at most 3 sequences and 250 tokens" in said[1]
+
+
+def test_other_errors_pass_and_a_single_sequence_is_the_end() -> None:
+    def fails() -> None:
+        raise RuntimeError("shape mismatch")
+
+    with pytest.raises(RuntimeError, match="shape"):
+        MicroBatch(4).within_memory(fails, 4)
+    with pytest.raises(Refused, match=r"single sequence .*allocate.*train\.gradient_checkpointing"):
+        MicroBatch(4).within_memory(lambda: torch.empty(10**15), 4)  # what the CPU's allocator really says
+
+
+def run(folder: Path, name: str, **changes) -> Path:
+    return Trainer(tiny(folder, train__steps=3, **changes), folder / name).run()
+
+
+def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Memory runs out at the second pass of a step, when the first has left its gradient."""
+    whole = run(tmp_path, "whole", train__micro_batch=6)
+    forward, seen = step._forward, []
+
+    def scarce(policy, batch, rows, *rest):
+        seen.append(len(rows))
+        if len(rows) > 3 and torch.is_grad_enabled() and len(seen) % 2 == 0:
+            raise torch.OutOfMemoryError("no more")
+        return forward(policy, batch, rows, *rest)
+
+    monkeypatch.setattr(step, "_forward", scarce)
+    cut = run(tmp_path, "cut", train__micro_batch=6)
+    assert 6 in seen
+    assert seen[-1] <= 3
+    for a, b in zip(metrics(whole), metrics(cut), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+
+
+def test_recomputing_and_offloading_change_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("agro.train.step.SMALL", 1)
+    plain = weights(run(tmp_path, "plain"))
+    assert weights(run(tmp_path, "offloaded", train__offload=["activations", "optimizer"])) == plain
+    assert weights(run(tmp_path, "recomputed", train__gradient_checkpointing=True)) == plain
+
+
+def test_a_model_that_cannot_recompute_is_refused(tokenizer) -> None:
+    sizes = {"n_embd": 16, "dff": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    model = transformers.CTRLLMHeadModel(transformers.CTRLConfig(vocab_size=13, **sizes))
+    learner = Local(Policy(model, tokenizer), None, print)
+    learner.enter(RunConfig(), began=None, resumed=None)
+    config = RunConfig.of({"train": {"gradient_checkpointing": True}})
+    with pytest.raises(Refused, match=r"train\.gradient_checkpointing: CTRLLMHeadModel"):
+        learner.enter(config, began=None, resumed=None)
+
+
+def test_recomputing_keeps_less(tiny) -> None:
+    """Bytes that autograd keeps for a backward pass of 6 layers."""
+
+    def kept(recompute: bool) -> int:
+        policy = tiny(num_hidden_layers=6)
+        policy.recompute = recompute
+        sizes: list[int] = []
+        tokens = torch.ones((4, 64), dtype=torch.long)
+        mask = torch.arange(64)[None].expand(4, 64) > 0
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.nbytes), x)[1], lambda x: x):
+            policy.streams(tokens, torch.full((4,), 64), mask)
+        return sum(sizes)
+
+    assert kept(True) < 0.3 * kept(False)

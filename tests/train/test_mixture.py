@@ -1,9 +1,14 @@
 """What a step is made of: shares of the store by role and over steps, the closest groups, groups with a
-spread of rewards, a tracked baseline, prompts of uncertain value; and that each resumes exactly."""
+spread of rewards or completed with fresh ones, a tracked baseline, prompts of uncertain value, epochs; and
+that each resumes exactly.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +18,29 @@ import numpy as np
 import pytest
 import torch
 from tiers import some
-from tiny_runs import InterruptAfter, before_step, fill_store, metrics, tiny, weights
+from tiny_runs import (
+    StopAfter,
+    before_step,
+    fill_store,
+    metrics,
+    tiny,
+    weights,
+    whole_and_resumed,
+    write_toml,
+)
+from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
+from agro.cli import app
 from agro.config import DataConfig, RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.store import At, DrawRule, Store, is_held_out
-from agro.train.check import check_config
 from agro.train.collate import TrackedValues, collate
 from agro.train.feed import Feed, per_token
 from agro.train.phases import Phase
-from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder, fill
+from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder
 from agro.types import Prompt, Sample
 
 
@@ -69,28 +84,6 @@ def test_a_scheduled_share_ends() -> None:
     assert data.replay_text == "100%"
 
 
-@pytest.mark.parametrize(
-    "replay",
-    [1.5, -0.1, True, "half", {"a": 0.6, "b": 0.6}, {"start": 2.0, "end": 0.0, "steps": 3}, {"a": "b"}],
-)
-def test_shares_that_make_no_sense_are_refused(replay: Any) -> None:
-    with pytest.raises(Refused, match=r"data\.replay: expected (a share from 0 to 1|shares that add up)"):
-        of(replay)
-
-
-@pytest.mark.parametrize(
-    ("data", "key"),
-    [
-        ({"replay": {"policy": 0.5}, "roles": ["log", "expert"]}, "roles"),
-        ({"replay": {"a": 0.5, "b": 0.25}, "sources": ["a"]}, "sources"),
-    ],
-)
-def test_shares_of_what_isn_t_drawn_are_refused(data: dict[str, Any], key: str) -> None:
-    values = {"data": {"prompts": "p.jsonl", **data}, "policy": {"model": "m"}}
-    with pytest.raises(Refused, match=rf"data\.replay has a share of .*, which data\.{key} doesn't name"):
-        check_config(RunConfig.of(values))
-
-
 TRACKED: dict[str, Any] = {
     "objective": {"name": "rloo", "baseline": "stored"},
     "sampler__n": 1,
@@ -117,17 +110,8 @@ def run(folder: Path, name: str) -> RunConfig:
 
 @pytest.mark.parametrize("name", some(RUNS, every=2))
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_weights(name: str, tmp_path: Path) -> None:
-    through = Trainer(run(tmp_path / "a", name), tmp_path / "a/run").run()
-    stopped = tmp_path / "b/run"
-    trainer = Trainer(run(tmp_path / "b", name), stopped)
-    plain = trainer._monitors
-    trainer._monitors = lambda *args: [*plain(*args), InterruptAfter(5)]  # type: ignore[method-assign]
-    with pytest.raises(Interrupted):
-        trainer.run()
-    assert metrics(stopped)[-1]["step"] == 5
-    Trainer(run(tmp_path / "b", name), stopped, resume=True).run()
-    assert weights(stopped) == weights(through)
-    assert [m["loss"] for m in metrics(stopped)] == [m["loss"] for m in metrics(through)]
+    whole, resumed = whole_and_resumed(lambda folder: run(folder, name), tmp_path, 5)
+    assert [m["loss"] for m in metrics(resumed)] == [m["loss"] for m in metrics(whole)]
 
 
 def test_a_share_of_each_role_is_drawn(tmp_path: Path) -> None:
@@ -170,17 +154,22 @@ class Rounds:
 def test_groups_are_sampled_until_enough_have_a_spread(tmp_path: Path) -> None:
     """Of prompts 5 to 8 two, of 9 and 10 one, of 11 one."""
     with Store.open(tmp_path / "s.db") as store:
+
+        def fill(source: Rounds, wanted: FillRequest, spread: bool = True) -> tuple[CollectResult, int, int]:
+            sampling = Sampling(source, None, None, store, "r", None, None)  # type: ignore[arg-type]
+            return sampling.fill(wanted, spread=spread)
+
         source = Rounds(store, {5, 8, 10, 11})
-        filled = fill(source, store, FillRequest(1, 4, 5), spread=True)
+        made, prompts, equal = fill(source, FillRequest(1, 4, 5))
         assert [(w.first, w.groups, w.before) for w in source.asked] == [(5, 4, 0), (9, 2, 4), (11, 1, 6)]
-        assert (filled.prompts, filled.equal, filled.made.tokens) == (7, 6, 7)
-        names = [s.prompt for s in store.samples(ids=filled.made.ids)]
+        assert (prompts, equal, made.tokens) == (7, 6, 7)
+        names = [s.prompt for s in store.samples(ids=made.ids)]
         assert names == [f"p{i}" for i in (5, 8, 10, 11) for _ in range(2)]
         never = Rounds(store, set())
-        filled = fill(never, store, FillRequest(1, 2, 100), spread=True)
-        assert (len(never.asked), filled.prompts, filled.made.ids) == (ROUNDS, 2 * ROUNDS, ())
+        made, prompts, _ = fill(never, FillRequest(1, 2, 100))
+        assert (len(never.asked), prompts, made.ids) == (ROUNDS, 2 * ROUNDS, ())
         plain = Rounds(store, set())
-        assert fill(plain, store, FillRequest(1, 2, 200), spread=False).prompts == 2
+        assert fill(plain, FillRequest(1, 2, 200), spread=False)[1] == 2
         assert len(plain.asked) == 1
 
 
@@ -309,21 +298,6 @@ def test_a_step_has_different_prompts_out_of_its_candidates(tmp_path: Path) -> N
             few.take(0, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"data__value_half_life": None}, "data.value_half_life isn't set"),
-        ({"data__candidates": 1}, "data.candidates is 1"),
-        ({"source__kind": "elsewhere"}, "collectors choose prompts"),
-    ],
-)
-def test_an_uncertain_order_that_can_t_be_is_refused(
-    changes: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(Refused, match=f'data.prompt_order = "uncertain": .*{problem}'):
-        check_config(tiny(tmp_path, **RUNS["uncertain"] | changes))
-
-
 def test_an_uncertain_order_has_no_held_out_prompts(tmp_path: Path) -> None:
     config = tiny(tmp_path, **RUNS["uncertain"] | {"data__hold_out": 0.5, "data__ask_held_out": False})
     trainer = Trainer(config, tmp_path / "run")
@@ -344,12 +318,6 @@ def test_groups_of_one_learn_with_a_tracked_value(tmp_path: Path) -> None:
     rewards = [m["reward_mean"] for m in metrics(tmp_path / "run") if m["step"]]
     assert np.mean(rewards[:5]) < 0.2
     assert np.mean(rewards[-5:]) > 0.5
-
-
-def test_a_step_of_one_group_has_no_other_to_compare_with(tmp_path: Path) -> None:
-    config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1, "baseline": "step"}, train__groups=1)
-    with pytest.raises(Refused, match=r'baseline = "step" compares .* train\.groups is 1'):
-        Trainer(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -413,3 +381,227 @@ def test_a_step_weighs_what_it_draws(tmp_path: Path) -> None:
     assert sorted(groups.weight.tolist()) == [0.5, 0.5, 1.5, 1.5]
     equal = groups.largest(groups.reward) == -groups.largest(-groups.reward)
     assert equal.tolist() == (groups.weight == 1.5).tolist()
+
+
+REWARD = {"name": "exact"}
+
+
+def single_log(path: Path, prompts: int = 6) -> str:
+    with Store.open(path) as store:
+        store.append(
+            Sample(f"{i}>", "11", reward=1.0, role="log", source="someone", meta={"answer": "11"})
+            for i in range(prompts)
+        )
+    return str(path)
+
+
+def test_each_stored_response_meets_fresh_ones_to_its_prompt(tmp_path):
+    stored = {"store": single_log(tmp_path / "log.db"), "replay": 1.0, "roles": ["log"], "complete_groups": 3}
+    config = tiny(tmp_path, data=stored, reward=REWARD, train__steps=2)
+    seen: list[Counter[tuple[str, str]]] = []
+    with before_step(lambda feed, valid: seen.append(Counter((s.prompt_id, s.role) for s in valid.samples))):
+        run = Trainer(config, tmp_path / "run").run()
+    for step in seen:
+        assert sorted(step.values()) == [1, 1, 1, 1, 3, 3, 3, 3]  # train.groups = 4
+        assert len({prompt_id for prompt_id, _ in step}) == 4
+    with Store.open(tmp_path / "log.db", read_only=True) as store:
+        fresh = [s for s in store.samples() if s.role == "policy"]
+    assert len(fresh) == 2 * 4 * 3
+    assert all(s.reward is not None and s.meta["answer"] == "11" for s in fresh)
+    assert metrics(run)[-1]["grad_norm"] > 0
+
+
+def last_digit_three_times(folder: Path) -> dict[str, str]:
+    """80 prompts such as `07>`, whose answer is `777`. The log has one response to most; 60 % are right."""
+    rng = random.Random(0)
+    prompts = [f"{i:02d}>" for i in range(100)]
+    rng.shuffle(prompts)
+    held_out, trained = prompts[:20], prompts[20:]
+    for name, part in (("prompts", trained), ("eval_prompts", held_out)):
+        lines = (json.dumps({"prompt": p, "answer": p[1] * 3}) + "\n" for p in part)
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    samples = []
+    for i, prompt in enumerate(trained):
+        answer = prompt[1] * 3
+        for _ in range(2 if i % 4 == 0 else 1):
+            text = answer if rng.random() < 0.6 else "".join(rng.choices("0123456789", k=3))
+            reward, meta = float(text == answer), {"answer": answer}
+            samples.append(Sample(prompt, text, reward=reward, role="log", source="someone", meta=meta))
+    with Store.open(folder / "log.db") as store:
+        store.append(samples)
+    return {name: str(folder / f"{name}.jsonl") for name in ("prompts", "eval_prompts")}
+
+
+@pytest.mark.nightly
+def test_mixed_groups_learn_what_neither_the_log_nor_fresh_samples_teach(tmp_path):
+    """A new model finds the answer once in 20,000 tries, and the log has few groups of two."""
+    files = last_digit_three_times(tmp_path)
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0, "roles": ["log"]}
+    parts: dict[str, dict[str, Any]] = {"log": log, "fresh": {}, "mixed": {**log, "complete_groups": 3}}
+    reward = {}
+    for name, data in parts.items():
+        values = {
+            "policy": {
+                "new": {"alphabet": "0123456789>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
+            },
+            "data": {**files, **data},
+            "sampler": {"n": 4, "max_new": 4},
+            "reward": REWARD,
+            "objective": {"name": "agro", "beta": 0.05, "singletons": "drop"},
+            "train": {"steps": 60, "groups": 16, "lr": 1e-2, "micro_batch": 80, "warmup": 5},
+            "evaluate": {"n": 4},
+        }
+        run = Trainer(RunConfig.of(values), tmp_path / name).run()
+        reward[name] = metrics(run)[-1]["eval_reward"]
+    assert reward["mixed"] > 0.2 + max(reward["log"], reward["fresh"])
+
+
+def logged_of_epochs(folder: Path, epochs: float | None = 3, **changes: Any) -> RunConfig:
+    """Ten stored groups, four a step."""
+    if not (folder / "log.db").exists():
+        fill_store(folder / "log.db", groups=10)
+    values: dict[str, Any] = {
+        "data__store": str(folder / "log.db"),
+        "data__replay": 1.0,
+        "train": {"epochs": epochs, "groups": 4, "lr": 1e-2, "checkpoint_every": 2, "schedule": "linear"},
+    }
+    return tiny(folder, **values | changes)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (2, 5), (3, 8), (0.4, 1), (0.1, 1), (1.25, 4)])
+def test_steps_are_passes_over_the_stored_groups(tmp_path: Path, epochs: float, steps: int) -> None:
+    """ceil(epochs × 10 / 4)."""
+    trainer = Trainer(logged_of_epochs(tmp_path, epochs), tmp_path / "run")
+    assert [phase.ends for phase in trainer.phases] == [steps]
+
+
+def test_groups_that_are_never_drawn_do_not_count(tmp_path: Path) -> None:
+    """Of other sources, held out, or without two scored responses: ten of the log, less those held out."""
+    logged_of_epochs(tmp_path)
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(Sample(f"{g}>", "1", reward=1.0, source="other") for g in range(200, 205))
+        store.append(Sample(f"{g}>", "1", source="someone") for g in range(300, 305))
+        ids = {s.prompt_id for s in store.samples(sources=["someone"], scored=True)}
+    kept = sum(not is_held_out(i, 0.4) for i in ids)
+    assert 0 < kept < 10
+    config = logged_of_epochs(tmp_path, 4, data__sources=["someone"], data__hold_out=0.4)
+    trainer = Trainer(config, tmp_path / "run")
+    assert trainer.epochs == {"train": {"epochs": 4, "groups": kept, "steps": kept}}
+
+
+def test_the_run_is_that_of_so_many_steps_and_draws_each_group_as_often(tmp_path: Path, capsys) -> None:
+    out = Trainer(logged_of_epochs(tmp_path, 2), tmp_path / "run").run()
+    assert "note: train: train.epochs = 2: 5 steps over 10 stored groups" in capsys.readouterr().err
+    train = logged_of_epochs(tmp_path).train.model_dump() | {"epochs": None, "steps": 5}
+    assert weights(out) == weights(Trainer(logged_of_epochs(tmp_path, train=train), tmp_path / "steps").run())
+    record = json.loads((out / "config.json").read_text())
+    assert (record["train"]["steps"], record["train"]["epochs"]) == (5, None)
+    assert record["epochs"] == {"train": {"epochs": 2, "groups": 10, "steps": 5}}
+    with Store.open(tmp_path / "log.db", read_only=True) as store:
+        [drawn] = {
+            c.uses
+            for c in store.draws.candidates(
+                Trainer(logged_of_epochs(tmp_path), out).phases[0].rule(1), record["run"], 0
+            )
+        }
+    assert drawn == 2
+    repeated = RunConfig.load(out / "config.json")
+    assert repeated.train.steps == 5
+
+
+def test_a_resumed_run_keeps_its_steps_where_the_store_grew(tmp_path: Path) -> None:
+    config = logged_of_epochs(tmp_path)
+    plain = Trainer(config, tmp_path / "plain").run()
+    Trainer(config, tmp_path / "run", monitors=[StopAfter(3)]).run()
+    fill = [Sample(f"{g}>", str(i), reward=float(i)) for g in range(500, 540) for i in range(2)]
+    resumed = Trainer(config, tmp_path / "run", resume=True)
+    with Store.open(tmp_path / "log.db") as store:
+        store.append(fill)
+    assert Trainer(config, tmp_path / "new").phases[0].ends == 38  # ceil(3 × 50 / 4)
+    grown = Trainer(config, tmp_path / "run", resume=True)
+    assert [t.phases[0].ends for t in (resumed, grown)] == [8, 8]
+    assert len(metrics(plain)) == 8
+    longer = Trainer(logged_of_epochs(tmp_path, 4), tmp_path / "run", resume=True)
+    assert longer.phases[0].ends == 50
+
+
+def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    whole_and_resumed(logged_of_epochs, tmp_path, 5)
+
+
+def test_phases_have_epochs_or_steps_of_their_own(tmp_path: Path) -> None:
+    phases = [
+        {"name": "a"},
+        {"name": "b", "train": {"steps": 7}},
+        {"name": "c", "train": {"epochs": 1}},
+    ]
+    trainer = Trainer(logged_of_epochs(tmp_path, phases=phases), tmp_path / "run")
+    assert [phase.steps for phase in trainer.phases] == [8, 7, 3]
+    out = trainer.run()
+    record = json.loads((out / "config.json").read_text())
+    assert [p["train"]["steps"] for p in record["phases"]] == [8, 7, 3]
+    assert record["epochs"].keys() == {"a", "c"}
+    Trainer(logged_of_epochs(tmp_path, phases=phases), out, resume=True).run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data__replay": 0.5}, r"train\.epochs = 3 .* expected data\.replay = 1 .* got data\.replay = 0\.5"),
+        (
+            {"phases": [{"name": "a", "data": {"replay": 0}, "train": {"steps": 1}}, {"name": "b"}]},
+            r"phase b: train\.epochs = 3 .* got data\.replay = 0\.0 \(a\), 1\.0 \(b\)",
+        ),
+        ({"data__sources": ["nobody"]}, r"train\.epochs = 3 .*log\.db has none that may be drawn"),
+        ({"data__store": "absent.db"}, r"train\.epochs = 3 .*absent\.db has none"),
+        ({"train__steps": 5}, r"train: expected one of train\.steps and train\.epochs"),
+        ({"train__epochs": 0}, r"train\.epochs"),
+        ({"phases": [{"name": "a", "train": {"steps": 1, "epochs": 1}}]}, r"phase a: train: expected one of"),
+    ],
+)
+def test_epochs_of_what_is_not_stored_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Trainer(logged_of_epochs(tmp_path, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_on_the_command_line_epochs_replace_the_steps_of_a_recipe(tmp_path: Path) -> None:
+    file = write_toml(tmp_path / "recipe.json", logged_of_epochs(tmp_path, None))
+    assert RunConfig.load(file).train.steps == 100
+    assert RunConfig.load(file, ["train.epochs=3"]).train.steps is None
+    other = write_toml(tmp_path / "epochs.json", logged_of_epochs(tmp_path, 2))
+    assert RunConfig.load(other, ["train.steps=3"]).train.epochs is None
+    with pytest.raises(Refused, match=r"expected one of train\.steps and train\.epochs"):
+        RunConfig.load(file, ["train.epochs=3", "train.steps=3"])
+    phases = [{"name": "a", "train": {"steps": 1}}, {"name": "b", "train": {"steps": 1}}]
+    several = write_toml(tmp_path / "several.json", logged_of_epochs(tmp_path, None, phases=phases))
+    with pytest.raises(Refused, match=r"would change nothing: every phase sets"):
+        RunConfig.load(several, ["train.epochs=3"])
+    assert RunConfig.load(several, ["phases.b.train.epochs=3"]).phase("b").train.epochs == 3
+
+
+def test_a_dry_run_shows_the_steps(tmp_path: Path) -> None:
+    file = write_toml(tmp_path / "recipe.json", logged_of_epochs(tmp_path))
+    shown = CliRunner().invoke(app, ["train", str(file), "--dry-run"])
+    assert "train: agro, 8 steps, 8 updates" in shown.stdout
+    assert "train.epochs = 3: 8 steps over 10 stored groups" in shown.stdout
+    plan = CliRunner().invoke(app, ["train", str(file), "--dry-run", "--json"])
+    assert json.loads(plan.stdout)["phases"][0]["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data__replay": 0.0}, "set train.steps = 45 instead: 60 prompts × 3 / 4"),
+        (
+            {"data__replay": 0.0, "data__hold_out": 0.1},
+            "set train.steps = 41 instead: about 54 prompts × 3 / 4",
+        ),
+        ({"data__replay": 0.5}, "set train.steps instead, for fresh samples the number of prompts × 3 / 4"),
+    ],
+)
+def test_epochs_of_fresh_samples_are_answered_with_steps(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused, match=re.escape(said)):
+        Trainer(logged_of_epochs(tmp_path, **changes), tmp_path / "run")

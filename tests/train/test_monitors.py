@@ -1,24 +1,49 @@
-"""Monitors by themselves: what each of them makes of a step's metrics, and what it keeps."""
+"""Monitors by themselves and in runs: what happens to a step that explodes or whose sampler has other
+log-probs, where a run ends early, and what monitors may do.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
-from tiny_runs import metrics, tiny
+import torch
+from tiny_runs import (
+    RESPONSE_ROUNDING,
+    before_step,
+    done,
+    logp_rounding,
+    metrics,
+    tiny,
+    weights,
+    write_prompts,
+)
 
 from agro import config
 from agro.api.reporting_trainer import Trainer
+from agro.config import GuardConfig
 from agro.errors import Refused
+from agro.objectives import Evaluation
+from agro.rollout.engines import Continuation
+from agro.rollout.engines.hf import HF
 from agro.runs.metrics import FOLLOWED, empty_metrics
-from agro.train.monitors import GO, Monitor, View
-from agro.train.monitors.guard import Best, Guard
+from agro.train.feed import Feed, Valid, draws_from
+from agro.train.learner import Local
+from agro.train.measure import logp_differences
+from agro.train.monitors import GO, Action, Monitor, View
+from agro.train.monitors.guard import Best, Guard, explosion, remember
 from agro.train.monitors.warnings import Warnings
 from agro.train.phases import Phase
+from agro.train.step import Step
+from agro.types import Batch, Sample
 
 
 def view(folder: Path, step: int, known: dict[str, Any] | None = None, **changes: Any) -> View:
@@ -192,3 +217,272 @@ def test_every_metric_that_can_be_followed_is_a_choice() -> None:
     kind = config.EvaluateConfig.model_fields["metric"].annotation
     [choices] = [get_args(part) for part in get_args(kind) if get_args(part)]
     assert set(choices) == FOLLOWED.keys()
+
+
+def test_the_rule() -> None:
+    rule = GuardConfig(loss=3.0, kl=10.0)
+    before = (1.0, 1.0, 2.0, 1.0, 1.0)
+    assert explosion(rule, -3.0, None, before) == ""
+    assert "3 times its median of 1" in explosion(rule, -3.1, None, before)
+    assert explosion(rule, 100.0, None, before[:4]) == ""  # too few to compare with
+    assert explosion(rule, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0)) == ""  # nothing to learn from, until now
+    assert "10.1 nats" in explosion(rule, 1.0, 10.1, before)
+    assert explosion(GuardConfig(), 1e9, 1e9, before) == ""
+    assert remember(GuardConfig(loss=3.0, window=5), before, -4.0) == (1.0, 2.0, 1.0, 1.0, 4.0)
+
+
+def run(folder: Path, *monitors: Monitor, resume: bool = False, name: str = "run", **changes) -> Path:
+    config = tiny(folder, train__steps=10, train__lr=1e-4, **changes)
+    return Trainer(config, folder / name, monitors=monitors, resume=resume).run()
+
+
+def run_spoiled(folder: Path, at: int, name: str = "run", **changes) -> Path:
+    """With weights far off before the gradient of step `at`, as after a bad update."""
+
+    def spoil(feed: Feed, valid: Valid) -> None:
+        if done(folder / name) + 1 == at:
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for p in feed.learner.policy.weights().values():
+                    p.add_(3 * torch.randn(p.shape, generator=generator))
+
+    changes["guard"] = {"logp_diff": 0, **changes["guard"]}  # the sampler had other weights
+    with before_step(spoil):
+        return run(folder, name=name, **changes)
+
+
+def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
+    rows = metrics(run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "skip"}))
+    assert [m["skipped"] for m in rows][7] == 1
+    assert rows[7]["version"] == rows[6]["version"]
+    assert rows[7]["lr"] is None
+
+
+def test_stop_ends_before_the_weights_move(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"step 8: \|loss\| is .*guard\.loss = 100 times"):
+        run_spoiled(tmp_path, 8, guard={"loss": 100.0})
+    assert metrics(tmp_path / "run")[-1]["step"] == 7
+    assert (tmp_path / "run/checkpoints/step-00000007").is_dir()
+
+
+@pytest.mark.parametrize("reference", [{}, {"reference": "ema", "reference_decay": 0.9}])
+def test_rollback_takes_the_weights_of_the_last_checkpoint_at_half_the_rate(
+    tmp_path: Path, reference: dict
+) -> None:
+    changes = {f"policy__{k}": v for k, v in reference.items()}
+    out = run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "rollback"}, **changes)
+    rows = metrics(out)
+    assert [m["rolled_back"] for m in rows] == [0] * 7 + [1, 0, 0]
+    assert rows[8]["lr"] == rows[6]["lr"] / 2
+    assert [m["version"] for m in rows] == list(range(1, 11))  # other weights, another version
+    assert abs(rows[8]["loss"]) < abs(rows[7]["loss"]) / 100
+    before = weights(out)
+    again = run_spoiled(tmp_path, 8, name="other", guard={"loss": 100.0, "action": "rollback"}, **changes)
+    assert weights(again) == before
+
+
+def test_rollback_of_the_first_steps_goes_to_the_start(tmp_path: Path) -> None:
+    out = run_spoiled(tmp_path, 3, guard={"kl": 0.5, "action": "rollback"}, train__checkpoint_every=100)
+    assert [m["rolled_back"] for m in metrics(out)][:5] == [0, 0, 0, 1, 0]  # step 4's samples show it
+    assert metrics(out)[4]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)
+
+
+def held(tmp_path: Path) -> str:
+    return write_prompts(tmp_path / "held.jsonl", range(60, 66))
+
+
+class Note(Monitor):
+    """What a monitor is shown, in order."""
+
+    name = "note"
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.events: list[str] = []
+        self.restored: list[str] = []
+        self.stop_at = stop_at
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        assert all(s.reward is not None and s.id is not None for s in samples)
+        self.events.append(f"train on {len(samples)}")
+
+    def judge(self, view: View) -> Action:
+        assert view.metrics["loss"] is not None
+        return Action()
+
+    def after(self, view: View) -> None:
+        if view.metrics["eval_n"] is not None:
+            self.events.append(f"evaluated {view.metrics['eval_n']}")
+        self.events.append(f"step {view.step}")
+        view.metrics["seen"] = len(self.events)
+        if view.step == self.stop_at:
+            view.stop = "seen enough"
+
+    def state(self) -> list[str]:
+        return self.events
+
+    def restore(self, state: list[str]) -> None:
+        self.restored = state
+
+
+def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path) -> None:
+    note = Note(stop_at=2)
+    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2}
+    out = run(tmp_path, note, **changes)
+    events = ["evaluated 6", "step 0", "train on 12", "step 1", "train on 12", "evaluated 6", "step 2"]
+    assert note.events == events
+    assert [m["seen"] for m in metrics(out)] == [2, 4, 7]  # what it added is logged
+    assert (out / "model").is_dir()
+    again = Note()
+    assert metrics(run(tmp_path, again, resume=True, **changes))[-1]["step"] == 2
+    assert again.events == []
+    longer = tiny(tmp_path, train__steps=11, train__lr=1e-4, **changes)  # other steps: it may go on
+    Trainer(longer, out, monitors=[again], resume=True).run()
+    assert again.restored == events
+    assert again.events[0] == "train on 12"
+    assert metrics(out)[-1]["step"] == 11
+
+
+class Veto(Monitor):
+    """Asks for `action` at step 3."""
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def judge(self, view: View) -> Action:
+        return self.action if view.step == 3 else Action()
+
+
+def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: Path, capsys) -> None:
+    rows = metrics(run(tmp_path, Veto(Action("skip", "a whim")), name="skipped"))
+    assert [m["skipped"] for m in rows] == [0, 0, 1] + [0] * 7
+    assert [m["version"] for m in rows] == [1, 2, 2, *range(3, 10)]
+    assert "update skipped: a whim" in capsys.readouterr().err
+    with pytest.raises(Refused, match="step 3: a whim"):
+        run(tmp_path, Veto(Action("stop", "a whim")), name="stopped")
+    assert metrics(tmp_path / "stopped")[-1]["step"] == 2
+    assert (tmp_path / "stopped/checkpoints/step-00000002").is_dir()
+
+
+def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    back = Veto(Action("roll back", "a whim"))
+    rows = metrics(run(tmp_path, back, name="back"))
+    assert [m["rolled_back"] for m in rows] == [0, 0, 1] + [0] * 7
+    assert [m["version"] for m in rows] == list(range(1, 11))
+    assert rows[3]["lr"] == rows[1]["lr"] / 2
+    with pytest.raises(Refused, match=r"step 3: a whim, .*guard\.action"):
+        run(tmp_path, back, name="none", train__checkpoint_every=100)
+
+
+def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeypatch, capsys) -> None:
+    plain = Local.logp
+
+    def slow(self, batch, of="policy"):
+        time.sleep(0.5)
+        return plain(self, batch, of)
+
+    monkeypatch.setattr(Local, "logp", slow)
+    run(tmp_path, guard={"stage_seconds": 0.1})
+    assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
+
+
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
+
+
+@pytest.fixture
+def off(monkeypatch) -> list[float]:
+    """What an engine's log-probs are too low by, nats a token; after the first token, which is unknown."""
+    shift = [0.0]
+    plain = HF.decode
+
+    def decode(engine: HF, *request) -> Iterator[Continuation]:
+        for decoded in plain(engine, *request):
+            logp = decoded.logp - shift[0]
+            logp[0] = np.nan if len(logp) > 1 else logp[0]
+            yield replace(decoded, logp=logp)
+
+    monkeypatch.setattr(HF, "_gap", lambda *_: (0.0, 1.0))  # the engine's own probe
+    monkeypatch.setattr(HF, "decode", decode)
+    return shift
+
+
+def test_the_run_stops_before_the_weights_move(tmp_path: Path, off: list[float]) -> None:
+    off[0] = 0.2
+    words = (
+        r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logprobs"
+    )
+    with pytest.raises(Refused, match=words):
+        Trainer(tiny(tmp_path), tmp_path / "run").run()
+    assert not (tmp_path / "run/metrics.jsonl").exists() or metrics(tmp_path / "run")[-1]["step"] == 0
+    assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
+    off[0] = 0.0
+    config = tiny(tmp_path)
+    assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 6
+
+
+@pytest.mark.parametrize(("nats", "guard"), [(0.05, {}), (0.2, {"logp_diff": 0.3}), (0.2, {"logp_diff": 0})])
+def test_the_limit_is_a_setting(tmp_path: Path, off: list[float], nats: float, guard: dict) -> None:
+    off[0] = nats
+    run = Trainer(tiny(tmp_path, guard=guard, train__steps=2), tmp_path / "run").run()
+    rows, bound = metrics(run), logp_rounding(run)
+    assert [m["logp_diff_fresh"] for m in rows] == pytest.approx([nats] * 2, abs=bound)
+    assert [m["logp_diff_mean"] for m in rows] == pytest.approx([nats] * 2, abs=bound)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sampler__temperature": 0.5}, {"sampler__top_p": 0.8}, {"sampler__temperature": 0.0}],
+)
+def test_responses_of_another_distribution_are_not_compared(
+    tmp_path: Path, off: list[float], changes: dict
+) -> None:
+    off[0] = 0.2
+    rows = metrics(Trainer(tiny(tmp_path, train__steps=2, **changes), tmp_path / "run").run())
+    assert {m["logp_diff_fresh"] for m in rows} == {None}
+    assert {m["logp_diff_mean"] for m in rows} == {None}
+
+
+def fresh(**changes) -> Sample:
+    known = {"tokens": [4, 5], "action": [False, True], "sampling": SAMPLING, "version": 0, "role": "policy"}
+    return Sample("a", "b", **known | changes)
+
+
+@pytest.mark.parametrize(
+    ("sample", "over_kept", "same"),
+    [
+        (fresh(), False, True),
+        (fresh(sampling=None), False, False),  # unknown
+        (fresh(sampling={"seed": 3}), False, False),
+        (fresh(sampling=SAMPLING | {"temperature": 0.5}), False, False),
+        (fresh(sampling=SAMPLING | {"top_k": 5}), True, False),
+        (fresh(sampling=SAMPLING | {"min_p": 0.1}), False, False),
+        (fresh(sampling=SAMPLING | {"top_p": 0.9}, kept=[5, 6], kept_count=[0, 2]), False, False),
+        (fresh(sampling=SAMPLING | {"top_p": 0.9}, kept=[5, 6], kept_count=[0, 2]), True, True),
+        (fresh(sampling=SAMPLING | {"skipped_layers": [2]}), False, False),
+        (fresh(context_tokens=[4]), False, True),
+        (fresh(context_tokens=[7, 4]), False, False),
+        (fresh(meta={"hint": "h"}), False, False),
+    ],
+)
+def test_which_samples_have_the_log_probs_of_the_policy(sample: Sample, over_kept: bool, same: bool) -> None:
+    assert draws_from(sample, 1.0, over_kept=over_kept) == same
+
+
+def test_only_known_log_probs_of_comparable_rows_count() -> None:
+    """Differences: .1 and unknown at staleness 0, .4 at staleness 2, and 9 of another distribution."""
+    behavior = [[math.nan, -1.1, math.nan], [math.nan, -1.4, -1.4], [math.nan, -10.0, -10.0]]
+    batch = Batch.of(
+        mask=[[False, True, True]] * 3,
+        reward=[0.0] * 3,
+        group=["a"] * 3,
+        behavior_logp=behavior,
+        age=[0, 2, 0],
+    )
+    logp = torch.tensor([[0.0, -1.0, -1.0]] * 3, dtype=torch.float64)
+    step = Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
+    found = logp_differences(step, [True, True, False])
+    assert found == pytest.approx({"logp_diff_mean": 0.3, "logp_diff_max": 0.4, "logp_diff_fresh": 0.1})
+    stale = logp_differences(step, [False, True, False])
+    assert stale == pytest.approx({"logp_diff_mean": 0.4, "logp_diff_max": 0.4})
+    assert logp_differences(step, [False, False, False]) == {}
+    logp[0, 1] = -math.inf  # a token that the trainer's policy never draws
+    assert logp_differences(step, [True, True, False])["logp_diff_fresh"] == math.inf

@@ -16,7 +16,6 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.store import Pair, Store
-from agro.train.check import check_config
 from agro.train.collate import collate
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Local
@@ -162,17 +161,6 @@ def test_held_out_groups_need_no_pairs(tmp_path: Path) -> None:
     start, *_ = metrics(Trainer(config(tmp_path, data=held, evaluate__beta=0.2), tmp_path / "run").run())
     assert (start["eval_groups"], start["eval_dropped"]) == (3, 0)
     assert start["eval_consistency"] == pytest.approx(0.5 / 3, rel=1e-6)
-
-
-def test_a_group_size_of_one_and_fresh_samples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="needs groups of at least 2 responses, but data\\.group_size is 1"):
-        check_config(config(tmp_path, data={"group_size": 1}))
-    for replay in (0.0, 0.5):
-        with pytest.raises(
-            Refused, match=rf"needs pairs, which fresh samples don't have, but data.replay = {replay}"
-        ) as caught:
-            check_config(tiny(tmp_path, objective=BOTH[0], data__replay=replay))
-        assert "data.replay = 1, from a data.store with judged pairs (agro import)" in str(caught.value)
 
 
 def refused(made: RunConfig, folder: Path, monkeypatch) -> str:

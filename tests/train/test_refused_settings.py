@@ -23,6 +23,33 @@ TUNED: Changes = {"objective__beta": {"start": 0.02, "target_kl": 0.3, "rate": 0
 ON_POLICY: Changes = {"objective": {"name": "agro_onpolicy", "beta": 0.1}}
 
 
+DPO: Changes = {"objective": {"name": "dpo", "beta": 0.1}}
+EXACT = {"name": "exact"}
+COMPLETED: Changes = {
+    "data": {"store": "log.db", "prompts": "p.jsonl", "replay": 1.0, "complete_groups": 2},
+    "reward": EXACT,
+}
+PARTS: Changes = {"reward": {"functions": [EXACT, {"name": "overlong", "options": {"max_tokens": 3}}]}}
+GDPO: Changes = PARTS | {"objective": {"name": "gdpo"}}
+MEASURED_AT: Changes = {"evaluate__beta": 0.1}
+ON_A_LOG: Changes = {"data__replay": 1.0, "data__store": "log.db"}
+STORED: Changes = {"objective": {"name": "reinforce", "baseline": "stored"}}
+TRACKED: Changes = STORED | {"sampler__n": 1, "data__value_half_life": 3.0}
+UNCERTAIN: Changes = TRACKED | {"data__prompt_order": "uncertain"}
+RIVALS: Changes = {
+    "objective": {"name": "seppo", "beta": 0.1},
+    "data": {"prompts": "p.jsonl", "store": "experts.db", "experts": 1},
+    "source": {"around": "rivals", "sync_every": 2, "sync_from": 3},
+    "policy__reference": "sampler",
+}
+TEACHER: Changes = {
+    "objective": {"name": "distill"},
+    "policy__reference": "model",
+    "policy__reference_model": "http://127.0.0.1:1",
+    "evaluate__kl": False,
+}
+
+
 def server(**engine: Any) -> Changes:
     return {"engine": {"kind": "server", "url": "http://127.0.0.1:9", **engine}}
 
@@ -104,7 +131,7 @@ SAMPLES: list[tuple[Changes, str]] = [
     (RATIOS | {"sampler__temperature": 0.0}, r"temperature 0, top_p 0\.8: .*: sample without it, or use"),
     (RATIOS | {"sampler__keep_sets": True} | server(), "keep_sets and engine"),
     (
-        {"data__spread": True, "objective": {"name": "dpo", "beta": 0.1}} | LOG,
+        {"data__spread": True} | DPO | LOG,
         "data.spread = true .*, but objective dpo draws judged pairs",
     ),
     (
@@ -125,12 +152,124 @@ SERVERS: list[tuple[Changes, str]] = [
 ]
 
 
+NO_SHARE = r"data\.replay: expected (a share from 0 to 1|shares that add up)"
+DRAWS: list[tuple[Changes, str]] = [
+    *(
+        ({"data__replay": replay}, NO_SHARE)
+        for replay in (1.5, -0.1, True, "half", {"a": "b"}, {"a": 0.6, "b": 0.6})
+    ),
+    ({"data__replay": {"start": 2.0, "end": 0.0, "steps": 3}}, NO_SHARE),
+    (
+        {"data__replay": {"policy": 0.5}, "data__roles": ["log", "expert"]},
+        r"data\.replay has a share of policy, which data\.roles doesn't name",
+    ),
+    (
+        {"data__replay": {"a": 0.5, "b": 0.25}, "data__sources": ["a"]},
+        r"data\.replay has a share of b, which data\.sources doesn't name",
+    ),
+    (COMPLETED | {"data__replay": 0.0}, "completes stored groups, but none is drawn"),
+    (COMPLETED | {"data__spread": True}, "data.spread exclude each other"),
+    (COMPLETED | {"source__kind": "elsewhere"}, 'source.kind = "elsewhere"'),
+    (COMPLETED | DPO, "objective dpo needs pairs"),
+    ({"data": {"replay": 1.0, "hold_out": 0.1}}, r"data\.hold_out holds out prompts of"),
+    (ON_A_LOG | {"data__eval_store": "held.db", "data__hold_out": 0.1}, r"data\.hold_out holds out prompts"),
+    ({"data__experts": 1}, r"data\.experts = 1 draws stored responses, but data\.store isn't set"),
+    ({"data__reward_scale": {"a": {"factor": 2}}, "data__spread": True}, r"after the draw, but data\.spread"),
+    (UNCERTAIN | {"data__value_half_life": None}, r"data\.value_half_life isn't set"),
+    (UNCERTAIN | {"data__candidates": 1}, r"data\.candidates is 1"),
+    (UNCERTAIN | {"source__kind": "elsewhere"}, "collectors choose prompts"),
+    (STORED, r'data\.value_store, or .*baseline = "stored", go together'),
+    ({"data__value_store": "values.db"}, r'data\.value_store, or .*baseline = "stored", go together'),
+    ({"data": {}}, r"data\.prompts isn't set"),
+]
+REWARDS: list[tuple[Changes, str]] = [
+    (GDPO | {"reward__whiten": "group"}, r"the advantage of gdpo .*reward\.whiten would be lost"),
+    (GDPO | {"reward__clip": [-1, 1]}, r"the advantage of gdpo .*reward\.clip would be lost"),
+    ({"objective": {"name": "gdpo"}}, r"several rewards, but reward\.functions names none"),
+    (TRACKED | {"reward__clip": [-1, 1]}, r"reward\.clip: stored values"),
+    (
+        PARTS | {"reward__whiten": "batch", "data__reward_scale": {"old": {}}},
+        r"data\.reward_scale would be lost",
+    ),
+]
+OBJECTIVES: list[tuple[Changes, str]] = [
+    ({"objective": {"name": "agro"}}, "no default"),
+    ({"objective": {"name": "agro", "betta": 1}}, "did you mean beta"),
+    ({"objective": {"name": "agor", "beta": 1.0}}, "expected one of `agro objectives`"),
+    ({"sampler__n": 1}, r"sampler\.n is 1\. What to do: a larger sampler\.n"),
+    (
+        {"sampler__n": 1, "objective": {"name": "reinforce", "baseline": "mean"}},
+        r"remove objective\.baseline = 'mean' or give it another value, or a larger sampler\.n",
+    ),
+    (
+        ON_POLICY | {"sampler__n": 2, "objective__baseline": True},
+        r"groups of at least 3 responses, but sampler\.n is 2",
+    ),
+    (ON_POLICY | {"sampler__temperature": 0.5}, "and no skipped layers; got temperature 0.5"),
+    (
+        ON_POLICY | {"sampler__skip_layers": 0.5},
+        r"no skipped layers; got temperature 1.0, .* skip_layers 0.5",
+    ),
+    (ON_POLICY | {"source__kind": "elsewhere"}, r"data\.max_age"),
+    (DPO | ON_A_LOG | {"data__group_size": 1}, r"at least 2 responses, but data\.group_size is 1"),
+    *(
+        (
+            DPO | {"data__replay": replay},
+            rf"needs pairs, which fresh samples don't have, but data\.replay = {replay}\. "
+            r"What to do: data\.replay = 1, from a data\.store with judged pairs \(agro import\)",
+        )
+        for replay in (0.0, 0.5)
+    ),
+    (
+        {"objective": {"name": "agro", "beta": 0.1, "baseline": "step"}, "train__groups": 1},
+        r'baseline = "step" compares .* train\.groups is 1',
+    ),
+    (MEASURED_AT | ON_A_LOG, r"evaluate\.beta = 0.1: .* no phase has any"),
+    (MEASURED_AT | ON_A_LOG | HELD, r"evaluate\.beta = 0.1: .* no phase has any"),
+    (
+        MEASURED_AT | {"sampler__n": 1, "objective": {"name": "sft"}},
+        r"evaluate\.beta = 0.1: .* no phase has any",
+    ),
+    ({"evaluate__beta": 0.0}, "greater than 0"),
+    *(({"train__weights_average": share}, r"train\.weights_average") for share in (0.0, 1.0)),
+]
+OTHER_POLICIES: list[tuple[Changes, str]] = [
+    ({"policy__model": "somewhere"}, "got both"),
+    (RIVALS | {"source__sync_every": 1, "source__sync_from": 1}, r'reference = "sampler" is the earlier'),
+    (RIVALS | {"source__kind": "elsewhere"}, r"source\.sync_from = 3 and source\.kind"),
+    (RIVALS | {"objective": {"name": "agro", "beta": 0.1}}, r"rivals makes pairs .* objective agro"),
+    (RIVALS | {"data__experts": 0}, r"rivals makes pairs .* data\.experts = 0"),
+    (RIVALS | {"policy__cache_reference": True}, r"policy\.cache_reference keeps .* \"sampler\""),
+    (TEACHER | {"policy__cache_reference": True}, r"leave policy\.cache_reference out"),
+    (TEACHER | {"policy__temperature": 0.5}, r"policy\.temperature = 1"),
+    (
+        {"engine__kind": "vlm"},
+        r"engine\.kind: expected hf, vllm, server, .*module:NAME .*; did you mean vllm\?, got 'vlm'",
+    ),
+    ({"engine__kind": "json:dumps"}, r"a class as agro\.rollout\.engines\.Engine, .* without decode, load"),
+    ({"engine__kind": "none.py:X"}, r"engine\.kind: there is no file .*none\.py"),
+    (
+        {"environment": {"name": "some.py:Environment"}, "data": {"store": "log.db", "replay": 1.0}},
+        r"environment: .* data.prompts or data.eval_prompts, and neither is set",
+    ),
+    ({"track": {"to": ["mlflow"]}}, r"track\.to"),
+    (phases({"track": {"to": ["wandb"]}}), "phase a: track: a phase has none of its own"),
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [*REFERENCES, *PHASES, *GUARDS, *FOLLOWED, *BETAS, *SAMPLES, *SERVERS],
+    [
+        *(*REFERENCES, *PHASES, *GUARDS, *FOLLOWED, *BETAS, *SAMPLES, *SERVERS),
+        *(*DRAWS, *REWARDS, *OBJECTIVES, *OTHER_POLICIES),
+    ],
     ids=lambda x: x if isinstance(x, str) else ", ".join(x),
 )
 def test_settings_that_are_refused(tmp_path: Path, changes: Changes, message: str) -> None:
     with pytest.raises(Refused, match=message):
         Trainer(tiny(tmp_path, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_beta_may_be_measured_at_in_responses_to_held_out_prompts(tmp_path: Path) -> None:
+    Trainer(tiny(tmp_path, **MEASURED_AT, **ON_A_LOG, **HELD, evaluate__n=2), tmp_path / "run")

@@ -1,7 +1,10 @@
-"""A run that is stopped, however, and resumed is the run that was never stopped."""
+"""A run that is stopped, however, and resumed is the run that was never stopped. What may change when it goes
+on, also of its store.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sqlite3
@@ -11,14 +14,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import forked
+import numpy as np
 import pytest
+import torch
+from rounding import rounding
+from safetensors.torch import load_file
 from tiers import some
-from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
+from tiny_runs import InterruptAfter, done, fill_store, metrics, tiny, weights, write_prompts, write_toml
+from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
+from agro.cli import app
 from agro.config import RunConfig
-from agro.errors import Interrupted
+from agro.errors import Interrupted, Refused
+from agro.logs.importing import import_files
+from agro.runs.card import write_cards
 from agro.runs.progress import Interruption, RunActivity
+from agro.store import Store
 
 
 def config(tmp_path: Path) -> RunConfig:
@@ -205,3 +217,133 @@ def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch, tmp_
     assert activity.file.read_text() == "sampling 1/2"  # for the page of a run without a step
     now[0] = 280.0  # sampling took 240 s, and began 30 s ago
     assert "in about 3 min 30 s at most by the last time" in activity.pending()
+
+
+def run(folder: Path, name: str = "run", resume: bool = False, **changes) -> Path:
+    return Trainer(tiny(folder, **changes), folder / name, resume=resume).run()
+
+
+def test_more_steps_are_those_of_a_longer_run(tmp_path: Path) -> None:
+    longer = run(tmp_path, "longer", train__steps=7)
+    run(tmp_path, train__steps=4)
+    out = run(tmp_path, resume=True, train__steps=7)
+    assert weights(out) == weights(longer)
+    assert [m["step"] for m in metrics(out)] == list(range(1, 8))
+    with pytest.raises(Refused, match="last phase had 7, now it has 5"):
+        run(tmp_path, resume=True, train__steps=5)
+
+
+def test_the_last_of_several_phases_may_grow(tmp_path: Path) -> None:
+    def phases(first: int, last: int) -> list:
+        return [{"name": "a", "train": {"steps": first}}, {"name": "b", "train": {"steps": last}}]
+
+    longer = run(tmp_path, "longer", phases=phases(2, 4))
+    run(tmp_path, phases=phases(2, 2))
+    assert weights(run(tmp_path, resume=True, phases=phases(2, 4))) == weights(longer)
+    with pytest.raises(Refused, match=r"phases\.a\.train\.steps was 2, now it is 3$"):
+        run(tmp_path, resume=True, phases=phases(3, 4))
+
+
+def test_a_schedule_over_other_steps_is_told(tmp_path: Path, capsys) -> None:
+    run(tmp_path, train__steps=3, train__schedule="linear")
+    run(tmp_path, resume=True, train__steps=4, train__schedule="linear")
+    assert "train.schedule = linear now runs over 4 steps, not 3" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_early_goes_on_where_its_rule_changes(tmp_path: Path) -> None:
+    common = {
+        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 66)),
+        "evaluate__every": 1,
+        "train__steps": 5,
+    }
+    run(tmp_path, evaluate__target=-1.0, **common)  # reached at once
+    assert metrics(tmp_path / "run")[-1]["step"] == 1
+    assert metrics(run(tmp_path, resume=True, evaluate__target=-1.0, **common))[-1]["step"] == 1
+    assert metrics(run(tmp_path, resume=True, **common))[-1]["step"] == 5
+
+
+def stored(folder: Path, steps: int) -> RunConfig:
+    return tiny(
+        folder, data__prompts=None, data__store=str(folder / "log.db"), data__replay=1.0, train__steps=steps
+    )
+
+
+def test_a_run_resumes_on_what_is_left(tmp_path: Path) -> None:
+    """8 groups of 4 responses, of which 4 groups are left; a step trains on 4 groups."""
+    fill_store(tmp_path / "log.db", groups=8)
+    config = stored(tmp_path, 6)
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(4)]).run()
+    assert done(tmp_path / "run") == 4
+    with Store.open(tmp_path / "log.db", timeout=0.5) as store:
+        run = json.loads((tmp_path / "run/config.json").read_text())["run"]
+        ids = store.experience.find(prompt_id=store.groups()[0].prompt_id)
+        for group in store.groups()[1:4]:
+            ids += store.experience.find(prompt_id=group.prompt_id)
+        [trained] = store.draws.trained(ids)
+        assert (trained.run, trained.samples) == (run, 16)  # in 4 steps each group was drawn twice
+        store.imports.forget(ids)
+        left = {s.id for s in store.samples()}
+    Trainer(config, tmp_path / "run", resume=True).run()
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    with Store.open(tmp_path / "log.db") as store:
+        drawn = store.draws.drawn(run)
+    assert {d.sample for d in drawn if d.step > 4} == left
+    assert len(left) == 16
+    assert sum(d.source == "(forgotten)" for d in drawn) == 32
+    assert not any(d.source == "(forgotten)" for d in drawn if d.step > 4)
+
+
+def test_a_run_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db", groups=8)
+    config = stored(tmp_path, 4)
+    with pytest.raises(Interrupted):
+        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(2)]).run()
+    with Store.open(tmp_path / "log.db", timeout=0.5) as store:
+        store.imports.forget(store.experience.find(source="someone"))
+    with pytest.raises(Refused, match=r"log\.db"):
+        Trainer(config, tmp_path / "run", resume=True).run()
+
+
+def test_the_card_names_files_and_licenses(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{g}>", "response": str(i), "reward": i % 2, "source": "bob"}
+        for g in range(4)
+        for i in range(3)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Store.open(tmp_path / "log.db") as store:
+        import_files(store, [path], license="CC-BY-4.0")
+    run = Trainer(stored(tmp_path, 1), tmp_path / "run").run()
+    write_cards(run)
+    card = (run / "model/README.md").read_text()
+    assert "imported data: `bob`: 12 samples of `log.jsonl` (SHA-256 " in card
+    assert "license: `CC-BY-4.0`" in card
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
+def test_an_exported_store_trains_elsewhere_with_the_same_gradients(tmp_path: Path, ending: str) -> None:
+    """The same samples are drawn at each step; rounding differs, since those of a run's own step are summed
+    in the order of their numbers, and imported ones in that of their ids."""
+    made = Trainer(tiny(tmp_path, train__steps=3), tmp_path / "made").run() / "store.db"
+    file, imported = tmp_path / f"export.{ending}", tmp_path / "imported.db"
+    for command in (["export", str(made), str(file)], ["import", str(file), "--store", str(imported)]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    rows, drawn, weights = [], [], []
+    for name, path in (("here", made), ("elsewhere", imported)):
+        log = {"data__store": str(path), "data__replay": 1.0, "train__steps": 3, "train__lr": 3e-3}
+        trainer = Trainer(tiny(tmp_path, **log), tmp_path / name)
+        run = trainer.run()
+        rows.append([row for row in metrics(run) if row["step"]])
+        weights.append(load_file(run / "model" / "model.safetensors"))
+        with Store.open(path, read_only=True) as store:
+            last = store._database.run("SELECT run FROM draws ORDER BY rowid DESC LIMIT 1")[0][0]
+            drawn.append({(draw.step, draw.sample) for draw in store.draws.drawn(last)})
+    assert drawn[0] == drawn[1]
+    assert all(row["grad_norm"] > 0.1 for row in rows[0])
+    for key in ("loss", "grad_norm", "reward_mean", "tokens"):
+        here, elsewhere = ([row[key] for row in run] for run in rows)
+        np.testing.assert_allclose(elsewhere, here, **rounding(here))
+    torch.testing.assert_close(weights[1], weights[0], **rounding(*weights[0].values()))

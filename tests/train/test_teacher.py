@@ -17,7 +17,6 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.train.check import check_config
 
 ROUNDED = 1e-5  # of weights after three steps of Adam: float32 in passes of other shapes
 
@@ -89,15 +88,3 @@ def test_its_whole_distribution_is_not_there(tmp_path: Path, teacher: str) -> No
             Refused, match=r"log-probs of the sampled tokens alone.*objective\.over = \"samples\""
         ):
             Trainer(config, tmp_path / "run").run()
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ({"cache_reference": True}, "leave policy.cache_reference out"),
-        ({"temperature": 0.5}, "policy.temperature = 1"),
-    ],
-)
-def test_settings_that_a_url_excludes(tmp_path: Path, policy: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused, match=message):
-        check_config(distilling(tmp_path, "http://127.0.0.1:1", policy=policy))

@@ -103,13 +103,6 @@ def test_one_that_is_not_installed_is_refused_at_the_start(tmp_path: Path, monke
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_asked_for_has_a_name_that_is_known(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"track\.to"):
-        tiny(tmp_path, track={"to": ["mlflow"]})
-    with pytest.raises(Refused, match="phase one: track: a phase has none of its own"):
-        tiny(tmp_path, phases=[{"name": "one", "track": {"to": ["wandb"]}}])
-
-
 def test_what_is_not_a_finite_number_is_not_sent() -> None:
     found = {}
 

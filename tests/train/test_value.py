@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from test_resume import same
-from tiny_runs import before_step, fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import before_step, fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
-from agro.runs.progress import Interruption
+from agro.errors import Refused
 from agro.store import Store
 from agro.train.collate import StoredValues, collate
 from agro.train.monitors import Action, Monitor, View
@@ -88,24 +87,10 @@ def test_the_value_learns_at_a_rate_of_its_own(name: str, tmp_path: Path) -> Non
     assert weights(fast) != weights(slow)
 
 
-def test_resumed_with_its_value_and_the_moments_of_it(tmp_path: Path, monkeypatch) -> None:
-    whole = Trainer(valued(tmp_path), tmp_path / "whole").run()
-    trainer = Trainer(valued(tmp_path), tmp_path / "run")
-    plain = Interruption.check
-
-    def ask(self: Interruption) -> None:
-        log = tmp_path / "run" / "metrics.jsonl"
-        if log.exists() and len(metrics(log.parent)) == 5:
-            raise Interrupted
-        plain(self)
-
-    monkeypatch.setattr(Interruption, "check", ask)
-    with pytest.raises(Interrupted):
-        trainer.run()
-    monkeypatch.setattr(Interruption, "check", plain)
-    Trainer(valued(tmp_path), tmp_path / "run", resume=True).run()
-    same(tmp_path / "run", whole)
-    ours, theirs = value_of(tmp_path / "run"), value_of(whole)
+def test_resumed_with_its_value_and_the_moments_of_it(tmp_path: Path) -> None:
+    whole, run = whole_and_resumed(valued, tmp_path, 5)
+    same(run, whole)
+    ours, theirs = value_of(run), value_of(whole)
     assert ours.keys() == theirs.keys() == {"linear.weight", "linear.bias"}
     assert all((ours[k] == theirs[k]).all() for k in ours)
     assert ours["linear.weight"].abs().max() > 0
@@ -248,19 +233,3 @@ def test_a_prompt_that_comes_later_and_has_no_value_is_refused_by_name(tmp_path:
         match=r"needs stored_value: 3 of 4 rows have it, 1 don't \(for one: sample \d+ \(prompt late\)\)",
     ):
         trainer.run()
-
-
-@pytest.mark.parametrize("changes", [{"data__value_store": None}, {"objective": {"name": "reinforce"}}])
-def test_the_store_of_values_and_the_baseline_go_together(changes: dict, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'data\.value_store, or .*baseline = "stored", go together'):
-        Trainer(stored(tmp_path, **changes), tmp_path / "run")
-
-
-def test_token_rewards_reach_the_objective(tmp_path: Path) -> None:
-    plain = Sample("1>", "12", 1.0, tokens=[1, 2, 3], action=[False, True, True])
-    dense = plain.replace(token_reward=[math.nan, 0.5, math.nan])
-    assert "token_reward" not in collate([plain, plain], 0).extra
-    batch = collate([plain, dense], 0)
-    assert batch.extra["token_reward"][1].nan_to_num(9.0).tolist() == [9.0, 0.5, 9.0]
-    assert batch.extra["token_reward"][0].isnan().all()
-    assert batch.reward.tolist() == [1.0, 1.5]

@@ -1,14 +1,20 @@
-"""Ranks that vanish, in threads: each has a watch, and all of them one store."""
+"""Who says what hangs: ranks that vanish, in threads, each with a watch and all of them with one store; and
+the watchdog of stages.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from agro.runs.progress import Watchdog
 from agro.train.process_group import Watch
 
 SECONDS = 1.0
@@ -137,3 +143,47 @@ def test_a_rank_whose_launcher_died_ends_before_another_launcher_starts_the_run_
         assert ended.wait(3 * SECONDS) < SECONDS
     assert ended[0].startswith("the launcher of rank 0")
     assert "--resume" in ended[0]
+
+
+LIMIT = 0.4  # seconds: on a busy machine the sleeps of 0.02 take longer
+
+
+def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
+    said: list[str] = []
+    with Watchdog(LIMIT, said.append) as watch:
+        began = time.monotonic()
+        watch.stage("sampling", 37, 64)
+        time.sleep(3.5 * LIMIT)  # hangs: said after 1 and 2 limits, next after 4
+        hung = list(said)
+        doublings = math.log2((time.monotonic() - began) / LIMIT)
+        for _ in range(10):
+            watch.stage("scoring")
+            time.sleep(0.02)
+    assert 1 <= len(hung) <= 1 + doublings
+    assert all(re.match(r"sampling 37/64 has made no progress for \d+ s", line) for line in hung)
+    assert said == hung
+
+
+def test_it_says_where(tmp_path: Path) -> None:
+    """A store that waits for another writer's lock: the line of agro is the database's."""
+    import sqlite3
+    import threading
+
+    from agro.store import Store
+    from agro.types import Sample
+
+    said: list[str] = []
+    with Store.open(tmp_path / "s.db") as store:
+        other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(1.0, lambda: other.execute("ROLLBACK")).start()
+        with Watchdog(0.1, said.append) as watch:
+            watch.stage("appending")
+            store.append([Sample("a", "b")])
+        other.close()
+    assert "it is in store/sqlite.py:" in said[0]
+
+
+def test_none() -> None:
+    with Watchdog(0, lambda text: None) as watch:
+        watch.stage("sampling")

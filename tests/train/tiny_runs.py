@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
         at = values
         for section in sections:
             at = at.setdefault(section, {})
-        at[last] = value
+        at[last] = deepcopy(value)
     return RunConfig.of(values)
 
 

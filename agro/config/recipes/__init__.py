@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
-from agro.objectives.methodrecipe import MethodRecipe
+from agro.objectives.core import MethodRecipe
 from agro.objectives.options import described
 from agro.objectives.table import entries
 

@@ -21,16 +21,6 @@ def sft(streams: Streams, batch: Batch) -> Terms:
     return Terms(token_mean(batch, -streams["logp"]))
 
 
-SUPERVISED_ENTRIES: dict[str, Objective] = {
-    "sft": Objective(
-        sft,
-        "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
-        always(),
-        ingredients=(WEIGHT,),
-    )
-}
-
-
 ANCHORS = {"behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 
 
@@ -119,5 +109,11 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         excludes=_distill_excludes,
         metrics=("ratio_max",),
-    )
+    ),
+    "sft": Objective(
+        sft,
+        "maximum likelihood (SFT); iw-SFT with a weight, arXiv 2507.12856",
+        always(),
+        ingredients=(WEIGHT,),
+    ),
 }

@@ -35,10 +35,9 @@ from agro.store.records import are_repeats
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.measure import summary
-from agro.train.micro import TOKENS, MicroBatch
 from agro.train.phases import derive
 from agro.train.source import stored_prompt
-from agro.train.step import Passes, streams_of
+from agro.train.step import TOKENS, MicroBatch, Passes, streams_of
 from agro.types import Prompt, Sample
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for

@@ -1,4 +1,4 @@
-"""Claims of agro.objectives.methods.preference, on pairs, and of .labeled.
+"""Claims of agro.objectives.methods.preference: of judged pairs, and of responses that rewards tell apart.
 
 The letters are those of `agro.proof.formulas`.
 """

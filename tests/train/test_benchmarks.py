@@ -1,7 +1,10 @@
-"""benchmarks/gpu.py: its limits, how its parts end, and each part on the CPU with tiny shapes."""
+"""The programs of benchmarks/: that of a GPU on the CPU with tiny shapes, the rule of `make bench-check`, and
+the clock and page of `make leaderboard`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import subprocess
@@ -9,6 +12,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -183,3 +187,154 @@ def test_a_wrong_number_isnt_within(part: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(correct, "steps_of", scaled)
     assert correct.savers(asked)["within"] is False
+
+
+CASE = "head float32"
+
+
+@pytest.fixture
+def benchmark(tmp_path, monkeypatch):
+    """With a record of 1.25 times the plain way's speed, by the pairs (2, 2.5)."""
+    spec = importlib.util.spec_from_file_location("step_benchmark", ROOT / "benchmarks/step/run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    row = {
+        "name": CASE,
+        "machine": "CPU, 2 cores, torch 1",
+        "commit": "abc",
+        "ours": [2.0] * 5,
+        "peer": [2.5] * 5,
+    }
+    (tmp_path / "step.json").write_text(json.dumps([row]))
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "step.json")
+    monkeypatch.setattr(module.recording, "machine_of_models", lambda: "CPU, 2 cores, torch 2")
+    return module
+
+
+def checked(benchmark, monkeypatch, *runs: list[float], more: tuple[str, ...] = ()) -> int:
+    """Of runs in turn, each our seconds beside 2.5 of the plain way."""
+    left = iter(runs)
+    measured = lambda *_: {"ours": (found := next(left)), "peer": [2.5] * len(found)}  # noqa: E731
+    monkeypatch.setattr(benchmark, "measured", measured)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--check", "--cases", CASE, *more])
+    result = benchmark.main()
+    assert next(left, None) is None
+    return result
+
+
+def test_six_percent_slower_fails_and_four_dont(benchmark, monkeypatch, capsys) -> None:
+    """2 s became 2.128 and 2.08, the plain way stayed; what fails is measured twice."""
+    assert checked(benchmark, monkeypatch, [2.128] * 5, [2.128] * 5) == 1
+    assert (
+        "1.17 times as fast as the plain way, before 1.25, 10 turns: more than 5% slower"
+        in capsys.readouterr().out
+    )
+    assert checked(benchmark, monkeypatch, [2.08] * 5) == 0
+
+
+def test_what_a_repetition_doesnt_show_passes(benchmark, monkeypatch) -> None:
+    assert checked(benchmark, monkeypatch, [2.2, 2.2, 2.2, 2.0, 2.0], [2.0] * 5) == 0
+
+
+def test_one_slow_turn_passes(benchmark, monkeypatch) -> None:
+    assert checked(benchmark, monkeypatch, [2.0, 2.0, 9.0, 2.0, 2.0]) == 0
+
+
+def test_a_machine_that_is_twice_as_slow_passes(benchmark) -> None:
+    now = {"ours": [4.0, 4.2, 4.0], "peer": [5.0, 5.25, 5.0]}
+    assert not benchmark.is_slower(now, {"ours": [2.0], "peer": [2.5]})
+
+
+def test_another_checkout_is_measured_in_the_same_run(benchmark, monkeypatch, tmp_path) -> None:
+    """It first: ours took 1.8 s there, 2 here."""
+    assert checked(benchmark, monkeypatch, [1.8], [2.0], [2.0], more=("--before", str(tmp_path))) == 1
+
+
+@pytest.mark.nightly
+def test_the_other_checkout_is_what_is_imported(benchmark, tmp_path) -> None:
+    (tmp_path / "agro").mkdir()
+    (tmp_path / "agro/__init__.py").write_text("raise SystemExit(7)")
+    with pytest.raises(subprocess.CalledProcessError) as stopped:
+        benchmark.measured(CASE, 1, tmp_path, ["ours"], tmp_path)
+    assert stopped.value.returncode == 7
+
+
+def test_an_unknown_kind_of_machine_is_said(benchmark, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(benchmark.recording, "machine_of_models", lambda: "CPU, 64 cores, torch 2")
+    assert checked(benchmark, monkeypatch) == 0
+    assert "not compared: step.json has no row of CPU, 64 cores" in capsys.readouterr().out
+
+
+FOLDER = Path(__file__).parents[2] / "benchmarks/leaderboard"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """An update takes 6 s, a measurement of accuracy 100 s; it rises by .25 an update from .4."""
+    module = load("clock")
+    now = [0.0]
+    monkeypatch.setattr(module, "time", type("Time", (), {"process_time": staticmethod(lambda: now[0])}))
+
+    def measured(model: float, *_: object) -> float:
+        now[0] += 100.0
+        return model
+
+    monkeypatch.setattr(module, "accuracy", measured)
+
+    def run(updates: int, every: int) -> dict:
+        found = module.Clock({"every": every})
+        for update in range(updates + 1):
+            now[0] += 6.0 if update else 0.0
+            found.after(update, 0.4 + 0.25 * update, None)
+        return found.result()
+
+    return run
+
+
+def test_measuring_isnt_counted(clock) -> None:
+    """.9 is reached by the second update: 12 s."""
+    assert clock(3, 1)["minutes"] == pytest.approx(0.2)
+
+
+def test_only_measurements_count(clock) -> None:
+    """Of every third update: 18 s."""
+    assert clock(4, 3)["minutes"] == pytest.approx(0.3)
+
+
+def test_what_isnt_reached_is_unknown(clock) -> None:
+    assert clock(1, 1)["minutes"] is None
+
+
+def test_the_quickest_that_always_arrives_is_first(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    board = load("run")
+    rest = {
+        "job": "sums",
+        "settings": "",
+        "commit": "abc",
+        "date": "2026-11-28",
+        "machine": "CPU",
+        "final": [0.9],
+    }
+    times = {"sometimes": [0.1, None], "slow": [2.0, 2.5], "quick": [1.0, 1.5], "not": [None, None]}
+    text = board.page([{**rest, "method": name, "ours": ours} for name, ours in times.items()])
+    lines = [line for line in text.splitlines() if line.startswith("| sums")]
+    assert [line.split(" | ")[1] for line in lines] == ["quick", "slow", "sometimes", "not"]
+    assert "| 0.10, never |" in lines[2]
+
+
+def test_the_page_is_of_the_results() -> None:
+    board = load("run")
+    rows = json.loads(board.RESULTS.read_text())
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == board.page(rows)
