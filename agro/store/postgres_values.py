@@ -112,18 +112,20 @@ class Column(bytes):
     @classmethod
     def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = shortened) -> Column:
         """`encode`: of texts."""
-        oid, number = _OIDS[kind], _NUMBERS.get(kind)
         if not values:
-            return cls(b"\0" * 8 + struct.pack(">I", oid))
-        head = struct.pack(">iiIii", 1, 1, oid, len(values), 1)
-        if number and None not in values:
-            return cls(head + struct.pack(f">{f'i{number}' * len(values)}", *chain(*zip(repeat(8), values))))
-        if number:
-            encode = partial(struct.pack, f">{number}")
-        elif kind == "BYTEA":
-            encode = bytes
-        cells = (None if value is None else encode(value) for value in values)
-        return cls(head + b"".join(NULL if x is None else len(x).to_bytes(4, "big") + x for x in cells))
+            return cls(b"\0" * 8 + struct.pack(">I", _OIDS[kind]))
+        head = struct.pack(">iiIii", 1, 1, _OIDS[kind], len(values), 1)
+        if number := _NUMBERS.get(kind):
+            if None not in values:
+                many = f">{f'i{number}' * len(values)}"
+                return cls(head + struct.pack(many, *chain(*zip(repeat(8), values))))
+            pack = partial(struct.pack, f">i{number}", 8)
+            return cls(head + b"".join(NULL if value is None else pack(value) for value in values))
+        cells: dict[Any, bytes] = {None: NULL}  # of the different values: many are in all rows
+        for value in set(values) - {None}:
+            cell = bytes(value) if kind == "BYTEA" else encode(value)
+            cells[value] = len(cell).to_bytes(4, "big") + cell
+        return cls(head + b"".join(map(cells.__getitem__, values)))
 
     @classmethod
     def each(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
