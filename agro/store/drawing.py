@@ -178,7 +178,7 @@ class Draws:
             rows = self._database.run(
                 "DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [name]
             )
-            before = dict(rows)
+            before: dict[Any, int] = dict(rows)
             counts = self._database.run(queries.COUNTED_USES, [name])
             self._tables.put("group_uses", [(name, *uses) for uses in counts])
             after = {group: uses for group, uses, _ in counts}

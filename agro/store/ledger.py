@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
+from agro.store.database import PAGE_ENTRIES
 from agro.store.drawing import Draws
-from agro.store.paging import PAGE_ENTRIES, Page, read_pages
 from agro.store.records import Commit, Rewind
 from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
 from agro.store.samples import Experience
@@ -71,12 +72,8 @@ class Ledger:
         total = hashlib.sha256()
         for table in ("samples", "pairs"):
             key = "id" if table == "samples" else "rowid"
-            sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {PAGE_ENTRIES}"
-
-            def read(cursor: int, sql: str = sql) -> Page[tuple[Any, ...]]:
-                return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
-
-            for row in read_pages(read):
+            sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key}"
+            for row in chain.from_iterable(self._database.pages(sql, rows=PAGE_ENTRIES)):
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
 

@@ -43,7 +43,6 @@ from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 
 from agro.store.database import Database, P, Statement
-from agro.store.paging import PAGE_BYTES, Page, first_page
 from agro.store.postgres_sql import IS_MADE, MADE, SCHEMA, definitions, rows_of, to_postgres
 from agro.store.postgres_values import DELETE_UNUSED_IDS, TEXT, Column, long_ids, register, restored
 from agro.store.sample_rows import in_place
@@ -338,11 +337,6 @@ class PostgresDatabase(Database):
                 if is_part:
                     raise
                 self.reconnect()
-
-    def page(
-        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
-    ) -> Page[tuple[Any, ...]]:
-        return first_page(self.run(sql, args), rows, size)
 
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()

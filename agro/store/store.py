@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from agro.errors import AgroWarning, Refused
+from agro.errors import AgroWarning
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule, Selection
 from agro.store.drawing import Draws, wait_for_groups
@@ -35,15 +35,7 @@ def opened(location: Location, *, read_only: bool, create: bool, timeout: float)
         from agro.store.postgres import PostgresDatabase  # which needs psycopg
 
         return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
-    database = SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
-    share = database.share()
-    if share is not None:
-        database.close()
-        raise Refused(
-            f"{location}: expected a store that has all samples, got store {share[0] + 1} of {share[1]} that "
-            "were one together. What to do: agro store join A.db B.db OUT.db, of all of them in order"
-        )
-    return database
+    return SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
 
 
 class Store:
