@@ -6,9 +6,10 @@ import math
 import shutil
 import sqlite3
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agro.errors import Refused
 from agro.io.files import writing
 from agro.store.database import DERIVED, LEDGERS
 from agro.store.location import url_of
-from agro.store.sample_rows import INSERT, SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
+from agro.store.sample_rows import SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
 from agro.store.sqlite import columns_fit, read_text
 from agro.store.store import Store
 
@@ -30,27 +31,18 @@ PAGE_COUNT = slice(28, 32)
 PAGE_COUNT_VALID_FOR = slice(92, 96)  # the change counter with which SQLite believes the number of pages
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
 SHOWN = 10  # ids that a printed report spells out
-COPIED = tuple(table for table in LEDGERS if table not in DERIVED)
+COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
+COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS if table not in DERIVED}
 SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
-# Ways to the last rowid of a table: by its own pages, by an index, and by other tables that name it.
+# Ways to the last rowid of a table besides its own pages: by an index, and by other tables that name it.
 LAST_ROWIDS = {
     "samples": (
-        "SELECT max(id) FROM samples",
         "SELECT max(id) FROM samples INDEXED BY samples_state WHERE state >= 0",
         "SELECT max(sample) FROM draws",
         "SELECT max(cursor) FROM commits",
     ),
-    "pairs": ("SELECT max(rowid) FROM pairs",),
-    "draws": (
-        "SELECT max(rowid) FROM draws",
-        "SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",
-    ),
-    "commits": (
-        "SELECT max(rowid) FROM commits",
-        "SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",
-    ),
-    "imports": ("SELECT max(rowid) FROM imports",),
-    "identities": ("SELECT max(rowid) FROM identities",),
+    "draws": ("SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",),
+    "commits": ("SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",),
 }
 
 
@@ -58,34 +50,23 @@ LAST_ROWIDS = {
 class RecoveryReport:
     """What was taken, and what is lost because it can't be read or isn't as it was written."""
 
-    samples: int = 0
-    pairs: int = 0
-    draws: int = 0
-    commits: int = 0
-    imports: int = 0
-    identities: int = 0
+    taken: Counter[str] = field(default_factory=Counter)  # rows, by table
     lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last
-    lost_pairs: int = 0  # as lost draws: with the rows of a lost sample
-    lost_draws: int = 0
-    lost_commits: int = 0
-    lost_imports: int = 0
-    lost_identities: int = 0
+    lost_rows: Counter[str] = field(default_factory=Counter)  # by table, also with the rows of a lost sample
     may_miss: list[str] = field(default_factory=list)  # tables whose number of rows is unknown
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        lost = {f"lost_{table}": self.lost_rows[table] for table in COLUMNS if table != "samples"}
+        taken = {table: self.taken[table] for table in COLUMNS}
+        return {**taken, "lost": self.lost, **lost, "may_miss": self.may_miss}
 
     def __str__(self) -> str:
-        lines = [
-            f"taken: {self.samples} samples, {self.pairs} pairs, {self.draws} draws, {self.commits} commits"
-        ]
+        counts = [f"{self.taken[table]} {table}" for table in ("samples", "pairs", "draws", "commits")]
+        lines = [f"taken: {', '.join(counts)}"]
         if self.lost:
             ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
             lines.append(f"lost samples: {len(self.lost)} (ids {ids})")
-        for table in COPIED:
-            count = getattr(self, f"lost_{table}")
-            if count:
-                lines.append(f"lost {table}: {count}")
+        lines += [f"lost {table}: {count}" for table, count in self.lost_rows.items() if count]
         if self.may_miss:
             lines.append(f"unknown how many there were: {', '.join(self.may_miss)}")
         return "\n".join(lines)
@@ -116,7 +97,7 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
         Store.open(fresh).close()
         with Store.open(new) as store, closing(_open(path, copy, fresh)) as damaged:
             report = _copy_all(damaged, store, copy.stat().st_size)
-        if not report.samples:
+        if not report.taken["samples"]:
             raise Refused(NOTHING.format(path=path))
         new.rename(target)
     return report
@@ -124,21 +105,24 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
 
 def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryReport:
     """`size`: of the damaged file, in bytes."""
-    report = RecoveryReport()
+    report, ids = RecoveryReport(), set[int]()
     with store.transaction():
-        end = _end(damaged, "samples", size, report)
-        ids = set[int]()
-        for row in _rows(damaged, "samples", SAMPLE, end):
-            if row is not None and is_valid_sample(row[1:]) and _insert(store, INSERT, row[1:]):
-                ids.add(row[0])
-        if "samples" in report.may_miss:
-            end = max(ids, default=0)
-        report.samples = len(ids)
-        report.lost = [i for i in range(1, end + 1) if i not in ids]
-        for table in COPIED:
-            copied, lost = _copy_ledger(damaged, store, table, _end(damaged, table, size, report), ids)
-            setattr(report, table, copied)
-            setattr(report, f"lost_{table}", 0 if table in report.may_miss else lost)
+        for table, columns in COLUMNS.items():  # the first is samples, which others name
+            insert, end = insert_into(table, columns), _end(damaged, table, size, report)
+            is_whole = is_valid_sample if table == "samples" else lambda row: is_valid(row[1:])
+            naming = [columns.index(name) for name in SAMPLES_OF.get(table, ())]
+            for row in _rows(damaged, table, columns, end):
+                if row is not None and is_whole(row) and {row[i] for i in naming} <= ids:
+                    with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
+                        store._database.run(insert, row)
+                        report.taken[table] += 1
+                        if table == "samples":
+                            ids.add(row[0])
+                        continue
+                report.lost_rows[table] += table != "samples" and table not in report.may_miss
+            if table == "samples":
+                last = max(ids, default=0) if table in report.may_miss else end
+                report.lost = [i for i in range(1, last + 1) if i not in ids]
         for (run,) in store._database.run("SELECT DISTINCT run FROM draws"):
             store.draws.recount_uses(decode_text(run))
         store.tables.put("requests", store._database.run(_REQUESTS))
@@ -151,31 +135,6 @@ SELECT substr(s.file, 5), s.record, 'recovered', min(s.state) <> 0, min(d.step)
 FROM samples s LEFT JOIN draws d ON d.sample = s.id AND d.run = substr(s.file, 5)
 WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
 """
-
-
-def _copy_ledger(
-    damaged: sqlite3.Connection, store: Store, table: str, end: int, ids: set[int]
-) -> tuple[int, int]:
-    """How many rows of a small table were copied, and how many lost, those of a lost sample among them."""
-    columns = (*LEDGERS[table], "checksum")
-    insert = insert_into(table, ("rowid", *columns))
-    copied = lost = 0
-    for row in _rows(damaged, table, columns, end):
-        is_copied = False
-        if row is not None and is_valid(row[1:]):
-            named = {row[1 + columns.index(name)] for name in SAMPLES_OF.get(table, ())}
-            is_copied = named <= ids and _insert(store, insert, row)
-        copied, lost = copied + is_copied, lost + (not is_copied)
-    return copied, lost
-
-
-def _insert(store: Store, insert: str, row: Row) -> bool:
-    """False where the row is there already: in a damaged tree it may be read twice."""
-    try:
-        store._database.run(insert, row)
-    except sqlite3.IntegrityError:
-        return False
-    return True
 
 
 def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
@@ -207,7 +166,7 @@ def _schema(connection: sqlite3.Connection) -> list[Row]:
 def _end(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryReport) -> int:
     """The last rowid that anything in the store names; else as many rows as `size` bytes can have."""
     rowids = []
-    for sql in LAST_ROWIDS[table]:
+    for sql in (f"SELECT max(rowid) FROM {table}", *LAST_ROWIDS.get(table, ())):
         try:
             [(rowid,)] = damaged.execute(sql)
         except sqlite3.DatabaseError:
@@ -225,12 +184,11 @@ def _end(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryRep
 def _rows(
     damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], end: int
 ) -> Iterator[Row | None]:
-    """(rowid, *columns) of all rows up to rowid `end`; None for each that can't be read.
+    """All rows up to rowid `end`, which is the first column; None for each that can't be read.
 
     An interval of rowids that can't be read as one is halved, down to the single rows.
     """
-    names = ", ".join(("rowid", *columns))
-    sql = f"SELECT {names} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+    sql = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     intervals = [(start, min(start + BLOCK - 1, end)) for start in range(1, end + 1, BLOCK)]
     intervals.reverse()  # a stack, whose top is the next one
     while intervals:
