@@ -240,9 +240,7 @@ class Action(Enum):
 
 
 def store(
-    action: Annotated[
-        Action, typer.Argument(help="copy: a store to a new one, a file or postgresql://….")
-    ],
+    action: Annotated[Action, typer.Argument(help="copy: a store to a new one, a file or postgresql://….")],
     old: Annotated[Path, typer.Argument()],
     new: Annotated[Path, typer.Argument()],
 ) -> None:

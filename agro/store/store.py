@@ -21,7 +21,7 @@ from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
-from agro.store.split import RunClusters, Split
+from agro.store.split import Split
 from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Survey
 from agro.store.tables import Tables
@@ -50,7 +50,7 @@ class Store:
 
     - `experience`: samples, and judgments of them
     - `survey`: what there is, without the samples themselves
-    - `split`: which prompts are held out, and which are trained on; `clusters`: of runs, by which it does
+    - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
     - `ledger`: what runs committed, and going back to a commit
@@ -68,14 +68,14 @@ class Store:
         self.tables = Tables(database)
         self.experience = Experience(self.tables)
         self.survey = Survey(self.tables)
-        self.clusters = database.repeating(RunClusters(database))
-        self.split = Split(self.survey, self.clusters)
+        self.split = Split(self.survey, database)
         self.draws = Draws(self.tables, self.experience, self.split)
         self.requests = Requests(self.tables, self.experience)
         self.ledger = Ledger(self.tables, self.draws)
         self.imports = Imports(self.tables, self.draws, self.ledger)
         self.leases = Leases(database)
-        for name in ("tables", "experience", "survey", "draws", "requests", "ledger", "imports", "leases"):
+        parts = ("tables", "experience", "survey", "split", "draws", "requests", "ledger", "imports")
+        for name in (*parts, "leases"):
             setattr(self, name, database.repeating(getattr(self, name)))
 
     @classmethod

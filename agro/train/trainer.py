@@ -26,9 +26,9 @@ from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store
 from agro.store.leases import trainer_of
-from agro.store.lifeline import leased
 from agro.store.location import Location, located
 from agro.store.queries import chosen
+from agro.store.shared import leased
 from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of

@@ -9,7 +9,7 @@ from making import group
 
 from agro.store import Origin, Store, lifeline
 from agro.store.leases import Leases
-from agro.store.lifeline import leased
+from agro.store.shared import leased
 from agro.store.store import opened
 
 
