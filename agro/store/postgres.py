@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -413,7 +412,7 @@ class PostgresDatabase(Database):
             return [restored(rows, texts, self._long_ids) for rows, texts in self._pipeline.run(batch)]
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
-        except (psycopg.Error, OverflowError, struct.error) as error:
+        except (psycopg.Error, OverflowError) as error:
             self._refuse(error)
 
     def _long_ids(self, digests: set[str]) -> dict[str, str]:
@@ -430,7 +429,7 @@ class PostgresDatabase(Database):
             if self._open and isinstance(error, errors.AdminShutdown):
                 self._hold = min(2 * self._hold, LONGEST_HOLD)
             raise Lost(f"{self.path}: the connection was lost: {error}") from error
-        if isinstance(error, errors.NumericValueOutOfRange | OverflowError | struct.error):
+        if isinstance(error, errors.NumericValueOutOfRange | OverflowError):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
         if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error

@@ -116,11 +116,14 @@ class Column(bytes):
             return cls(b"\0" * 8 + struct.pack(">I", _OIDS[kind]))
         head = struct.pack(">iiIii", 1, 1, _OIDS[kind], len(values), 1)
         if number := _NUMBERS.get(kind):
-            if None not in values:
-                many = f">{f'i{number}' * len(values)}"
-                return cls(head + struct.pack(many, *chain(*zip(repeat(8), values))))
-            pack = partial(struct.pack, f">i{number}", 8)
-            return cls(head + b"".join(NULL if value is None else pack(value) for value in values))
+            try:
+                if None not in values:
+                    many = f">{f'i{number}' * len(values)}"
+                    return cls(head + struct.pack(many, *chain(*zip(repeat(8), values))))
+                pack = partial(struct.pack, f">i{number}", 8)
+                return cls(head + b"".join(NULL if value is None else pack(value) for value in values))
+            except struct.error as error:
+                raise Refused(f"expected integers of 64 bits: {error}") from None
         cells: dict[Any, bytes] = {None: NULL}  # of the different values: many are in all rows
         for value in set(values) - {None}:
             cell = bytes(value) if kind == "BYTEA" else encode(value)

@@ -75,7 +75,7 @@ def _origin_terms(
     terms, args = list[str](), list[Any]()
     for column, values in (("role", roles), ("source", sources)):
         if values is not None:
-            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
+            terms.append(f"{column} IN ({', '.join('?' * len(values))})" if values else "FALSE")
             args += map(encode_text, values)
     return terms, args
 
