@@ -42,8 +42,20 @@ from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 
 from agro.store.database import Database, P, Statement
-from agro.store.postgres_sql import IS_MADE, MADE, SCHEMA, definitions, rows_of, to_postgres
-from agro.store.postgres_values import DELETE_UNUSED_IDS, TEXT, Column, long_ids, register, restored
+from agro.store.postgres_dialect import (
+    DELETE_UNUSED_IDS,
+    IS_MADE,
+    MADE,
+    SCHEMA,
+    TEXT,
+    Column,
+    definitions,
+    long_ids,
+    register,
+    restored,
+    rows_of,
+    to_postgres,
+)
 from agro.store.sample_rows import in_place
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost
