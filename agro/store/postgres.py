@@ -37,7 +37,7 @@ from psycopg import errors
 from psycopg.abc import PQGen
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ExecStatus, Format, PipelineStatus
+from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 
@@ -466,35 +466,39 @@ class Pipeline:
         values, pgconn, count = self._values, self._pgconn, len(batch)
         if len(self._prepared) > PREPARED:
             self._prepared, batch = {}, [("DEALLOCATE ALL", ()), *batch]
+        names = dict[tuple[str, Any], bytes]()  # of statements that are new
         commands: list[Callable[[], None]] = []
-        new: dict[tuple[str, Any], int] = {}  # the places of those that prepare a statement
+        prepares: list[tuple[str, Any] | None] = []  # by each command; None: it runs one
         for sql, args in batch:
             sent = values.dump_sequence(args, [PyFormat.AUTO] * len(args))
-            key = sql, values.types
-            if key not in self._prepared:
+            key, formats = (sql, values.types), values.formats
+            name = self._prepared.get(key) or names.get(key)
+            if name is None:
                 self._count += 1
-                self._prepared[key] = f"{self._count} {sql[:20]}".encode()
-                new[key] = len(commands)
-                commands.append(partial(pgconn.send_prepare, self._prepared[key], sql.encode(), key[1]))
-            name, formats = self._prepared[key], values.formats
+                name = names[key] = f"{self._count} {sql[:20]}".encode()
+                commands.append(partial(pgconn.send_prepare, name, sql.encode(), key[1]))
+                prepares.append(key)
             commands.append(partial(pgconn.send_query_prepared, name, sent, formats, Format.BINARY))
-        results = list[PGresult]()
+            prepares.append(None)
+        results, lost = list[PGresult](), None
         try:
             self._connection.wait(self._exchange(commands, results))
-        except psycopg.OperationalError:
-            if not any(result.status == ExecStatus.FATAL_ERROR for result in results):
-                raise  # else the server has said why it ends the connection
+        except psycopg.OperationalError as error:
+            lost = error  # unless the server has said why
         finally:
             if pgconn.pipeline_status != PipelineStatus.OFF:
                 pgconn.finish()
-        for result in results:
+        answers = []
+        for key_of_new, result in zip(prepares, results):
             if result.status == ExecStatus.FATAL_ERROR:
-                for key, place in new.items():
-                    if place >= results.index(result):
-                        del self._prepared[key]
                 raise errors.error_from_result(result)
-        answers = [result for i, result in enumerate(results) if i not in new.values()]
-        return [self._rows(result) for result in answers[-count:]]
+            if key_of_new is None:
+                answers.append(self._rows(result))
+            else:
+                self._prepared[key_of_new] = names[key_of_new]
+        if lost or len(results) < len(commands):
+            raise lost or psycopg.OperationalError("the server ended the connection")
+        return answers[-count:]
 
     def _exchange(self, commands: Sequence[Callable[[], None]], results: list[PGresult]) -> PQGen[None]:
         """Send commands, and add what each is answered with to `results`; waits meanwhile."""
@@ -519,6 +523,8 @@ class Pipeline:
                     return
                 if result is not None:
                     results.append(result)
+            if pgconn.status == ConnStatus.BAD:
+                return
 
     def _rows(self, result: PGresult) -> tuple[list[tuple[Any, ...]], list[int]]:
         if not result.nfields:
