@@ -325,10 +325,7 @@ class Draws:
 
 def _groups(rows: Iterable[tuple[Any, ...]]) -> dict[int, DamagedSample]:
     """The groups of samples, by the rows of `queries.GROUPS_OF`."""
-    return {
-        i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
-        for i, prompt_id, e in rows
-    }
+    return {i: DamagedSample(i, decode_text(prompt_id), decode_text(e)) for i, prompt_id, e in rows}
 
 
 def _responses(

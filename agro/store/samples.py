@@ -200,10 +200,6 @@ class Experience:
         """Begin to add samples that are written together. Inside of a transaction."""
         return AppendTransaction(self._database, prompt_ids)
 
-    def last_id(self) -> int:
-        """The id of the sample that was added last; 0 where there is none."""
-        return self._tables.last_id()
-
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
         records: dict[str, set[int]] = {}
