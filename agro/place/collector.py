@@ -24,7 +24,7 @@ from agro.rollout import Activity, Rollout, Task, collect
 from agro.rollout.engines import Engine, NoServer
 from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
-from agro.store.leases import trainer_of
+from agro.store.ledger import trainer_of
 from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
 from agro.store.shared import LocalFolder, leased, shared_runs

@@ -21,7 +21,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
-from agro.store import candidates, leases, split
+from agro.store import candidates, ledger, split
 from agro.store.database import LEDGERS, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
@@ -37,7 +37,13 @@ CREATE UNLOGGED TABLE pieces (
 )
 """
 DDL = ";".join(
-    (TABLES, SHARED, leases.TABLE, split.TABLE, *(table.format(schema="main") for table in candidates.TABLES))
+    (
+        TABLES,
+        SHARED,
+        ledger.LEASES,
+        split.TABLE,
+        *(table.format(schema="main") for table in candidates.TABLES),
+    )
 )
 MADE = frozenset(re.findall(r"CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(?:main\.)?(\w+)", DDL))
 # By the catalog's rows: what to_regclass remembers may be older than the lock.

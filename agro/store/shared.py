@@ -1,5 +1,5 @@
 """The folder that the processes of a run share, on this host or in the database of the run's store; and the
-thread that says of a process, again and again, that it lives (see `agro.store.leases`).
+thread that says of a process, again and again, that it lives (see `agro.store.ledger`).
 
 It has small files, each replaced as a whole, and folders of files that are complete or missing. In a database
 the files of folders are rows of 1 MiB, which aren't logged: after a crash of the server they are missing.

@@ -14,8 +14,7 @@ from agro.store.draw_rules import At, DrawRule, Selection
 from agro.store.drawing import Draws, wait_for_groups
 from agro.store.export import write_samples
 from agro.store.imports import Imports
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
+from agro.store.ledger import Leases, Ledger, Requests
 from agro.store.location import Location, url_of
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair

@@ -8,7 +8,7 @@ from pathlib import Path
 from making import group
 
 from agro.store import Origin, Store, shared
-from agro.store.leases import Leases
+from agro.store.ledger import Leases
 from agro.store.shared import leased
 from agro.store.store import opened
 
