@@ -4,9 +4,9 @@ A request is one prompt of a run's endless order, by its number. A collector cla
 under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
 claim of a dead collector goes to the next one, which samples only the missing responses.
 
-Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A stopped
-or unreachable process loses its lease although it lives. That is harmless: what it stores later was stored by
-another one before, and is kept once (`Origin`).
+Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A
+stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
+stored by another one before, and is kept once (`Origin`).
 """
 
 from __future__ import annotations
