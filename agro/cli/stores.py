@@ -237,33 +237,19 @@ def forget(
 
 class Action(Enum):
     copy = "copy"
-    join = "join"
 
 
 def store(
-    action: Annotated[
-        Action,
-        typer.Argument(
-            help="copy: a store to a new one, a file or postgresql://…; join: make one of several that "
-            "earlier versions had as one."
-        ),
-    ],
-    stores: Annotated[list[Path], typer.Argument(help="copy: OLD and NEW. join: all, in order, and OUT.")],
+    action: Annotated[Action, typer.Argument(help="copy: a store to a new one, a file or postgresql://….")],
+    old: Annotated[Path, typer.Argument()],
+    new: Annotated[Path, typer.Argument()],
 ) -> None:
-    least, expected = (2, "A B") if action is Action.copy else (3, "A.db B.db OUT.db")
-    if len(stores) < least or (action is Action.copy and len(stores) > least):
-        given = " ".join(map(str, stores))
-        raise Refused(f"agro store {action.value}: expected {expected}, got {given}")
-    from agro.store.copying import copy, join
+    from agro.store.copying import copy
 
-    *old, out = stores
-    if action is Action.copy:
-        copy(old[0], out)
-    else:
-        join(old, out)
-    with Store.open(out, read_only=True) as made:
+    copy(old, new)
+    with Store.open(new, read_only=True) as made:
         counts = made.counts()
-        print(f"{out}: {counts.samples} samples in {counts.groups} groups")
+        print(f"{new}: {counts.samples} samples in {counts.groups} groups")
 
 
 COLUMN = 26  # characters of a group's column at least

@@ -202,7 +202,7 @@ class EntryWriter:
 
     def __init__(self, store: Store, report: ImportReport, options: Reading, license: str | None) -> None:
         self._store, self._report, self._options, self._license = store, report, options, license
-        self._last = store.experience.last_id()
+        self._last = store.tables.last_id()
 
     def check(self, path: Path, digest: str, *, replacing: bool) -> None:
         """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""

@@ -135,7 +135,7 @@ class RayLauncher:
                 f"none was within {START_SECONDS:g} s; the cluster has {ray.available_resources()}"
             )
 
-    def start(self, process: PlacedProcess, *, again: bool) -> RayProcess:
+    def __call__(self, process: PlacedProcess, again: bool) -> RayProcess:
         actor = self._runner.options(**self._options(process)).remote()
         log = str(log_file(self._logs, process))
         argv = process.argv(PYTHON, again)

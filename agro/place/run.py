@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from agro.errors import Refused
 from agro.place.placement import PlacedRecord, Placement, Plan, TrainCommand
-from agro.place.supervisor import Launcher, LocalLauncher, Supervised, Supervisor
+from agro.place.supervisor import Supervised, Supervisor, launch_here
 
 LOGS = "logs"  # a folder in the run's, of the processes' output
 VARIABLES = {"PYTHONUNBUFFERED": "1"}
@@ -45,19 +45,19 @@ def place(placement: Placement, command: TrainCommand) -> int:
         return furthest
 
     with ExitStack() as ended:
-        launcher: Launcher = LocalLauncher(logs, VARIABLES)
+        launch = launch_here(logs, VARIABLES)
         if placement.kind == "ray":  # which places all of them; this process supervises
             from agro.place import on_ray
 
             ray = on_ray.connect(placement)
             ended.callback(ray.shutdown)
-            launcher = on_ray.RayLauncher(ray, plan.processes, settings.ranks, logs, VARIABLES)
+            launch = on_ray.RayLauncher(ray, plan.processes, settings.ranks, logs, VARIABLES)
             say(f"the trainer writes to {logs / 'trainer.log'}")
         for note in plan.notes:
             say(f"note: {note}")
         names = ", ".join(process.name for process in plan.processes)
         say(f"processes: {names}; agro ps {folder} shows them")
-        return Supervisor(plan, launcher, settings.restarts, furthest_step, record, say).run()
+        return Supervisor(plan, launch, settings.restarts, furthest_step, record, say).run()
 
 
 def say(text: str) -> None:

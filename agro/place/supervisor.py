@@ -3,7 +3,7 @@
 A process that is killed, or fails by an error of ours, is started again: the trainer with `--resume` from its
 last checkpoint, a collector under its name, which takes up its own claims. What a person must mend isn't
 started again: a refusal (exit code 2) of any but a collector ends the run, and so does that of the last
-collector. The number of restarts is bounded, see `Lives`.
+collector. The number of restarts is bounded, see `Supervised`.
 """
 
 from __future__ import annotations
@@ -56,23 +56,20 @@ class Started(Protocol):
         """End the process, as by SIGKILL."""
 
 
-class Launcher(Protocol):
-    """Finds a host for a process, and starts it there."""
-
-    def start(self, process: PlacedProcess, *, again: bool) -> Started: ...
+# Finds a host for a process and starts it there; whether it is started again.
+Launch = Callable[[PlacedProcess, bool], Started]
 
 
-@dataclass(frozen=True)
-class LocalLauncher:
-    """Starts processes beside this one. The trainer writes to the terminal, the others into files."""
+def launch_here(logs: Path, environment: Mapping[str, str]) -> Launch:
+    """Start processes beside this one. The trainer writes to the terminal, the others into files.
+    `environment`: variables that they have besides this one's."""
 
-    logs: Path
-    environment: Mapping[str, str]  # variables that they have besides this one's
-
-    def start(self, process: PlacedProcess, *, again: bool) -> LocalProcess:
-        log = None if process.role == "trainer" else log_file(self.logs, process)
-        variables = {**os.environ, **self.environment}
+    def launch(process: PlacedProcess, again: bool) -> LocalProcess:
+        log = None if process.role == "trainer" else log_file(logs, process)
+        variables = {**os.environ, **environment}
         return LocalProcess(process.argv(sys.executable, again), variables, log, socket.gethostname())
+
+    return launch
 
 
 def log_file(logs: Path, process: PlacedProcess) -> Path:
@@ -81,14 +78,18 @@ def log_file(logs: Path, process: PlacedProcess) -> Path:
 
 
 @dataclass
-class Lives:
-    """How often a process was started, and may be started again.
+class Supervised:
+    """A process of the plan, and what became of it.
 
     Its deaths are counted since the run made its last step, so that a run of weeks may lose a process a day,
     and one whose process dies at once ends soon.
     """
 
+    process: PlacedProcess
     maximum: int  # deaths without a step in between after which it is started again
+    started: Started | None = None
+    since: float = 0.0  # seconds since the epoch
+    ended: str = ""  # why it doesn't run any more
     deaths: int = 0
     in_vain: int = 0
     step: int = -1  # of the run, when it died last
@@ -99,17 +100,6 @@ class Lives:
         self.step = max(step, self.step)
         self.deaths += 1
         return self.in_vain <= self.maximum
-
-
-@dataclass
-class Supervised:
-    """A process of the plan, and what became of it."""
-
-    process: PlacedProcess
-    lives: Lives
-    started: Started | None = None
-    since: float = 0.0  # seconds since the epoch
-    ended: str = ""  # why it doesn't run any more
 
     @property
     def name(self) -> str:
@@ -122,7 +112,7 @@ class Supervised:
             "host": self.started.host if self.started else None,
             "pid": self.started.pid if self.started else None,
             "since": self.since or None,
-            "restarts": self.lives.deaths,
+            "restarts": self.deaths,
             "ended": self.ended,
         }
 
@@ -133,7 +123,7 @@ class Supervisor:
     def __init__(
         self,
         plan: Plan,
-        launcher: Launcher,
+        launch: Launch,
         restarts: int,
         step: Callable[[], int],
         record: Callable[[Sequence[Supervised]], None],
@@ -142,8 +132,8 @@ class Supervisor:
         """`step`: the furthest step of the run. `record` is called whenever a process began or ended, and
         when it becomes known where it is.
         """
-        self.plan, self.launcher, self.step, self.record, self.say = plan, launcher, step, record, say
-        self.processes = [Supervised(process, Lives(restarts)) for process in plan.processes]
+        self.plan, self.launch, self.step, self.record, self.say = plan, launch, step, record, say
+        self.processes = [Supervised(process, restarts) for process in plan.processes]
         self._furthest = -1
         self._recorded: list[dict[str, Any]] = []
         self._signal = 0  # that asked for a stop
@@ -204,26 +194,25 @@ class Supervisor:
             self.say("no collector is left: the run ends, and resumes with --resume")
             return REFUSED
         self._furthest = max(self._furthest, self.step())
-        lives, lived = supervised.lives, duration(time.time() - supervised.since)
+        lived = duration(time.time() - supervised.since)
         who = f"{supervised.name} ({_place(supervised)}) {death_words(code)} after {lived}"
-        if not lives.die(self._furthest):
+        if not supervised.die(self._furthest):
             supervised.ended = death_words(code)
             self.say(
-                f"{who}, {lives.in_vain} times without a step in between: the run ends. What to "
+                f"{who}, {supervised.in_vain} times without a step in between: the run ends. What to "
                 "do: see why (RUN/logs), then continue with --resume"
             )
             return 1
         self.say(f"{who}: {GOES_ON[role]}")
         self._start(supervised)
-        left = lives.maximum - lives.in_vain
+        left = supervised.maximum - supervised.in_vain
         self.say(
             f"{supervised.name} is started again ({_place(supervised)}); {left} more without a step end it"
         )
         return None
 
     def _start(self, supervised: Supervised) -> None:
-        again = supervised.lives.deaths > 0
-        supervised.started = self.launcher.start(supervised.process, again=again)
+        supervised.started = self.launch(supervised.process, supervised.deaths > 0)
         supervised.since = time.time()
         self._record_changes()
 

@@ -1,5 +1,6 @@
 """The store of experience: samples, draws of them, claims of samplers, and what was imported."""
 
+from agro.store.copying import RecoveryReport, recover
 from agro.store.draw_rules import At, DrawRule, Selection, is_held_out
 from agro.store.export import write_samples
 from agro.store.records import (
@@ -14,7 +15,6 @@ from agro.store.records import (
     Rewind,
     SampleSummary,
 )
-from agro.store.recover import RecoveryReport, recover
 from agro.store.sample_rows import Origin
 from agro.store.store import Store
 

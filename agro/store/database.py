@@ -6,17 +6,21 @@ SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agro.store.paging import PAGE_BYTES, Page
-
 P = TypeVar("P")
+Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]  # and its arguments
 SCHEMA = 9
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
+PAGE_ROWS = 256  # samples of a page
+PAGE_BYTES = 1 << 24  # a page ends where its rows have more
+PAGE_GROUPS = 256
+PAGE_RESPONSES = 4096  # a page of groups ends where these have more
+PAGE_ENTRIES = 4096  # rows of small tables, and what is known of samples
 
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
@@ -76,19 +80,28 @@ class Database(ABC):
     def in_transaction(self) -> bool: ...
 
     @abstractmethod
-    def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
         """The rows of a statement."""
 
-    def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
+    def run_all(self, *statements: Statement) -> list[list[Row]]:
         """The rows of each of several statements, which don't depend on each other."""
         return [self.run(sql, args) for sql, args in statements]
 
-    @abstractmethod
-    def page(
-        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
-    ) -> Page[tuple[Any, ...]]:
-        """The first rows of a query, whose first column is the cursor: `rows` of them, or fewer that have
-        `size` bytes."""
+    def pages(self, sql: str, args: Sequence[Any] = (), *, rows: int) -> Iterator[list[Row]]:
+        """The rows of a query of any size, so many at a time. `sql` ends with the condition and the order of
+        its first column: `id > ? ORDER BY id`. Nothing stays open between two pages, so that a caller may
+        write meanwhile, or never ask for the next one."""
+        cursor, has_more = 0, True
+        while has_more:
+            page, has_more = self.first(f"{sql} LIMIT {rows}", [*args, cursor], rows)
+            if page:
+                cursor = page[-1][0]
+                yield page
+
+    def first(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
+        """At most so many rows, and whether there may be more."""
+        page = self.run(sql, args)
+        return page, len(page) == rows
 
     @abstractmethod
     def insert(

@@ -178,7 +178,7 @@ class Draws:
             rows = self._database.run(
                 "DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [name]
             )
-            before = dict(rows)
+            before: dict[Any, int] = dict(rows)
             counts = self._database.run(queries.COUNTED_USES, [name])
             self._tables.put("group_uses", [(name, *uses) for uses in counts])
             after = {group: uses for group, uses, _ in counts}
@@ -325,10 +325,7 @@ class Draws:
 
 def _groups(rows: Iterable[tuple[Any, ...]]) -> dict[int, DamagedSample]:
     """The groups of samples, by the rows of `queries.GROUPS_OF`."""
-    return {
-        i: DamagedSample(i, decode_text(prompt_id), None if e is None else decode_text(e))
-        for i, prompt_id, e in rows
-    }
+    return {i: DamagedSample(i, decode_text(prompt_id), decode_text(e)) for i, prompt_id, e in rows}
 
 
 def _responses(

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
 from agro.store.candidates import drop_orders
-from agro.store.database import Database
+from agro.store.database import PAGE_GROUPS, PAGE_ROWS, Database
 from agro.store.drawing import Draws
 from agro.store.ledger import Ledger
-from agro.store.paging import PAGE_GROUPS, PAGE_ROWS
 from agro.store.records import are_repeats
 from agro.store.sample_rows import SAMPLE, SELECT, Origin, decode_text, encode_text, sample_checksum
 from agro.store.tables import Tables

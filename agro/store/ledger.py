@@ -1,14 +1,19 @@
-"""What runs did: commits, going back to a commit, the log-probs that they cache, and requests.
+"""What runs did: commits, going back to a commit, the log-probs that they cache, requests, and leases.
 
 A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
 under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
 claim of a dead collector goes to the next one, which samples only the missing responses.
+
+Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A
+stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
+stored by another one before, and is kept once (`Origin`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +22,8 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
+from agro.store.database import PAGE_ENTRIES, Database
 from agro.store.drawing import Draws
-from agro.store.paging import PAGE_ENTRIES, Page, read_pages
 from agro.store.records import Commit, Rewind
 from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
 from agro.store.samples import Experience
@@ -71,12 +76,8 @@ class Ledger:
         total = hashlib.sha256()
         for table in ("samples", "pairs"):
             key = "id" if table == "samples" else "rowid"
-            sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {PAGE_ENTRIES}"
-
-            def read(cursor: int, sql: str = sql) -> Page[tuple[Any, ...]]:
-                return self._database.page(sql, [cursor], rows=PAGE_ENTRIES)
-
-            for row in read_pages(read):
+            sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key}"
+            for row in chain.from_iterable(self._database.pages(sql, rows=PAGE_ENTRIES)):
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
 
@@ -155,6 +156,9 @@ class Ledger:
         self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
 
 
+LEASES = (
+    "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
+)
 UNFINISHED = "run = ? AND done = 0"
 WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
@@ -254,3 +258,40 @@ class Requests:
 
 def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
     return sorted((SamplingRequest(*row) for row in rows), key=lambda request: request.number)
+
+
+class Leases:
+    """The leases of a store, by the clock of the host that has its file."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
+        self._database, self._clock = database, clock or database.now
+
+    def renew(self, name: str, seconds: float) -> None:
+        """Let `name` count as alive for so many seconds."""
+        with self._database.transaction():
+            self._database.run(LEASES)
+            row = (name, self._clock() + seconds, seconds)
+            self._database.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
+
+    def release(self, name: str) -> None:
+        with self._database.transaction():
+            self._database.run(LEASES)
+            self._database.run("DELETE FROM leases WHERE name = ?", [name])
+
+    def alive(self, names: Collection[str]) -> list[str]:
+        """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
+        that was set back since."""
+        if not self._database.has("leases"):
+            return []
+        now = self._clock()
+        rows = self._database.run(
+            "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
+            "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
+            [now, self._database.listed(names)],
+        )
+        return [name for (name,) in rows]
+
+
+def trainer_of(run: str) -> str:
+    """The name under which the trainer of a run has its lease."""
+    return f"trainer of {run}"

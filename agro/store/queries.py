@@ -50,7 +50,11 @@ def build_condition(**filters: Unpack[Filter]) -> Clause:
         if value is not None:
             terms.append(f"{column} IS ?")
             args.append(encode_text(value))
-    origin, origin_args = _origin_terms(filters.get("roles"), filters.get("sources"))
+    origin, origin_args = list[str](), list[Any]()
+    for column, values in (("role", filters.get("roles")), ("source", filters.get("sources"))):
+        if values is not None:
+            origin.append(f"{column} IN ({', '.join('?' * len(values))})" if values else "FALSE")
+            origin_args += map(encode_text, values)
     terms += origin
     args += origin_args
     if filters.get("best_of_group"):
@@ -66,18 +70,6 @@ def build_condition(**filters: Unpack[Filter]) -> Clause:
         terms.append("state = ?")
         args.append(STATES.index(state))
     return " AND ".join(terms), args
-
-
-def _origin_terms(
-    roles: Collection[str] | None, sources: Collection[str] | None
-) -> tuple[list[str], list[Any]]:
-    """The conditions that a row is of these roles and sources, and their arguments."""
-    terms, args = list[str](), list[Any]()
-    for column, values in (("role", roles), ("source", sources)):
-        if values is not None:
-            terms.append(f"{column} IN ({', '.join('?' * len(values))})")
-            args += map(encode_text, values)
-    return terms, args
 
 
 def chosen(data: DataConfig) -> SampleFilter:

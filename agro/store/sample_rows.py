@@ -67,7 +67,6 @@ def in_place(columns: Sequence[str], key: Sequence[str]) -> str:
     return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changed}"
 
 
-INSERT = insert_into("samples", SAMPLE)
 _AT = {name: i for i, name in enumerate(SAMPLE)}
 _fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
 _reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))

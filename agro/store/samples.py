@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store import queries
-from agro.store.database import Database
-from agro.store.paging import PAGE_ENTRIES, PAGE_ROWS, Page, read_pages
+from agro.store.database import PAGE_ENTRIES, Database
 from agro.store.queries import Filter
 from agro.store.records import Damage, LedgerSample, OtherPrompt, Pair
 from agro.store.sample_rows import (
@@ -144,18 +143,15 @@ class Experience:
         Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, which
         `skip_damaged` leaves out.
         """
-        if ids is None:
-            until = self.last_id()
-            yield from read_pages(
-                lambda cursor: self.samples_page(cursor, until, skip_damaged=skip_damaged, **chosen)
-            )
-            return
-        rising = sorted(set(ids))
-        self._tables.check_ids(rising)
-        for start in range(0, len(rising), PAGE_ROWS):
-            block = rising[start : start + PAGE_ROWS]
-            read = partial(self.samples_page, until=block[-1], ids=block, skip_damaged=skip_damaged, **chosen)
-            yield from read_pages(read)
+        self._tables.check_once("structure")
+        if ids is not None:
+            ids = sorted(set(ids))
+            self._tables.check_ids(ids)
+        for page in self._tables.sample_pages(*queries.build_condition(**chosen), ids):
+            valid = [row for row in page if is_valid_sample(row)]
+            if len(valid) < len(page) and not skip_damaged:
+                raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
+            yield from from_rows(valid)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
         """Judgments in the order in which they came; with `ids` those that join two of these samples.
@@ -204,10 +200,6 @@ class Experience:
         """Begin to add samples that are written together. Inside of a transaction."""
         return AppendTransaction(self._database, prompt_ids)
 
-    def last_id(self) -> int:
-        """The id of the sample that was added last; 0 where there is none."""
-        return self._tables.last_id()
-
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
         records: dict[str, set[int]] = {}
@@ -228,30 +220,6 @@ class Experience:
         """
         prompts = list(prompts)
         AppendTransaction(self._database, {prompt_id for prompt_id, _ in prompts}).check(prompts)
-
-    def samples_page(
-        self,
-        cursor: int,
-        until: int,
-        *,
-        ids: Sequence[int] | None = None,
-        skip_damaged: bool = False,
-        **chosen: Unpack[Filter],
-    ) -> Page[Sample]:
-        """Samples as `samples` has them, those after the id `cursor` and up to the id `until`.
-
-        `ids`: of which those that aren't in the store are left out.
-        """
-        self._tables.check_once("structure")
-        clause, args = queries.build_condition(**chosen)
-        if ids is not None:
-            clause += " AND id IN (SELECT value FROM json_each(?))"
-            args.append(self._database.listed(ids))
-        page = self._tables.sample_rows(cursor, until, clause, args)
-        samples = from_rows([row for row in page.items if is_valid_sample(row)])
-        if len(samples) < len(page.items) and not skip_damaged:
-            raise self._tables.refusal(Damage(samples=self._tables.damaged("samples")))
-        return Page(samples, page.cursor)
 
     def find(
         self, *, source: str | None = None, prompt_id: str | None = None, meta: tuple[str, str] | None = None
@@ -284,8 +252,8 @@ class Experience:
         return self._with_meta(queries.PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
 
     def _with_meta(self, where: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
-        sql = f"SELECT id, meta FROM samples WHERE {where} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
-        rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
+        sql = f"SELECT id, meta FROM samples WHERE {where} AND id > ? ORDER BY id"
+        rows = chain.from_iterable(self._database.pages(sql, args, rows=PAGE_ENTRIES))
         return [i for i, text in rows if any(map(fits, _values(text, key)))]
 
     def in_ledger(self, ledger: str, numbers: Sequence[int]) -> list[LedgerSample]:
@@ -303,9 +271,7 @@ class Experience:
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
         ids = self.find_in_ledger(ledger, numbers)
-        clause, last = "id IN (SELECT value FROM json_each(?))", max(ids, default=0)
-        args = [self._database.listed(ids)]
-        stored = read_pages(lambda cursor: self._tables.sample_rows(cursor, last, clause, args))
+        stored = chain.from_iterable(self._tables.sample_pages(ids=sorted(ids)))
         aside = [SampleRow(row).set_aside() for row in stored if is_valid_sample(row)]
         with self._database.transaction():
             columns = ("file", "record", "part", "redone", "checksum")

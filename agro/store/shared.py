@@ -1,4 +1,5 @@
-"""The folder that the processes of a run share: on this host, or in the database of the run's store.
+"""The folder that the processes of a run share, on this host or in the database of the run's store; and the
+thread that says of a process, again and again, that it lives (see `agro.store.ledger`).
 
 It has small files, each replaced as a whole, and folders of files that are complete or missing. In a database
 the files of folders are rows of 1 MiB, which aren't logged: after a crash of the server they are missing.
@@ -11,15 +12,19 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
 from agro.store.database import BUSY_TIMEOUT
-from agro.store.store import opened
+from agro.store.location import Location
+from agro.store.store import Store, opened
 
+RENEWALS = 4  # of a lease before it runs out
+RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
 PIECE_BYTES = 1 << 20
 WITHIN = "(name > ? AND name < ?)"
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
@@ -186,3 +191,29 @@ def shared_runs(url: str) -> list[str]:
     with opened(url, read_only=True, create=False, timeout=BUSY_TIMEOUT) as database:
         rows = database.run("SELECT run FROM shared WHERE name = 'config.json' ORDER BY written, run")
     return [run for (run,) in rows]
+
+
+@contextmanager
+def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
+    """Have a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
+    with Store.open(location) as store:
+        store.leases.renew(name, seconds)
+    ended = Event()
+    thread = Thread(target=_renew, args=(location, name, seconds, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(seconds)
+
+
+def _renew(location: Location, name: str, seconds: float, ended: Event) -> None:
+    """Renew a lease until the end, then give it back. Where the store can't be reached it runs out."""
+    while not ended.wait(seconds / RENEWALS):
+        with suppress(Refused), Store.open(location, timeout=seconds) as store:
+            store.leases.renew(name, seconds)
+            while not ended.wait(seconds / RENEWALS):
+                store.leases.renew(name, seconds)
+    with suppress(Refused), Store.open(location, timeout=RELEASE_SECONDS) as store:
+        store.leases.release(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,73 +24,61 @@ TABLE = "CREATE TABLE IF NOT EXISTS clusters (run TEXT PRIMARY KEY, clusters TEX
 Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
 
 
-class RunClusters:
-    """The clusters of runs, by which they draw."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._loaded: dict[str, Clusters | None] = {}
-
-    def keep(self, run: str, clusters: Clusters) -> None:
-        """Replace those of a run."""
-        with self._database.transaction():
-            self._database.run(TABLE)
-            self._database.insert(
-                "clusters", ("run", "clusters"), [(run, json.dumps(clusters))], key=("run",)
-            )
-        self._loaded.pop(run, None)
-
-    def of(self, run: str) -> Clusters | None:
-        """None where a run keeps none."""
-        if run not in self._loaded:
-            exists = self._database.has("clusters")
-            rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
-            self._loaded[run] = loads(rows[0][0]) if rows else None
-        return self._loaded[run]
-
-
-@dataclass
 class Split:
-    """The prompts of a store that are held out, and those that are trained on.
+    """The prompts of a store that are held out, and those that are trained on."""
 
-    `clusters`: of a run, which may know more prompts than the store has.
-    """
+    def __init__(self, survey: Survey, database: Database) -> None:
+        self._survey, self._database = survey, database
+        self._clusters: Clusters | None = None
+        self._of_runs: dict[str, Clusters | None] = {}
+        self._of_store: dict[float, Clusters] = {}
 
-    _survey: Survey
-    _of_runs: RunClusters
-    clusters: Clusters | None = None
-    _of_store: dict[float, Clusters] = field(default_factory=dict)
+    def use(self, clusters: Clusters | None) -> None:
+        """Split by these where no run is named. They may have more prompts than the store."""
+        self._clusters = clusters
 
     def keep(self, run: str, clusters: Clusters) -> None:
         """Split by these, in every process of the run."""
-        self.clusters = clusters
-        self._of_runs.keep(run, dict(clusters))
+        self.use(clusters)
+        with self._database.transaction():
+            self._database.run(TABLE)
+            row = (run, json.dumps(dict(clusters)))
+            self._database.insert("clusters", ("run", "clusters"), [row], key=("run",))
+        self._of_runs.pop(run, None)
+
+    def of(self, run: str) -> Clusters | None:
+        """Those of a run; None where it keeps none."""
+        if run not in self._of_runs:
+            exists = self._database.has("clusters")
+            rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
+            self._of_runs[run] = loads(rows[0][0]) if rows else None
+        return self._of_runs[run]
 
     def held_out(self, data: DataConfig, run: str = "") -> Callable[[str], bool]:
         """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself. None are
         while `data.hold_out_most` isn't resolved to a share, which a run does when it begins.
 
-        Near-copies are those that the run keeps (`clusters` where it isn't named), or else those of the store
-        as it is when this is first asked.
+        Near-copies are those that the run keeps (those in use where none is named), or else those of the
+        store as it is when this is first asked.
         """
-        clusters = self._clusters(data, run)
+        clusters = self._chosen(data, run)
         if clusters is None:
             return lambda prompt_id: False
         return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out)
 
     def name_of(self, data: DataConfig, run: str) -> str:
         """Of what `held_out` returns: another one where it holds out other prompts."""
-        clusters = self._clusters(data, run)
+        clusters = self._chosen(data, run)
         if clusters is None:
             return ""
         content = json.dumps([data.hold_out, sorted(clusters.items())])
         return blake2b(content.encode(), digest_size=8).hexdigest()
 
-    def _clusters(self, data: DataConfig, run: str) -> Clusters | None:
+    def _chosen(self, data: DataConfig, run: str) -> Clusters | None:
         """None where nothing is held out."""
         if not data.hold_out or data.hold_out_most is not None:
             return None
-        clusters = self._of_runs.of(run) if run else self.clusters
+        clusters = self.of(run) if run else self._clusters
         return self.near_copies(data.near_copies) if clusters is None else clusters
 
     def near_copies(self, limit: float) -> Clusters:

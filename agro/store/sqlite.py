@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agro.errors import Refused, Unwritable
-from agro.store.database import LEDGERS, SCHEMA, TABLES, Database
-from agro.store.paging import PAGE_BYTES, Page, first_page
+from agro.store.database import LEDGERS, PAGE_BYTES, SCHEMA, TABLES, Database, Row
 from agro.store.sample_rows import SAMPLE, insert_into
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
@@ -77,13 +76,6 @@ class SqliteDatabase(Database):
     def in_transaction(self) -> bool:
         return self._connection.in_transaction
 
-    def share(self) -> tuple[int, int] | None:
-        """Which of how many, from 0, this is of stores that an earlier version of agro had as one."""
-        if not self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
-            return None
-        [(number, count)] = self.run("SELECT number, count FROM shard")
-        return number, count
-
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))
 
@@ -116,11 +108,16 @@ class SqliteDatabase(Database):
         except _ERRORS as error:
             self._refuse(error)
 
-    def page(
-        self, sql: str, args: Sequence[Any], *, rows: int, size: int = PAGE_BYTES
-    ) -> Page[tuple[Any, ...]]:
+    def first(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
+        """Fewer rows where they have `PAGE_BYTES`."""
+        page, size = list[Row](), 0
         with self._plainly(), closing(self._connection.execute(sql, args)) as query:
-            return first_page(query, rows, size)
+            for row in query:
+                page.append(row)
+                size += sum([len(value) for value in row if isinstance(value, (str, bytes))])
+                if size >= PAGE_BYTES:
+                    return page, True
+        return page, len(page) == rows
 
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
@@ -234,6 +231,8 @@ class SqliteDatabase(Database):
             raise Refused(
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
             )
+        if self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
+            schema = "a part of several stores that were one"
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "

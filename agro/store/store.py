@@ -8,20 +8,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from agro.errors import AgroWarning, Refused
+from agro.errors import AgroWarning
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule, Selection
 from agro.store.drawing import Draws, wait_for_groups
 from agro.store.export import write_samples
 from agro.store.imports import Imports
-from agro.store.leases import Leases
-from agro.store.ledger import Ledger, Requests
+from agro.store.ledger import Leases, Ledger, Requests
 from agro.store.location import Location, url_of
 from agro.store.queries import Filter
 from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
-from agro.store.split import RunClusters, Split
+from agro.store.split import Split
 from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Survey
 from agro.store.tables import Tables
@@ -35,15 +34,7 @@ def opened(location: Location, *, read_only: bool, create: bool, timeout: float)
         from agro.store.postgres import PostgresDatabase  # which needs psycopg
 
         return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
-    database = SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
-    share = database.share()
-    if share is not None:
-        database.close()
-        raise Refused(
-            f"{location}: expected a store that has all samples, got store {share[0] + 1} of {share[1]} that "
-            "were one together. What to do: agro store join A.db B.db OUT.db, of all of them in order"
-        )
-    return database
+    return SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
 
 
 class Store:
@@ -58,7 +49,7 @@ class Store:
 
     - `experience`: samples, and judgments of them
     - `survey`: what there is, without the samples themselves
-    - `split`: which prompts are held out, and which are trained on; `clusters`: of runs, by which it does
+    - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
     - `ledger`: what runs committed, and going back to a commit
@@ -76,14 +67,14 @@ class Store:
         self.tables = Tables(database)
         self.experience = Experience(self.tables)
         self.survey = Survey(self.tables)
-        self.clusters = database.repeating(RunClusters(database))
-        self.split = Split(self.survey, self.clusters)
+        self.split = Split(self.survey, database)
         self.draws = Draws(self.tables, self.experience, self.split)
         self.requests = Requests(self.tables, self.experience)
         self.ledger = Ledger(self.tables, self.draws)
         self.imports = Imports(self.tables, self.draws, self.ledger)
         self.leases = Leases(database)
-        for name in ("tables", "experience", "survey", "draws", "requests", "ledger", "imports", "leases"):
+        parts = ("tables", "experience", "survey", "split", "draws", "requests", "ledger", "imports")
+        for name in (*parts, "leases"):
             setattr(self, name, database.repeating(getattr(self, name)))
 
     @classmethod

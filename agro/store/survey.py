@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.store import queries
-from agro.store.paging import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, read_pages
+from agro.store.database import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES
 from agro.store.queries import Filter
 from agro.store.records import Counts, Group, SampleSummary
 from agro.store.sample_rows import STATES, decode_text
@@ -111,10 +111,9 @@ class Survey:
         clause, args = queries.build_condition(**chosen)
         sql = (
             f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
-            f"role FROM samples WHERE {clause} AND id > ? ORDER BY id LIMIT {PAGE_ENTRIES}"
+            f"role FROM samples WHERE {clause} AND id > ? ORDER BY id"
         )
-        rows = read_pages(lambda cursor: self._database.page(sql, [*args, cursor], rows=PAGE_ENTRIES))
-        return map(_to_summary, rows)
+        return map(_to_summary, chain.from_iterable(self._database.pages(sql, args, rows=PAGE_ENTRIES)))
 
     def spread_of_rewards(self) -> tuple[float, float] | None:
         """The lowest and the highest known reward."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.store.database import KEYS, LEDGERS, Database, Statement
-from agro.store.paging import PAGE_ROWS, Page, read_pages
+from agro.store.database import KEYS, LEDGERS, PAGE_ROWS, Database, Row, Statement
 from agro.store.records import Damage
 from agro.store.sample_rows import (
     SELECT,
@@ -45,9 +44,7 @@ class Tables:
     def damaged(self, table: str) -> list[int]:
         """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
         if table == "samples":
-            newest = self.last_id()
-            samples = read_pages(lambda cursor: self.sample_rows(cursor, newest))
-            return [row[0] for row in samples if not is_valid_sample(row)]
+            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
         columns = ", ".join(LEDGERS[table])
         rows = self.database.run(f"SELECT rowid, {columns}, checksum FROM {table} ORDER BY rowid")
         return [row[0] for row in rows if not is_valid(row[1:])]
@@ -72,12 +69,18 @@ class Tables:
         [(newest,)] = self.database.run("SELECT coalesce(max(id), 0) FROM samples")
         return int(newest)
 
-    def sample_rows(
-        self, cursor: int, until: int, clause: str = "TRUE", args: Sequence[Any] = ()
-    ) -> Page[tuple[Any, ...]]:
-        """Rows of samples in the order of their ids, those after `cursor` and up to the id `until`."""
-        sql = f"{SELECT} WHERE ({clause}) AND id > ? AND id <= ? ORDER BY id LIMIT {PAGE_ROWS}"
-        return self.database.page(sql, [*args, cursor, until], rows=PAGE_ROWS)
+    def sample_pages(
+        self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
+    ) -> Iterator[list[Row]]:
+        """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
+        if ids is None:
+            sql = f"{SELECT} WHERE ({clause}) AND id <= ? AND id > ? ORDER BY id"
+            yield from self.database.pages(sql, [*args, self.last_id()], rows=PAGE_ROWS)
+            return
+        sql = f"{SELECT} WHERE ({clause}) AND id IN (SELECT value FROM json_each(?)) AND id > ? ORDER BY id"
+        for start in range(0, len(ids), PAGE_ROWS):
+            block = self.database.listed(ids[start : start + PAGE_ROWS])
+            yield from self.database.pages(sql, [*args, block], rows=PAGE_ROWS)
 
     def samples_query(self, ids: Sequence[int]) -> Statement:
         """The rows of the samples of these ids, redone ones too."""

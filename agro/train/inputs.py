@@ -291,7 +291,7 @@ def set_aside(
     if config.data.prompts is not None:
         return sorted(held_out, key=lambda prompt: place(prompt.id))[:MOST]
     with Store.open(location, read_only=True) as store:
-        store.split.clusters = clusters
+        store.split.use(clusters)
         is_held_out = store.split.held_out(config.data)
         wanted = chosen(config.data) | {"min_reward": None}
         single = {row.prompt_id for row in store.survey.summaries(**wanted) if row.episode is None}

@@ -55,7 +55,7 @@ def check_stores(
         check_made(path)
     if exists(path):
         with Store.open(path, read_only=True) as store:
-            store.split.clusters = clusters
+            store.split.use(clusters)
             store.experience.check_prompts((p.id, p.text) for p in prompts)
             for data in (phase.config.data for phase in phases):
                 adds = adds or data.samples
@@ -81,7 +81,7 @@ def check_enough(phases: Sequence[Phase], path: Location, clusters: Clusters | N
         if waits or data.max_age is not None or data.order == "age_weighted":
             continue
         with Store.open(path, read_only=True) as store:
-            store.split.clusters = clusters
+            store.split.use(clusters)
             try:
                 for rule in phase.rules(0):
                     store.draws.require(rule, At("", 0, 0, 0))

@@ -25,10 +25,10 @@ from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store
-from agro.store.leases import trainer_of
-from agro.store.lifeline import leased
+from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
 from agro.store.queries import chosen
+from agro.store.shared import leased
 from agro.store.split import Clusters, read_clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of

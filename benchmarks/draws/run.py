@@ -1,17 +1,16 @@
 """What a draw of 16 groups costs, from 10^4 to 10^7 stored samples.
 
     python benchmarks/draws/run.py [--samples 10000 100000 1000000 10000000] [--rules …] [--repeats 2]
-        [--before CHECKOUT] [--figure]
+        [--figure]
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
-rule: groups, their samples, and the record of the draw, on the disk. With --before the same is measured of
-another checkout of agro, in turns; else the figures of the last time are kept. Writes draws.json and the
-figure draws.svg into benchmarks/results, where `ours` and `peer` are CPU seconds of a draw, for each of the
-repeats the median of its steps, and prints a table. Wall time, most of which is the disk's, depends on what
-else the machine does; `first` is that of the first draw by a rule, which puts the groups in order,
-`first_cpu` its CPU time, and `next_first` and `next_cpu` those of the first draw of the next process, which
-finds the order in the store. None of them has the check of the file. Stores of more than 10^6 samples are
-copies of that log under other prompts, with indexes made at the end.
+rule: groups, their samples, and the record of the draw, on the disk. Writes draws.json and the figure
+draws.svg into benchmarks/results, where `ours` is CPU seconds of a draw, for each of the repeats the median
+of its steps (`peer`: the same before orders were kept, as it was measured then), and prints a table. Wall
+time, most of which is the disk's, depends on what else the machine does; `first` is that of the first draw by
+a rule, which puts the groups in order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the
+first draw of the next process, which finds the order in the store. None of them has the check of the file.
+Stores of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
@@ -25,14 +24,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # last, so that --before imports the agro of its checkout
+sys.path.insert(0, str(ROOT))
 
+from agro.config import DataConfig  # noqa: E402
+from agro.store import At, DrawRule, Store  # noqa: E402
+from agro.store.candidates import drop_orders  # noqa: E402
+from agro.store.sample_rows import SAMPLE, SELECT, sample_checksum  # noqa: E402
+from agro.types import Sample, prompt_hash  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/draws.json"
 GOAL = 0.005  # seconds
 GROUPS, SIZE, STEPS, REPEATS = 16, 4, 30, 2
-BEFORE_STEPS = 3
 RULES: dict[str, dict[str, Any]] = {
     "least_used": {},
     "uniform": {"order": "uniform"},
@@ -42,7 +45,6 @@ RULES: dict[str, dict[str, Any]] = {
     "uniform, max_age": {"order": "uniform", "max_age": 100},
     "age_weighted": {"order": "age_weighted"},
 }
-BEFORE = ("least_used", "uniform", "sources", "uniform, max_age")  # rules of the other checkout
 MADE = 10**6  # samples of the largest store that is written sample by sample
 OWN = 1000  # steps whose samples are the run's own, from a store of that many groups of 16 on
 
@@ -56,10 +58,6 @@ def make(path: Path, samples: int) -> None:
 
 def copied(path: Path, samples: int) -> None:
     """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
-    from agro.store import Store
-    from agro.store.sample_rows import SAMPLE, SELECT, sample_checksum
-    from agro.types import prompt_hash
-
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
     sql = "SELECT name, sql FROM sqlite_master WHERE name IN ('samples_draw', 'samples_state')"
     with Store.open(path) as store:
@@ -84,9 +82,6 @@ def copied(path: Path, samples: int) -> None:
 
 def written(path: Path, samples: int) -> None:
     """A store of so many samples: a log, and groups of the run "r", 16 at each step."""
-    from agro.store import Store
-    from agro.types import Sample
-
     groups = samples // SIZE
     own = min(groups // 2, OWN * GROUPS)
     with Store.open(path) as store:
@@ -112,9 +107,6 @@ def written(path: Path, samples: int) -> None:
 def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: bool) -> dict[str, Any]:
     """Seconds of draws by rule: of the first in a process, of a step, and of its CPU; bytes of the store.
     `anew`: without the orders that a process before has left."""
-    from agro.config import DataConfig
-    from agro.store import At, DrawRule, Store
-
     path = folder / f"{samples}.db"
     if not path.exists():
         make(path, samples)
@@ -129,8 +121,9 @@ def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: b
             "SELECT max(version), ifnull((SELECT max(step) FROM draws), max(version)) FROM samples"
         )
         store.tables.check()
-        if anew and hasattr(store.draws, "forget_orders"):
-            store.draws.forget_orders()
+        if anew:
+            with store.transaction():
+                drop_orders(store._database)
         for name in names:
             rule = DrawRule(GROUPS, DataConfig(**RULES[name]), min_group=2)
             wall, cpu = [], []
@@ -151,14 +144,12 @@ def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: b
     return found
 
 
-def measured(
-    checkout: Path, samples: int, steps: int, names: list[str], *, anew: bool = True
-) -> dict[str, Any]:
-    """`measure` in a process of its own, with the agro of this checkout."""
-    folder = checkout / "build/draws" if checkout == ROOT else ROOT / "build/draws_before"
+def measured(samples: int, steps: int, names: list[str], *, anew: bool = True) -> dict[str, Any]:
+    """`measure` in a process of its own."""
+    folder = ROOT / "build/draws"
     folder.mkdir(parents=True, exist_ok=True)
     one = [str(folder), str(samples), str(steps), "anew" if anew else "kept", *names]
-    result: dict[str, Any] = recording.apart(__file__, checkout, "--one", *one)
+    result: dict[str, Any] = recording.apart(__file__, ROOT, "--one", *one)
     return result
 
 
@@ -180,7 +171,6 @@ def figure(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, nargs="+", default=[10**4, 10**5, 10**6])
-    parser.add_argument("--before", type=Path)
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--one", nargs="+")
@@ -193,18 +183,13 @@ def main() -> None:
         return
     known = recording.known(RESULTS)
     for samples in [] if asked.figure else asked.samples:
-        ours: list[dict[str, Any]] = []
-        following: list[dict[str, Any]] = []
-        peers: list[dict[str, Any]] = []
+        ours, following = list[dict[str, Any]](), list[dict[str, Any]]()
         for _ in range(asked.repeats):
-            ours.append(measured(ROOT, samples, STEPS, asked.rules))
-            following.append(measured(ROOT, samples, 1, asked.rules, anew=False))
-            if asked.before:
-                peers.append(measured(asked.before.resolve(), samples, BEFORE_STEPS, list(BEFORE)))
+            ours.append(measured(samples, STEPS, asked.rules))
+            following.append(measured(samples, 1, asked.rules, anew=False))
         for rule in asked.rules:
             name = f"draw of {GROUPS} groups of {samples} samples, {rule}"
-            before = [found[rule] for found in peers if rule in found]
-            peer = [found["cpu"] for found in before] or known.get(name, {}).get("peer", [])
+            peer = known.get(name, {}).get("peer", [])
             seconds = [found[rule]["cpu"] for found in ours]
             more = {key: [found[rule][key] for found in ours] for key in ("wall", "first", "first_cpu")}
             more["next_first"] = [found[rule]["first"] for found in following]

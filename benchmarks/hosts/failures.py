@@ -1,19 +1,32 @@
-"""What happens to a run when one of its processes dies, stops or can't be reached."""
+"""What happens to a run when one of its processes dies, stops or can't be reached.
+
+    RAYPYTHON benchmarks/hosts/failures.py FOLDER RESULT.json [--kills 24] [--url URL]
+
+runs the failures on a cluster of Ray of two nodes, by a Python that has Ray: processes, actors and a node are
+killed. The run's store is a file, or a schema of the database that `--url` names.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
 import signal
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail  # noqa: E402
 
 ENDLESS = 100_000  # steps of a run that is stopped when enough was killed
+MEMORY = 100 << 20  # bytes of the object store of a node of Ray, which is hardly used
 
 
 @dataclass
@@ -25,7 +38,11 @@ class Failure:
     count: int = 0
     steps_meanwhile: list[int] = field(default_factory=list)  # of the run, until all was back
     back_after: list[float] = field(default_factory=list)  # seconds
-    ended_after: list[float] = field(default_factory=list)  # seconds, of ranks without the other one
+
+    def note(self, steps: int, seconds: float) -> None:
+        self.count += 1
+        self.steps_meanwhile.append(steps)
+        self.back_after.append(round(seconds, 2))
 
 
 @dataclass
@@ -84,11 +101,9 @@ def random_kills(folder: Path, kills: int, seed: int) -> Result:
     for role in roles:
         time.sleep(rng.uniform(0, 1.0))
         steps, seconds = kill(run, role, rng)
-        note(failures[role], steps, seconds)
+        failures[role].note(steps, seconds)
     run.wait_for(run.step() + 3)
-    run.process.stop()
-    code = run.end(120)
-    assert code == 130, (code, tail(run.log))
+    stop(run)
     return Result("random kills", [*failures.values()], findings(run.folder, last_step(run.folder)))
 
 
@@ -108,7 +123,7 @@ def equal_weights(folder: Path, kills: int, seed: int, url: str | None = None) -
             run.wait_for(2)
             for i in range(kills):
                 role = list(failures)[i % 2]
-                note(failures[role], *kill(run, role, rng))
+                failures[role].note(*kill(run, role, rng))
         assert run.end() == 0, tail(run.log)
         models.append((run.folder / "model" / "model.safetensors").read_bytes())
     found = findings(run.folder, steps)
@@ -116,7 +131,81 @@ def equal_weights(folder: Path, kills: int, seed: int, url: str | None = None) -
     return Result(name, [*failures.values()], {**found, "equal_weights": models[0] == models[1]})
 
 
-def note(failure: Failure, steps: int, seconds: float) -> None:
-    failure.count += 1
-    failure.steps_meanwhile.append(steps)
-    failure.back_after.append(round(seconds, 2))
+def stop(run: PlacedRun) -> None:
+    run.process.stop()
+    code = run.end(120)
+    assert code == 130, (code, tail(run.log))
+
+
+def kill_process(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_actor(pid: int) -> None:
+    """Kill the parent of a process, which is the actor that started it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    os.kill(int(fields[1]), signal.SIGKILL)
+
+
+def lose(run: PlacedRun, failure: Failure, name: str, strike: Callable[[int], None]) -> None:
+    """Lose a process by `strike(pid)`, and wait until it is back under another id and the run goes on."""
+    role = name.split("-")[0]
+    pid, step, began = run.pids(role)[name], run.step(), time.monotonic()
+    strike(pid)
+    while run.pids(role).get(name, pid) == pid:
+        assert time.monotonic() < began + PATIENCE, tail(run.log)
+        assert run.process.poll() is None, tail(run.log)
+        time.sleep(0.1)
+    run.wait_for(run.step() + 2)
+    failure.note(run.step() - step, time.monotonic() - began)
+
+
+def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> Result:
+    """Processes and actors, killed in random order; the last failure is that of a node."""
+    from ray.cluster_utils import Cluster
+
+    rng = random.Random(seed)
+    strikes = {"": kill_process, "actor of the ": kill_actor}
+    kinds = [(role, what) for role in ("trainer", "collector") for what in strikes]
+    failures = {kind: Failure(f"{kind[1]}{kind[0]} killed", "Ray") for kind in kinds}
+    lost = Failure("node of Ray lost", "Ray")
+    store = () if url is None else (f"data.store={url}",)
+    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": MEMORY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        node = cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+        recipe = configuration(folder, ENDLESS, max_age=2, place={"collectors": 2})
+        run = PlacedRun(folder, recipe, f"ray://{cluster.address}", store)
+        run.wait_for(3)
+        order = [kinds[i % len(kinds)] for i in range(kills - 1)]
+        rng.shuffle(order)
+        for role, what in order:
+            time.sleep(rng.uniform(0, 1.0))
+            lose(run, failures[role, what], rng.choice(sorted(run.pids(role))), strikes[what])
+        cluster.remove_node(node, allow_graceful=False)
+        step, began = run.step(), time.monotonic()
+        run.wait_for(step + 20)
+        lost.note(run.step() - step, time.monotonic() - began)
+        stop(run)
+    finally:
+        cluster.shutdown()
+    name = "Ray" if url is None else "Ray on PostgreSQL"
+    return Result(name, [*failures.values(), lost], findings(run.folder, last_step(run.folder)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--url", help="of a database, where the store is to be in one")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    result = ray_failures(arguments.folder, arguments.kills, arguments.seed, arguments.url)
+    result.seconds = time.monotonic() - began
+    arguments.result.write_text(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -52,18 +52,9 @@ class PlacedRun:
 
     def __init__(self, folder: Path, recipe: Path, where: str, overrides: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "agro", "train", str(recipe), *overrides]
-        self._start(folder, [*command, "--out", str(folder / "run"), "--place", where], {})
-
-    @classmethod
-    def of(cls, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> PlacedRun:
-        """A command that ends in `agro train …`."""
-        run = cls.__new__(cls)
-        run._start(folder, command, variables)
-        return run
-
-    def _start(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        command += ["--out", str(folder / "run"), "--place", where]
         self.folder, self.log = folder / "run", folder / "supervisor.log"
-        self.process = LocalProcess(command, {**ENVIRONMENT, **variables}, self.log, "")
+        self.process = LocalProcess(command, ENVIRONMENT, self.log, "")
 
     def pids(self, role: str) -> dict[str, int]:
         """By name, the living processes of a role."""
@@ -88,15 +79,10 @@ class PlacedRun:
 
     def end(self, seconds: float = 600.0) -> int | None:
         """The exit code; None where it still runs after so many seconds."""
-        return wait(self.process, seconds)
-
-
-def wait(process: LocalProcess, seconds: float) -> int | None:
-    """The exit code; None where it still runs after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return process.poll()
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.process.poll()
 
 
 def last_step(folder: Path) -> int:

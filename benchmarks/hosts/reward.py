@@ -3,7 +3,3 @@
 
 def share(completions, answer, **_):
     return [sum(c == a for c in text) / 3 for text, a in zip(completions, answer)]
-
-
-def digits(completions, answer, **_):
-    return [sum(c == a for c, a in zip(text, right)) / len(right) for text, right in zip(completions, answer)]

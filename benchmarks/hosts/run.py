@@ -3,8 +3,8 @@
     python benchmarks/hosts/run.py [--only kills equal …] [--kills 26] [--seed 0] [--ray-python PYTHON]
 
 Every case starts a run with `agro train … --place`, and in the end looks at its store: each response made
-once and drawn once, groups complete, nothing damaged. Cables are those of network namespaces, which need
-root. Writes benchmarks/results/hosts.json.
+once and drawn once, groups complete, nothing damaged. Writes benchmarks/results/hosts.json. Ranks that are
+killed are in tests/train/test_ranks_killed.py, a cable that is cut in tests/store/postgres_faults.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,47 +24,29 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent / "postgres"), str(ROOT)]
 
-from failures import Result, equal_weights, random_kills  # noqa: E402
-from network import has_namespaces  # noqa: E402
+from failures import equal_weights, random_kills  # noqa: E402
 from placed import ENVIRONMENT, holds  # noqa: E402
 from postgres_server import Server  # noqa: E402
-from ranks import cut_ranks, ranks_and_servers  # noqa: E402
 
 from agro.io.processes import free_port  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "hosts.json"
-RAY_CASES = {"ray": ("--kills", "5"), "ray on postgres": ("--kills", "24"), "ray ranks": ("--served",)}
+RAY_KILLS = {"ray": "5", "ray on postgres": "24"}
 
 
-def ray_case(folder: Path, python: str, *options: str) -> dict[str, Any]:
-    """The failures on Ray, by a Python that has it."""
-    command = [python, str(HERE / "ray_failures.py"), str(folder), str(folder / "result.json"), *options]
-    subprocess.run(command, env=ENVIRONMENT, check=True)
-    return dict(json.loads((folder / "result.json").read_text()))
-
-
-@contextmanager
-def database() -> Iterator[str]:
-    """The URL of a server that ends with the block."""
-    with closing(Server(free_port("127.0.0.1"))) as server:
-        yield server.url
-
-
-def equal_weights_on_postgres(folder: Path, kills: int, seed: int) -> Result:
-    with database() as url:
-        return equal_weights(folder, kills, seed, url)
-
-
-def cases(arguments: argparse.Namespace) -> dict[str, Callable[[Path], Result]]:
+def case(name: str, folder: Path, url: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """`url`: of a database, which some cases use."""
     kills, seed = arguments.kills, arguments.seed
-    return {
-        "kills": lambda folder: random_kills(folder, kills, seed),
-        "equal": lambda folder: equal_weights(folder, 6, seed),
-        "equal on postgres": lambda folder: equal_weights_on_postgres(folder, 6, seed),
-        "ranks": lambda folder: ranks_and_servers(folder, 9, seed),
-        "cut ranks": lambda folder: cut_ranks(folder, 3),
-    }
+    if name == "kills":
+        return asdict(random_kills(folder, kills, seed))
+    if name.startswith("equal"):
+        return asdict(equal_weights(folder, 6, seed, url if "postgres" in name else None))
+    result = folder / "result.json"
+    command = [arguments.ray_python, str(HERE / "failures.py"), str(folder), str(result)]
+    command += ["--seed", str(seed), "--kills", RAY_KILLS[name]]
+    subprocess.run([*command, *(("--url", url) if "postgres" in name else ())], env=ENVIRONMENT, check=True)
+    return dict(json.loads(result.read_text()))
 
 
 def main() -> None:
@@ -78,34 +59,17 @@ def main() -> None:
     arguments = parser.parse_args()
     before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
     results = {result["name"]: result for result in before}
-    for name, case in cases(arguments).items():
-        if name not in (arguments.only or [name]):
-            continue
-        if name.startswith("cut") and not has_namespaces():
-            print(f"{name}: skipped, network namespaces need root", flush=True)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
+    names = ["kills", "equal", "equal on postgres", *(RAY_KILLS if arguments.ray_python else ())]
+    for name in [each for each in names if each in (arguments.only or names)]:
+        with tempfile.TemporaryDirectory() as folder, closing(Server(free_port("127.0.0.1"))) as server:
             began = time.monotonic()
-            result = case(Path(folder))
-            result.seconds = round(time.monotonic() - began, 1)
-        _keep(asdict(result), arguments.out, results)
-    for name, options in RAY_CASES.items():
-        if not arguments.ray_python or name not in (arguments.only or [name]):
-            continue
-        with tempfile.TemporaryDirectory() as folder, database() as url:
-            where = ("--url", url) if "postgres" in name else ()
-            more = ("--seed", str(arguments.seed), *options, *where)
-            found = ray_case(Path(folder), arguments.ray_python, *more)
-        _keep(found, arguments.out, results)
+            result = case(name, Path(folder), server.url, arguments)
+            result["seconds"] = round(time.monotonic() - began, 1)
+        print(json.dumps(result), flush=True)
+        back = [seconds for failure in result["failures"] for seconds in failure["back_after"]]
+        results[result["name"]] = recording.row(ours=back, **result)
+        recording.write(arguments.out, results.values())
     raise SystemExit(0 if all(holds(result["found"]) for result in results.values()) else 1)
-
-
-def _keep(result: Mapping[str, Any], out: Path, results: dict[str, Any]) -> None:
-    """Print what a case found, and record it with those before; `ours` are the seconds until all was back."""
-    print(json.dumps(result), flush=True)
-    back = [seconds for failure in result["failures"] for seconds in failure["back_after"]]
-    results[result["name"]] = recording.row(ours=back, **result)
-    recording.write(out, results.values())
 
 
 if __name__ == "__main__":

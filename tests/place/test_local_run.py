@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -50,18 +51,17 @@ class ForkedProcess:
         self._process.wait(10)
 
 
-class ForkedLauncher:
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        self.logs, self.environment = logs, environment
+def forking(logs: Path, environment: Mapping[str, str]) -> Any:
+    def launch(process: PlacedProcess, again: bool) -> ForkedProcess:
+        variables = {**os.environ, **environment}
+        return ForkedProcess(process.argv(sys.executable, again), variables, log_file(logs, process))
 
-    def start(self, process: PlacedProcess, *, again: bool) -> ForkedProcess:
-        variables = {**os.environ, **self.environment}
-        return ForkedProcess(process.argv(sys.executable, again), variables, log_file(self.logs, process))
+    return launch
 
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "LocalLauncher", ForkedLauncher)
+    monkeypatch.setattr(placing, "launch_here", forking)
 
 
 def command(folder: Path, **changes: object) -> TrainCommand:

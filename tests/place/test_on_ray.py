@@ -105,7 +105,7 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
     roles: list[Role] = ["server", "trainer", "collector"]
     processes = [process(role, role, sleep) for role in roles]
     launcher = on_ray.RayLauncher(ray, processes, 1, tmp_path / "logs", {"VARIABLE": "secret"})
-    server, trainer, collector = started = [launcher.start(p, again=False) for p in processes]
+    server, trainer, collector = started = [launcher(p, again=False) for p in processes]
     wait(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
     assert len({p.host for p in started}) == 1  # two nodes of one machine
     wait(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")
@@ -123,7 +123,7 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
     assert collector.poll() == LOST
     wait(lambda: not runs(collector.pid))  # nothing goes on without its actor
 
-    ended = launcher.start(process("collector", "collector", "raise SystemExit(3)"), again=True)
+    ended = launcher(process("collector", "collector", "raise SystemExit(3)"), again=True)
     wait(lambda: ended.poll() is not None)
     assert ended.poll() == 3
 

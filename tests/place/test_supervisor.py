@@ -15,7 +15,7 @@ import pytest
 
 from agro.place import supervisor
 from agro.place.placement import PlacedProcess, Placement, Plan, Role
-from agro.place.supervisor import LOST, Lives, LocalLauncher, Supervised, Supervisor, death_words
+from agro.place.supervisor import LOST, Supervised, Supervisor, death_words, launch_here
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -34,7 +34,7 @@ class Watched:
         self.records: list[list[dict[str, object]]] = []
         self.step = 0
         plan = Plan(Placement("local"), processes, "http://127.0.0.1:1")
-        launcher = LocalLauncher(folder / "logs", {"VARIABLE": "1"})
+        launcher = launch_here(folder / "logs", {"VARIABLE": "1"})
         self.supervisor = Supervisor(
             plan, launcher, restarts, lambda: self.step, self._record, self.said.append
         )
@@ -81,7 +81,7 @@ def test_deaths_without_a_step_are_bounded(tmp_path: Path) -> None:
 
 
 def test_deaths_count_since_the_last_step() -> None:
-    lives = Lives(maximum=1)
+    lives = Supervised(process("server", ""), maximum=1)
     assert lives.die(step=4)
     assert not lives.die(step=4)
     assert lives.die(step=5)  # the run went on in between
@@ -138,10 +138,10 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from agro.place import supervisor
-from agro.place.supervisor import LocalLauncher
+from agro.place.supervisor import launch_here
 from agro.place.placement import PlacedProcess
 sleep = PlacedProcess("server", "server", None, (sys.executable, "-c", "import time; time.sleep(60)"))
-child = LocalLauncher(Path({str(tmp_path)!r}), {{}}).start(sleep, again=False)
+child = launch_here(Path({str(tmp_path)!r}), {{}})(sleep, False)
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -221,7 +221,13 @@ def test_a_flipped_byte_in_a_table_of_a_run_changes_nothing_silently(
 
 def test_recovering_a_whole_store_copies_it(path: Path, tmp_path: Path) -> None:
     done = recover(path, tmp_path / "new.db")
-    assert (done.samples, done.pairs, done.commits, done.lost, done.may_miss) == (53, 2, 3, [], [])
+    assert {table: done.taken[table] for table in ("samples", "pairs", "commits")} == {
+        "samples": 53,
+        "pairs": 2,
+        "commits": 3,
+    }
+    assert done.lost == done.may_miss == []
+    assert not done.lost_rows.total()
     assert sorted(p.name for p in tmp_path.iterdir() if "new" in p.name) == ["new.db"]
     assert everything(tmp_path / "new.db") == everything(path)
     with pytest.raises(Refused, match=r"new\.db: there is such a file"):
@@ -231,7 +237,7 @@ def test_recovering_a_whole_store_copies_it(path: Path, tmp_path: Path) -> None:
 def test_recovering_takes_what_another_process_is_writing_from_the_log(path: Path, tmp_path: Path) -> None:
     with Store.open(path) as store:
         store.append([sample("newest")])  # in the write-ahead log alone
-        assert recover(path, tmp_path / "new.db").samples == 54
+        assert recover(path, tmp_path / "new.db").taken["samples"] == 54
 
 
 def test_recovering_leaves_damaged_rows_behind_and_counts_them(path: Path, tmp_path: Path) -> None:
@@ -242,9 +248,10 @@ def test_recovering_leaves_damaged_rows_behind_and_counts_them(path: Path, tmp_p
     change(path, "UPDATE commits SET digest = 'other' WHERE rowid = 3")
     done = recover(path, tmp_path / "new.db")
     assert done.lost == [2, 42]
-    assert (done.samples, done.pairs, done.lost_pairs, done.commits, done.lost_commits) == (51, 1, 1, 2, 1)
-    assert done.lost_draws >= drawn > 0
-    assert done.draws + done.lost_draws == draws
+    taken, lost = done.taken, done.lost_rows
+    assert (taken["samples"], taken["pairs"], lost["pairs"], taken["commits"]) == (51, 1, 1, 2)
+    assert (lost["commits"], taken["draws"] + lost["draws"]) == (1, draws)
+    assert lost["draws"] >= drawn > 0
     assert "lost samples: 2 (ids 2, 42)\nlost pairs: 1" in str(done)
     with Store.open(tmp_path / "new.db") as store:
         assert not store.tables.damage()
@@ -270,10 +277,10 @@ def test_a_page_of_zeros(harm: Callable[[bytearray], None], path: Path, tmp_path
         store.counts()
     done = recover(path, tmp_path / "new.db")
     if harm is break_first_page:
-        assert (done.samples, done.lost) == (53, [])
+        assert (done.taken["samples"], done.lost) == (53, [])
     else:
-        assert 30 <= done.samples < 53
-        assert len(done.lost) == 53 - done.samples
+        assert 30 <= done.taken["samples"] < 53
+        assert len(done.lost) == 53 - done.taken["samples"]
 
 
 def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:
@@ -309,7 +316,7 @@ def test_flipped_bits_anywhere_never_pass_for_what_was_written(path: Path, tmp_p
         done = recover(path, tmp_path / "new.db")
         kept = read(tmp_path / "new.db")
         assert kept == {i: s for i, s in whole.items() if i not in done.lost}
-        assert len(kept) == done.samples
+        assert len(kept) == done.taken["samples"]
     assert 5 <= told <= 25
 
 

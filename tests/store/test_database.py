@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from making import sample
 
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.store.database import SCHEMA
@@ -107,6 +108,18 @@ def test_another_schema_is_refused_by_its_number(path: Path, schema: int, option
         other.execute(f"PRAGMA user_version = {schema}")
     with pytest.raises(Refused, match=rf"schema {SCHEMA}, got {schema}"):
         Store.open(path, **options)
+
+
+def test_one_of_several_stores_is_refused_and_several_in_a_configuration(path: Path) -> None:
+    """Earlier versions divided the prompts of one store among several files."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE shard (number INTEGER, count INTEGER)")
+    with pytest.raises(Refused, match=r"s\.db: expected .*got a part of several stores.*export it with that"):
+        Store.open(path)
+    with pytest.raises(Refused, match=r"data\.store: .*got \['a\.db', 'b\.db'\].*agro export of each"):
+        RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
+    with pytest.raises(Refused, match=r"data\.store=.*expected one store.*agro export of each"):
+        RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on
 
 
 def test_a_damaged_store(path: Path) -> None:

@@ -61,7 +61,7 @@ def test_nothing_is_left_in_the_file_and_the_log(tmp_path: Path) -> None:
         store.append([sample()])  # the store is as before: others may write, with a log
         assert (tmp_path / "s.db-wal").exists()
         assert next(iter(store.samples(ids=[9]))).id == 9
-    assert recover(tmp_path / "s.db", tmp_path / "new.db").samples == 9
+    assert recover(tmp_path / "s.db", tmp_path / "new.db").taken["samples"] == 9
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from making import group
 
-from agro.store import Origin, Store, lifeline
-from agro.store.leases import Leases
-from agro.store.lifeline import leased
+from agro.store import Origin, Store, shared
+from agro.store.ledger import Leases
+from agro.store.shared import leased
 from agro.store.store import opened
 
 
@@ -46,7 +46,7 @@ def test_a_clock_that_is_set_back_ends_the_leases_of_before(path: Path) -> None:
 
 def test_a_process_has_its_lease_for_as_long_as_the_block_runs(store: Store, monkeypatch) -> None:
     """It is renewed every 0.05 s: the time at which it would run out is put off again and again."""
-    monkeypatch.setattr(lifeline, "RENEWALS", 1200)
+    monkeypatch.setattr(shared, "RENEWALS", 1200)
     ends = {0.0}
     deadline = time.monotonic() + 60
     with leased(store.path, "me", 60.0):

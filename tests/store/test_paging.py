@@ -13,8 +13,6 @@ from making import group, of_file, sample
 
 from agro.errors import Refused
 from agro.store import Pair, Store
-from agro.store.paging import Page
-from agro.store.samples import Experience
 
 GROUPS, SIZE = 300, 3  # more samples, groups and pairs than the pages of the tests have
 
@@ -82,19 +80,11 @@ def test_groups_are_whole_and_those_that_are_listed_at_once(store: Store, small_
 
 @of_file
 def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
-    texts = ["x" * 1000] * 10
-    ids = store.append([sample("long>", text) for text in texts])
-    pages = list[Page[Any]]()
-    read = Experience.samples_page
-
-    def recorded(*args: Any, **kwargs: Any) -> Page[Any]:
-        pages.append(read(*args, **kwargs))
-        return pages[-1]
-
-    monkeypatch.setattr(Experience, "samples_page", recorded)
-    monkeypatch.setattr("agro.store.sqlite.SqliteDatabase.page.__kwdefaults__", {"size": 2500})
-    assert [s.id for s in store.samples(ids=ids)] == ids
-    assert [len(page.items) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500
+    ids = store.append([sample("long>", "x" * 1000) for _ in range(10)])
+    monkeypatch.setattr("agro.store.sqlite.PAGE_BYTES", 2500)
+    pages = list(store.tables.sample_pages(ids=ids))
+    assert [row[0] for page in pages for row in page] == ids
+    assert [len(page) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500
 
 
 def test_groups_that_were_erased_meanwhile_end_the_reading(path: Path, small_pages: None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from agro.store.draw_rules import pick_pairs
 from agro.types import Sample
 
 RULE = DrawRule(1, pairs=True, min_group=2, scored_only=False)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
 
 
 def add(store: Store, name: str, pairs: list[tuple[int, int]], size: int = 6, **fields: Any) -> list[int]:

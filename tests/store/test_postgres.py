@@ -22,8 +22,7 @@ from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
 from agro.store.postgres import HOLD
-from agro.store.postgres_sql import SCHEMA, to_postgres
-from agro.store.postgres_values import LONG, decoded, encoded
+from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
 from agro.store.records import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
 
@@ -127,7 +126,7 @@ def test_what_a_lost_connection_wrote_counts_once(
     with monkeypatch.context() as patched:
         cuts = ends_at_commit(store, patched, after=after)
         store.split.keep("r", {"a": "b"})
-    assert store.clusters.of("r") == {"a": "b"}
+    assert store.split.of("r") == {"a": "b"}
     assert claimed == [0, 1]
     assert [s.id for s in store.samples()] == [1, 2, 3, 4]
     assert total + len(cuts) == 4
@@ -239,7 +238,7 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
             assert not new.tables.damage()
             found = new.ledger.fingerprint(), new.counts(), new.ledger.commits("r"), new.draws.drawn("r")
             assert found == prints
-            assert new.clusters.of("r") == {"a": "b"}
+            assert new.split.of("r") == {"a": "b"}
             assert new.append([sample("next")]) == [43]
             new.add_pairs([Pair(ids[1], ids[0])])  # after those that were copied
             assert [p.winner for p in new.pairs()] == [ids[0], ids[1]]
@@ -250,14 +249,17 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
 KILLED = """
 import os, signal, sys
 from agro.store import copying
-copy, count = copying._copy, []
-def killed(old, new, table):
-    count.append(table)
-    copy(old, new, table)
-    if len(count) == 2:
-        print(new.run("SELECT count(*) FROM samples"), flush=True)
+opened = copying.opened
+def watched(location, **options):
+    database = opened(location, **options)
+    insert = database.insert
+    def killed(table, *rows):
+        insert(table, *rows)
+        print(database.run(f"SELECT count(*) FROM {table}"), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-copying._copy = killed
+    database.insert = killed
+    return database
+copying.opened = watched
 copying.copy(*sys.argv[1:])
 """
 

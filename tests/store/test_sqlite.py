@@ -18,12 +18,6 @@ from agro.store.records import OtherPrompt
 from agro.types import Sample
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
-
-
 def responses(samples: Iterator[Sample] | list[Sample]) -> list[str]:
     return [s.response for s in samples]
 
