@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agro.rollout.evaluate import interval  # noqa: E402
-from agro.rollout.paired import LEVEL, Sums, compare, mcnemar, sign_flips  # noqa: E402
+from agro.stats.intervals import interval  # noqa: E402
+from agro.stats.paired import LEVEL, Sums, compare, mcnemar, sign_flips  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/intervals.json"

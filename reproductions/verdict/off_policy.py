@@ -5,7 +5,7 @@
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
 moved towards the rewards, in a direction that has nothing to do with them, or to what the start doesn't
-write. `agro.rollout.off_policy` sees rewards and log-probs of logged responses alone. Writes the table of
+write. `agro.stats.off_policy` sees rewards and log-probs of logged responses alone. Writes the table of
 README.md and off_policy.json.
 """
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import Space, Table
-from agro.rollout.off_policy import LEAST, compare_on_log
+from agro.stats.off_policy import LEAST, compare_on_log
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent

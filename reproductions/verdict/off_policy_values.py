@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.rollout.off_policy import FEW, HEADLINE, LoggedResponses, OffPolicyValue, value_on_log
+from agro.stats.off_policy import FEW, HEADLINE, LoggedResponses, OffPolicyValue, value_on_log
 from reproductions import harness
 from reproductions.verdict.off_policy import SPACE, Values, log_probs, policies
 

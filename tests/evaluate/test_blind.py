@@ -15,9 +15,10 @@ import pytest
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.rollout import Rollout
-from agro.rollout.blind import Answers, answer, key_of, read_key, read_ratings, write_sheet
-from agro.rollout.evaluate import clopper_pearson
+from agro.rollout.evaluate import answer_both
 from agro.runs.verdict import Ratings, Verdict
+from agro.stats.blind import Answers, key_of, read_key, read_ratings, write_sheet
+from agro.stats.intervals import clopper_pearson
 from agro.types import Prompt, Sample
 
 ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6}
@@ -47,8 +48,8 @@ class Played(Rollout):
 def test_a_prompt_needs_a_response_of_both_models() -> None:
     messages = [{"role": "user", "content": "1+1"}]
     prompts = [Prompt("a"), Prompt(messages), Prompt("c"), Prompt("d")]
-    answers = answer(Played("s", 0), Played("r", 2), prompts, SamplerConfig(n=8), 0)
-    assert answers == [
+    answered = answer_both(Played("s", 0), Played("r", 2), prompts, SamplerConfig(n=8), 0)
+    assert answered == [
         Answers("user: 1+1", "s1.1 s1.2 ", "r1.1 r1.2 "),
         Answers("d", "s3.1 s3.2 ", "r3.1 r3.2 "),
     ]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.pages.run.paired_results import Matching, PairedSets
-from agro.rollout.paired import holm, shares_interval
+from agro.stats.paired import holm, shares_interval
 from agro.store import Store
 from agro.types import Sample
 from reproductions.compare.run import TABLE, answers, row, unpaired_p, write_samples

@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import Heldout, best_of_k, pass_at_k, wilson
+from agro.rollout.evaluate import Heldout, best_of_k, pass_at_k
+from agro.stats.intervals import wilson
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])

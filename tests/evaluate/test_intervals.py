@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import bootstrap, interval, t_quantile, wilson
+from agro.stats.intervals import bootstrap, interval, t_quantile, wilson
 
 
 def test_wilson_by_its_formula() -> None:

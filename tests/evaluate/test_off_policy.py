@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agro.rollout.off_policy import LEAST, compare_on_log, interval
+from agro.stats.off_policy import LEAST, compare_on_log, interval
 
 
 def test_of_its_own_log_a_policy_is_worth_the_mean_reward() -> None:

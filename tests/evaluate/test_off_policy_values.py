@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from agro.rollout.off_policy import LoggedResponses, fitted_values, sharpe_ratio, value_on_log
+from agro.stats.off_policy import LoggedResponses, fitted_values, sharpe_ratio, value_on_log
 
 
 def complete(log_weights: list[float], rewards: list[float], clusters: list[int]) -> LoggedResponses:

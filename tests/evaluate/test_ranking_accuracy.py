@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agro.rollout.off_policy import RankedPair, RankingAccuracy, pairs_by_reward
+from agro.stats.off_policy import RankedPair, RankingAccuracy, pairs_by_reward
 
 
 def test_by_hand() -> None:

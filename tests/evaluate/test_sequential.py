@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agro.rollout.sequential import (
+from agro.stats.sequential import (
     expected_more,
     fewest_more,
     interval,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.rollout.evaluate import RARE, Z, studentized, t_inside, t_quantile, wilson
+from agro.stats.intervals import RARE, Z, bisected, studentized, t_inside, t_quantile, wilson
 
 LEVEL = 0.05  # a smaller p counts as shown
 POWER = 0.841621  # quantile of the normal distribution: 80 %
@@ -289,16 +289,15 @@ def detectable_share(changed: int, n: int) -> float:
     ways = log_factorial[:, None] - log_factorial - log_factorial[np.maximum(i[:, None] - i, 0)]  # log C(D,k)
     ways = np.where(i <= i[:, None], ways, -np.inf)
     shown = 2 * np.cumsum(np.exp(ways - i[:, None] * math.log(2))[:, ::-1], axis=1)[:, ::-1] < LEVEL
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
+
+    def is_too_weak(middle: float) -> bool:
         some = max(changed / n, middle)
         gain, tiny = (some + middle) / 2 / some, 1e-300
         of_D = ways[n] + i * math.log(some) + (n - i) * math.log(max(1 - some, tiny))
         of_k = ways + i * math.log(gain) + np.maximum(i[:, None] - i, 0) * math.log(max(1 - gain, tiny))
-        power = float(np.exp(of_D) @ (np.exp(of_k) * shown).sum(1))
-        low, high = (middle, high) if power < 0.8 else (low, middle)
-    return high
+        return float(np.exp(of_D) @ (np.exp(of_k) * shown).sum(1)) < 0.8
+
+    return bisected(0.0, 1.0, is_too_weak, 12)[1]
 
 
 def shares_interval(difference: Values) -> tuple[float, float]:
@@ -326,13 +325,12 @@ def rare_interval(difference: Values, spread: float) -> tuple[float, float]:
 
 def _highest(gains: int, losses: int, n: int) -> float:
     """The largest difference that isn't rejected, by bisection."""
-    low, high = (gains - losses) / n, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
+
+    def is_accepted(middle: float) -> bool:
         # The likeliest share of losses where the difference is `middle`: the root of a quadratic equation.
         b = (2 * n - gains + losses) * middle - gains - losses
         share = (math.sqrt(b**2 + 8 * n * losses * middle * (1 - middle)) - b) / (4 * n)
         variance = n * (2 * share + middle * (1 - middle))
-        rejected = (gains - losses - n * middle) ** 2 > Z**2 * variance
-        low, high = (low, middle) if rejected else (middle, high)
-    return low
+        return not (gains - losses - n * middle) ** 2 > Z**2 * variance
+
+    return bisected((gains - losses) / n, 1.0, is_accepted)[0]

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.rollout.evaluate import described, t_inside, t_quantile
+from agro.stats.intervals import described, t_inside, t_quantile
 
 # From so many effective responses on, and with a mean weight so near 1, there is an estimate. The errors that
 # remain are in reproductions/verdict.
