@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -16,9 +17,10 @@ RESAMPLES = 4000
 RARE = 5  # prompts
 
 Interval = tuple[float, float]
+Values = NDArray[np.float64]
 
 
-def interval(values: NDArray[np.float64]) -> Interval:
+def interval(values: Values) -> Interval:
     """Of the mean of `values`, one a prompt: Wilson's where all are 0 or 1, else a bootstrap over prompts.
 
     Wilson's too of shares of which fewer than `RARE` aren't 0, or aren't 1: what resamples of these differ by
@@ -73,7 +75,7 @@ def bisected(low: float, high: float, is_below: Callable[[float], bool], halves:
     return low, high
 
 
-def bootstrap(values: NDArray[np.float64]) -> Interval:
+def bootstrap(values: Values) -> Interval:
     """Studentized bootstrap: quantiles of `studentized` times the values' standard error. Unlike the plain
     percentiles it isn't too short for skewed values."""
     mean, error = float(values.mean()), standard_error(values)
@@ -83,12 +85,12 @@ def bootstrap(values: NDArray[np.float64]) -> Interval:
     return mean - float(high) * error, mean - float(low) * error
 
 
-def studentized(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
+def studentized(values: Values, seed: int = 0) -> Values:
     """Of resamples of `values` that differ: (their mean − that of the values)/(their standard error)."""
     n = len(values)
     resampled = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
-    t: NDArray[np.float64] = (resampled.mean(axis=1) - values.mean())[errors > 0] / errors[errors > 0]
+    t: Values = (resampled.mean(axis=1) - values.mean())[errors > 0] / errors[errors > 0]
     return t
 
 
@@ -115,14 +117,53 @@ def t_inside(t: float, df: int) -> float:
     return math.sin(angle) * total
 
 
-def standard_error(values: NDArray[np.float64]) -> float:
+def standard_error(values: Values) -> float:
     """Of the mean of independent values; NaN of fewer than two."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def described(values: NDArray[np.float64]) -> dict[str, float | None]:
+def described(values: Values) -> dict[str, float | None]:
     """Mean, standard error and 95 % interval over prompts; None where unknown: equal values have no error."""
     low, high = interval(values)
     mean = float(values.mean()) if len(values) else math.nan
     row = {"value": mean, "se": standard_error(values) or math.nan, "low": low, "high": high}
     return {name: none_if_nan(x) for name, x in row.items()}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Σ above / Σ below, of whose terms each cluster has the sums [C]."""
+
+    above: Values
+    below: Values
+
+    @classmethod
+    def of(cls, above: Values, below: Values, clusters: NDArray[np.int64]) -> Ratio:
+        """`above`, `below`, `clusters`: [N] a term of each, and the number of its cluster."""
+        numbers = np.unique(clusters, return_inverse=True)[1]
+        return cls(*(np.bincount(numbers, terms).astype(np.float64) for terms in (above, below)))
+
+    def __len__(self) -> int:
+        return len(self.above)
+
+    @property
+    def value(self) -> float:
+        return float(self.above.sum() / self.below.sum())
+
+    def without_each(self) -> Values:
+        """[C] the value without each cluster."""
+        remaining = np.maximum(self.below.sum() - self.below, np.finfo(np.float64).tiny)
+        return np.asarray((self.above.sum() - self.above) / remaining)
+
+    @property
+    def standard_error(self) -> float:
+        """By leaving out one cluster after the other (jackknife); NaN of fewer than two."""
+        if len(self) < 2:
+            return math.nan
+        off = (self.above - self.value * self.below) / (self.below.sum() - self.below)
+        return math.sqrt((len(self) - 1) / len(self) * float((off**2).sum()))
+
+    @property
+    def effective(self) -> float:
+        """So many clusters of one size say as much: (Σ below)²/Σ below²."""
+        return float(self.below.sum() ** 2 / (self.below**2).sum())

@@ -5,12 +5,9 @@ from pathlib import Path
 from agro.objectives.table import with_methods
 from agro_papers.methods import (
     balanced,
-    equivalent,
     experts,
     imitated,
-    mirror,
     rec,
-    reinforced,
     rivals,
     truncated,
     trust_region,
@@ -18,8 +15,8 @@ from agro_papers.methods import (
 )
 
 FAMILIES = (
-    *(values, reinforced, balanced, experts, mirror, rec),
-    *(imitated, truncated, trust_region, rivals, equivalent),
+    *(values, balanced, experts, rec),
+    *(imitated, truncated, trust_region, rivals),
 )
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},

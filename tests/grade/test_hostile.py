@@ -6,8 +6,8 @@ import pytest
 from tiers import some
 
 from agro_grade import answers
+from agro_grade.answers import after_marker, matches
 from agro_grade.final import LONGEST, TAIL, final
-from agro_grade.marked import after_marker, matches
 from agro_grade.mathematics import too_large, without_sympy
 from agro_grade.numerals import plain
 

@@ -14,7 +14,7 @@ from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, write_prompts, write_tom
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.place.collector import Collector
-from agro.rollout.collect import SilentActivity
+from agro.rollout.collect import Activity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase
@@ -207,7 +207,7 @@ def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
     publications = Publications(LocalFolder(tmp_path))
     phase = Phase.all(tiny(tmp_path))[0]
     with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(phase, store, "run", publications, SilentActivity(), step=6)
+        source = CollectorSource(phase, store, "run", publications, Activity(), step=6)
         source.publish(Learner())  # type: ignore[arg-type]
     assert publications.newest() == PublishedWeights(9, "train", step=6)
 

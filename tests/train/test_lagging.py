@@ -15,7 +15,7 @@ from tiny_runs import StopAfter, logp_rounding, metrics, tiny, weights, whole_an
 
 from agro.api.reporting_trainer import Trainer
 from agro.models.published import load_published
-from agro.rollout.collect import SilentActivity
+from agro.rollout.collect import Activity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase
@@ -110,7 +110,7 @@ def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
     config = tiny(tmp_path, source__kind="elsewhere", source__sync_every=3)
     publications = Publications(LocalFolder(tmp_path))
     with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(Phase.all(config)[0], store, "run", publications, SilentActivity())
+        source = CollectorSource(Phase.all(config)[0], store, "run", publications, Activity())
         published = []
         for version in range(6):
             write = partial(Path.mkdir, parents=True)
