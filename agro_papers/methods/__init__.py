@@ -14,10 +14,7 @@ from agro_papers.methods import (
     values,
 )
 
-FAMILIES = (
-    *(values, balanced, experts, rec),
-    *(imitated, truncated, trust_region, rivals),
-)
+FAMILIES = (values, balanced, experts, rec, imitated, truncated, trust_region, rivals)
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).with_name("methods.toml"),

@@ -325,7 +325,7 @@ def test_power(share: float, median: int, by_128: float) -> None:
     assert found[127] == pytest.approx(by_128, abs=0.005)
 
 
-def test_sequential_the_interval_agrees_with_the_test() -> None:
+def test_the_sequential_interval_agrees_with_its_test() -> None:
     for n in (1, 7, 8, 40, 300):
         for wins in {0, 1, n // 3, n // 2, int(0.65 * n), n - 1, n} - {-1}:
             low, high = interval(wins, n - wins)

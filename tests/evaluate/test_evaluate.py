@@ -52,7 +52,7 @@ def test_means_are_over_prompts_and_the_unknown_counts_nowhere() -> None:
     assert math.isnan(Heldout(np.full((2, 1), math.nan), ()).mean)
 
 
-def test_by_hand() -> None:
+def test_majority_by_hand() -> None:
     """Two right answers a, two equal wrong ones b, and a single c. Of three: {a, a, x} in 3 choices of 10 is
     right, {b, b, x} in 3 wrong, {a, b, c} in 4 a tie of three: 3/10 + 4/10 · 1/3."""
     passed, voted = [True, True, False, False, False], ["a", "a", "b", "b", "c"]
@@ -67,7 +67,7 @@ def test_what_has_no_answer_votes_for_nothing() -> None:
     assert majority_of_k([False, False], [None, None], 2) == 0
 
 
-def test_drawn_choices_are_near_all_of_them() -> None:
+def test_drawn_majorities_are_near_all_of_them() -> None:
     """C(15, 8) = 6,435 choices; 1,000 are drawn, whose mean has an error of at most .016."""
     passed, voted = [True] * 6 + [False] * 9, ["a"] * 6 + list("bbbbcccdd")
     every = []

@@ -224,7 +224,7 @@ def test_sharpe_ratio_by_hand() -> None:
     assert math.isnan(sharpe_ratio(estimated, np.ones(4), behavior=2, k=2))
 
 
-def test_by_hand() -> None:
+def test_ranking_accuracy_by_hand() -> None:
     """log π: −4 > −6 is right; −6 < −5 is wrong, per token −2 > −5 right; equal ones count one half. The
     reference prefers the second pair's loser by 3 nats, which a margin of 1 at β = ½ doesn't make up for."""
     pairs = [RankedPair(0, 1, 1.0), RankedPair(2, 3, 1.0), RankedPair(4, 5, 1.0)]

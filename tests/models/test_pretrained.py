@@ -165,7 +165,9 @@ ADAPTER = {"lora": {"merge": False}, "dtype": "bfloat16", "quantize": "4bit"}
         ({"attention": "flash_attention_2"}, CPU, r"policy\.attention = .*: expected a CUDA GPU"),
     ],
 )
-def test_it_is_refused_by_name(given: dict[str, Any], device: torch.device, message: str) -> None:
+def test_options_that_need_others_are_refused(
+    given: dict[str, Any], device: torch.device, message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         loading_options(configuration.PolicyConfig(**given), device)
 

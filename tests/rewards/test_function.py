@@ -15,6 +15,7 @@ import pytest
 
 from agro import config
 from agro.errors import Refused
+from agro.io import worker
 from agro.rewards import FunctionReward, Score, load_reward
 from agro.types import Sample
 
@@ -76,8 +77,6 @@ def test_trl_signature(write):
     ]
     with closing(load_reward(config.RewardConfig(name=f"{path}:f", options={"scale": 2}))) as reward:
         assert reward.score(samples) == [Score(2.0), Score(1.0)]
-    import json
-
     prompts, completions, columns = json.loads(Path(f"{path}.seen").read_text())
     assert prompts == ["a", chat]
     assert completions == ["xy", [{"role": "assistant", "content": "xyz"}]]
@@ -423,17 +422,12 @@ def test_daemons_end_with_a_killed_trainer(write):
 
 def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     """A regular expression holds the interpreter's lock: only the kernel's timer can end it."""
-    import json
-
     path = write("""
         import os, re
         def f(completions, **kw):
             open(__file__ + ".pid", "w").write(str(os.getpid()))
             return [bool(re.match("(a|a)*$", "a" * 80 + "b"))]
     """)
-    from agro.io import worker
-    from agro.rewards import workers
-
     code = Path(worker.__file__).read_text().replace("GRACE = 5.0", "GRACE = 0.2")
     copy = write(code, "quick_worker.py")
     process = subprocess.Popen([sys.executable, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -446,7 +440,6 @@ def test_a_worker_in_c_code_ends_at_its_time_limit(write):
     process.stdin.flush()
     assert process.wait(60) == -signal.SIGALRM
     process.communicate()
-    assert workers.START_SECONDS > 0
 
 
 def test_an_interrupt_leaves_the_reward_usable(write):
@@ -534,8 +527,6 @@ def test_options_that_the_function_does_not_take_are_refused(write):
 
 
 def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
-    from agro.io import worker
-
     code = (
         "import sys, runpy; runpy.run_path(sys.argv[1]); "
         "bad = {'agro', 'torch', 'numpy'} & set(sys.modules); "
@@ -607,10 +598,8 @@ def test_async_scores_run_together(tmp_path):
     assert time.monotonic() - start < 9
 
 
-def test_an_async_function_of_lists_is_called_once_for_a_workers_share(tmp_path):
-    path = tmp_path / "trl.py"
-    path.write_text(
-        textwrap.dedent("""
+def test_an_async_function_of_lists_is_called_once_for_a_workers_share(write):
+    path = write("""
         import asyncio
         async def one(c):
             await asyncio.sleep(0.5)
@@ -618,11 +607,9 @@ def test_an_async_function_of_lists_is_called_once_for_a_workers_share(tmp_path)
         async def f(completions, **columns):
             return await asyncio.gather(*map(one, completions))
     """)
-    )
-    with closing(load_reward(config.RewardConfig(name=f"{path}:f"))) as reward:
-        start = time.monotonic()
-        assert reward.score([Sample("p", "r" * i) for i in range(20)]) == [Score(float(i)) for i in range(20)]
-        assert time.monotonic() - start < 9
+    start = time.monotonic()
+    assert outcome(scores(path, ["r" * i for i in range(20)])) == [float(i) for i in range(20)]
+    assert time.monotonic() - start < 9
 
 
 def test_options_that_the_samples_give_are_refused(tmp_path):
