@@ -1,4 +1,6 @@
-"""Drawing a token from logits, and the noise that it is drawn by."""
+"""Truncation against hand-made cases and transformers' own, the inverse distribution function, and the noise
+that a token is drawn by.
+"""
 
 from __future__ import annotations
 

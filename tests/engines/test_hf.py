@@ -1,4 +1,6 @@
-"""The embedded engine: what it decodes, and what its probe refuses."""
+"""The embedded engine against the trainer's log-probs, transformers' greedy decoding, and other batches; and
+what its probe refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Off-policy estimates and ranking accuracy: by hand, and over logs that are drawn from a known world."""
+"""Off-policy estimates: exact where weights are equal, right on average, silent where they can't know; and
+ranking accuracy by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers, units and final answers, without SymPy."""
+"""Numbers, units and final answers, without SymPy. Expected values are written by hand."""
 
 import gzip
 import json

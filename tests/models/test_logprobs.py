@@ -1,4 +1,6 @@
-"""Log-probs and other streams from tiles of logits, and in passes that compute common beginnings once."""
+"""Chunked streams against log_softmax of all logits at once, in value and gradient, and their memory; and
+passes that compute common beginnings once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Adapters, and what a learner publishes for engines."""
+"""Adapters, and what a learner publishes: a probe with the model's own log-probs, and tied weights by their
+own names.
+"""
 
 from __future__ import annotations
 

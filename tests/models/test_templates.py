@@ -1,4 +1,7 @@
-"""Samples as tokens, and chat templates of real models."""
+"""Real chat templates × kinds of content: each word arrives once and is learned where its author wrote it, or
+the record is refused by name. The templates are those of TRL's wheel; nothing here names one of them. Texts
+that follow others, with tokenizers that put a space before a text, as SentencePiece does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From prompts to samples in a store."""
+"""From prompts to samples in a store: what finished is there, whatever comes after it."""
 
 from __future__ import annotations
 

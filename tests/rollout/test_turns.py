@@ -100,8 +100,10 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
             )  # the end that was sampled is an action
             assert said == policy.encoder.ids(f"g{policy.encoder.decode(turn)[-1:]}g")
         assert s.meta["last_turn"] == policy.encoder.decode(parts[-1])
-        assert s.response == "".join(map(policy.decode, parts))
-        assert response_parts(s.response, s.meta.get("observations")) == list(map(policy.decode, parts))
+        assert s.response == "".join(map(policy.encoder.decode, parts))
+        assert response_parts(s.response, s.meta.get("observations")) == list(
+            map(policy.encoder.decode, parts)
+        )
         assert s.tokens[0] == 1
         assert s.meta["tool_calls"] == min(s.meta["turns"], 2)
         assert (s.reward, s.episode, s.version, s.role) == (None, None, 3, "policy")
