@@ -28,7 +28,7 @@ from agro.logs.fields import (
     token_fields,
 )
 from agro.logs.protocol import Context, Item, Row, line_of
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 
 _TEXTS = ("prompt_text", "response_text", "messages", "chosen_messages", "rejected_messages")
 _TENSORS = ("tokens", "logprobs", "token_level_reward", "action_mask")

@@ -12,7 +12,7 @@ from agro.io.json_values import entry, objects, read_object
 from agro.io.jsonlines import Line
 from agro.logs.fields import listed, total
 from agro.logs.protocol import Context, Item, Row, line_of
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 from agro_formats.atif import is_call, is_trajectory, trajectory
 
 _AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did

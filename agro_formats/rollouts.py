@@ -26,7 +26,7 @@ from agro.logs.fields import (
     split,
 )
 from agro.logs.protocol import Context, Item, Row
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
 _NEMO_COLUMNS = ("content", "rewards", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")

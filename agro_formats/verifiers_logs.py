@@ -26,7 +26,7 @@ from agro.logs.fields import (
     split,
 )
 from agro.logs.protocol import Context, Item, Row
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
 Messages = list[dict[str, Any]]

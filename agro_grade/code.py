@@ -118,29 +118,24 @@ class ProgramGrader:
                 judge.close()
 
     def _grade(self, response: str, case: Case) -> Verdict:
-        try:
-            return Verdict(tuple(self._failures(case, response)))
-        except (_Unfit, ConnectionError) as error:
-            return Verdict(problem=str(error))
-
-    def _failures(self, case: Case, response: str) -> list[str | None]:
-        """Of each test why it fails, or None."""
         first: dict[str, Any] = {
             "source": last_block(response),
             "setup": case.setup,
             "arrangement": case.arrangement,
         }
         first |= {"role": "program", "entry_point": case.entry_point}
-        program = _Program(self.sandbox, first, self.timeout)
-        with closing(program):
-            failures = [program.failure(*run) for run in case.runs]
-            if case.tests:
-                try:
-                    with self._judge() as judge:
-                        failures += _judged(judge, case, program)
-                except _Unreadable as error:
-                    failures += [str(error)] * len(case.tests)
-        return failures
+        try:
+            with closing(_Program(self.sandbox, first, self.timeout)) as program:
+                failures = [program.failure(*run) for run in case.runs]
+                if case.tests:
+                    try:
+                        with self._judge() as judge:
+                            failures += _judged(judge, case, program)
+                    except _Unreadable as error:
+                        failures += [str(error)] * len(case.tests)
+        except (_Unfit, ConnectionError) as error:
+            return Verdict(problem=str(error))
+        return Verdict(tuple(failures))
 
     @contextmanager
     def _judge(self) -> Iterator[Guest]:

@@ -10,8 +10,7 @@ from typing import Any, cast, get_args
 from agro.errors import Refused
 from agro.rewards import AnswerReward, Pool, RewardMaker, Score, checked_options, score_known
 from agro.types import Sample
-from agro_grade import marked, mathematics
-from agro_grade.answers import normalize
+from agro_grade import answers, mathematics
 from agro_grade.code import Case, ProgramGrader
 from agro_grade.final import final
 from agro_grade.sandbox import Level, LocalSandbox, NoSandbox, Sandbox
@@ -64,7 +63,7 @@ def _scored(grade: mathematics.Grade | None) -> Score | None:
 
 
 def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the final answer of the response is the answer (`agro_grade.marked.matches`), else 0.0.
+    """1.0 where the final answer of the response is the answer (`agro_grade.answers.matches`), else 0.0.
 
     Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line;
     `pattern`: the final answer is the group of this regular expression's last match; `answer_marker`: the
@@ -72,13 +71,13 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     processes, because it may never end.
     """
     settings = checked_options(
-        "regex", options, {"marker": marked.MARKER, "pattern": "", "answer_marker": ""}
+        "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
     )
     marker, pattern = settings["marker"], settings["pattern"]
 
     def expected(answer: str) -> str:
         found = (
-            marked.after_marker(answer, settings["answer_marker"]) if settings["answer_marker"] else answer
+            answers.after_marker(answer, settings["answer_marker"]) if settings["answer_marker"] else answer
         )
         if found is None:
             raise LookupError(f"the sample's answer has no {settings['answer_marker']!r}")
@@ -89,20 +88,16 @@ def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> Answer
     if not pattern:
 
         def score(responses: list[str], correct: list[str]) -> list[Score]:
-            finals = [marked.after_marker(response, marker) for response in responses]
-            return [Score(marked.matches(final, answer)) for final, answer in zip(finals, correct)]
+            finals = [answers.after_marker(response, marker) for response in responses]
+            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, correct)]
 
         return AnswerReward("regex", score, expected)
 
     if "marker" in options:
         raise Refused("reward.options: marker and pattern exclude each other; give one of them")
     _check_pattern(pattern)
-    pool = Pool(
-        "agro_grade.marked:match_pattern",
-        {"pattern": pattern},
-        timeout=timeout,
-        workers=workers,
-    )
+    matcher = "agro_grade.answers:match_pattern"
+    pool = Pool(matcher, {"pattern": pattern}, timeout=timeout, workers=workers)
 
     def score_in_worker(responses: list[str], correct: list[str]) -> list[Score]:
         outcomes = pool.call({"completions": responses, "answer": correct}, len(correct))
@@ -190,6 +185,6 @@ def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeRew
 
 
 # In majority votes equal answers are equal texts, whatever the case of their letters.
-MATH = RewardMaker(mathematical, lambda text: normalize(final(text).text).casefold() or None)
-REGEX = RewardMaker(regex, lambda text: normalize(marked.after_marker(text) or text))
+MATH = RewardMaker(mathematical, lambda text: answers.normalize(final(text).text).casefold() or None)
+REGEX = RewardMaker(regex, lambda text: answers.normalize(answers.after_marker(text) or text))
 CODE = RewardMaker(code)

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from hashlib import blake2b
+from typing import Any, Literal
 
-from agro.config import Count, Section
+import numpy as np
+from numpy.typing import NDArray
+
+from agro.config import Count, SamplerConfig, Section
 from agro.errors import Refused
+from agro.models.encoding import Encoder, InvalidSample
 from agro.models.policy import Policy
 from agro.objectives.needs import FRESH
-from agro.rollout import CollectResult
+from agro.rollout import CollectResult, Rollout
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.train.around import Abilities, Context, SourceWrapper
-from agro.train.collate import total_reward
+from agro.train.collate import collate, total_reward
 from agro.train.learner import Learner
 from agro.train.phases import Phase, derive
 from agro.train.source import FillRequest, Source, joined, without_hint
-from agro.types import Prompt, Sample
-from agro_papers.groups import asks_for_hint, keeps_hinted, on_demand, shortest_right
-from agro_papers.hinted import HintedRollout, hinted
-from agro_papers.self_judgment import comprehended
+from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text
 
+NONE = 1e-3  # share of right responses up to which a group is all wrong; 1 less this: all right (Guide)
 Answered = Mapping[str, Sequence[Sample]]  # responses with a known reward, by prompt_id
 
 
@@ -163,14 +166,15 @@ class AskingAgainSource:
         return prompts
 
     def _fails(self, group: Sequence[Sample]) -> bool:
-        if self.again.when == "always":
-            return True
         if self.again.when == "equal":
             return len({total_reward(sample) for sample in group}) == 1
-        return asks_for_hint(self._accuracy(group))
+        return self.again.when == "always" or self._accuracy(group) <= NONE
 
-    def _accuracy(self, group: Sequence[Sample]) -> list[float]:
-        return [float(total_reward(sample) >= self.again.right) for sample in group]
+    def _is_right(self, sample: Sample) -> bool:
+        return total_reward(sample) >= self.again.right
+
+    def _accuracy(self, group: Sequence[Sample]) -> float:
+        return sum(map(self._is_right, group)) / len(group)
 
     def _exchange(
         self, step: int, first: Sequence[Sample], second: Sequence[Sample]
@@ -181,21 +185,102 @@ class AskingAgainSource:
         if not second:
             return (), ()
         if self.again.take == "group":
-            return (first, second) if keeps_hinted(self._accuracy(second)) else ((), ())
-        right = sorted(
-            (sample for sample in second if total_reward(sample) >= self.again.right),
-            key=lambda sample: len(sample.response),
-        )
-        prompt = self.prompts[first[0].prompt_id]
-        ranked, scores = right, [0.0] * len(right)  # of equal ones the earlier comes first
-        if self.again.choose == "comprehension" and right:
+            return (first, second) if NONE <= self._accuracy(second) <= 1 - NONE else ((), ())
+        ranked = sorted(filter(self._is_right, second), key=lambda sample: len(sample.response))
+        if self.again.choose == "comprehension" and ranked:
             assert self.learner is not None, "weights are published before a step"
-            answer = str(prompt.columns[self.again.answer])
-            ranked, scores = comprehended(self.learner, prompt, right, answer)
-        places = min(self.again.most or len(first), len(first) - 1)
-        rewards, seed = self._accuracy(first), derive(self.seed, "again", step, prompt.id)
-        taken = on_demand(rewards, scores, k=places, seed=seed) if places and ranked else {}
-        return [first[i] for i in taken], [ranked[j] for j in taken.values()]
+            prompt = self.prompts[first[0].prompt_id]
+            ranked = by_comprehension(self.learner, prompt, ranked, str(prompt.columns[self.again.answer]))
+        # They replace responses where none is right. k = n would leave nothing to compare.
+        most = 0 if any(map(self._is_right, first)) else min(self.again.most or len(first), len(first) - 1)
+        seed = derive(self.seed, "again", step, first[0].prompt_id)
+        places = sorted(range(len(first)), key=lambda i: _hash(seed, i))
+        taken = ranked[:most]
+        return [first[i] for i in places[: len(taken)]], taken
+
+
+def _hash(seed: int, item: int) -> bytes:
+    return blake2b(f"{seed}/{item}".encode(), digest_size=8).digest()
+
+
+def shortest_right(children: Sequence[Sample], alpha: float, *, right: float = 1.0) -> list[Sample]:
+    """The shortest right response to each prompt among those whose parent's reward is above α (SOPHIA, arXiv
+    2507.16814); the first of equally short ones.
+
+    The parent of a sample is meta["parent"]; its reward is the mean of its children's.
+    """
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for child in children:
+        rewards[child.prompt_id, child.meta["parent"]].append(total_reward(child))
+    best: dict[str, Sample] = {}
+    for child in children:
+        siblings = rewards[child.prompt_id, child.meta["parent"]]
+        if total_reward(child) < right or math.fsum(siblings) / len(siblings) <= alpha:
+            continue
+        shortest = best.get(child.prompt_id)
+        if shortest is None or _length(child) < _length(shortest):
+            best[child.prompt_id] = child
+    return list(best.values())
+
+
+def _length(sample: Sample) -> int:
+    assert sample.action is not None
+    return int(sample.action.sum())
+
+
+def by_comprehension(
+    learner: Learner, prompt: Prompt, responses: Sequence[Sample], answer: str
+) -> list[Sample]:
+    """The responses that fit into the policy's context, those first that it understands best (AMPO): by the
+    mean probability of the tokens of the right answer after prompt and reasoning, which is the response up to
+    where it last has the answer, or all of it where it doesn't have it."""
+    valid, texts = [], []
+    for response in responses:
+        before, found, _ = response.response.rpartition(answer)
+        reasoning = before if found else response.response
+        try:
+            learner.encoder.encode(response)
+            _with_answer(learner.encoder, prompt, reasoning, answer)
+        except InvalidSample:  # it can't be trained on either
+            continue
+        valid.append(response)
+        texts.append((prompt, reasoning))
+    scores = answer_probabilities(learner, texts, answer)
+    order = sorted(range(len(valid)), key=lambda i: -scores[i])
+    return [valid[i] for i in order]
+
+
+def answer_probabilities(
+    learner: Learner, contexts: Sequence[tuple[Prompt, str]], answer: str
+) -> list[float]:
+    """The mean probability of an answer's tokens after a prompt and a text. One forward pass.
+
+    Raises `Refused` for what doesn't fit into the policy's context.
+    """
+    if not contexts:
+        return []
+    samples = [_with_answer(learner.encoder, prompt, text, answer) for prompt, text in contexts]
+    batch = collate(samples, learner.version)
+    rows = zip(learner.logp(batch), batch.mask, strict=True)
+    return [math.fsum(map(math.exp, logp_T[mask_T].tolist())) / int(mask_T.sum()) for logp_T, mask_T in rows]
+
+
+def _with_answer(encoder: Encoder, prompt: Prompt, text: str, answer: str) -> Sample:
+    """Prompt and text as the context of the answer, whose tokens are the actions."""
+    rendered = encoder.render(prompt.text)
+    context = encoder.prompt(prompt.text) + encoder.following(rendered, text)
+    tokens = encoder.following(rendered + text, answer)
+    if not tokens:
+        raise Refused(f"prompt {prompt.id}: expected an answer with tokens, got {answer!r}")
+    sample = Sample(
+        prompt=prompt.text,
+        response=text + answer,
+        prompt_id=prompt.id,
+        tokens=np.array(context + tokens, np.int32),
+        action=np.array([False] * len(context) + [True] * len(tokens)),
+        tokenizer=encoder.fingerprint,
+    )
+    return encoder.encode(sample)
 
 
 def as_asked(prompt: Prompt, again: AgainOptions) -> Prompt:
@@ -247,6 +332,81 @@ def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
             FRESH in phase.needs and again.by != "policy"
         ),
     }
+
+
+@dataclass(frozen=True)
+class HintedPrompt(Prompt):
+    """A prompt of which a sampler reads another text, such as the one with a hint."""
+
+    shown: Text = ""
+
+
+class HintedRollout(Rollout):
+    """Samples as another rollout does, and to a `HintedPrompt` what is shown of it: the sample has the tokens
+    of `Prompt.text` before those of the response, the log-probs with which the response was drawn, and in
+    `context_tokens` what was read."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> HintedRollout:
+        return cls(rollout.encoder, rollout.engine, source=rollout.source, role=rollout.role)
+
+    def sample(
+        self, prompts: Sequence[Prompt], n: int, options: SamplerConfig, **others: Any
+    ) -> Iterator[Sample]:
+        """See `Rollout.sample`."""
+        asked = dict(zip(others.get("numbers") or range(len(prompts)), prompts))
+        read = [Prompt(p.shown, p.id) if isinstance(p, HintedPrompt) else p for p in prompts]
+        for sample in super().sample(read, n, options, **others):
+            prompt = asked[sample.meta["index"] // n]
+            if not isinstance(prompt, HintedPrompt):
+                yield sample
+                continue
+            meta = {**prompt.columns, **sample.meta}
+            own = under_own_prompt(sample, self.encoder.prompt(prompt.text))
+            yield own.replace(prompt=prompt.text, prompt_id=prompt.id, meta=meta)
+
+
+def hinted(prompt: Prompt, hint: Any, template: str) -> Prompt:
+    """The prompt, shown with its hint. `meta` of its responses names the hint.
+
+    Raises `Refused` for a hint that isn't text, and for a template that can't be filled in.
+    """
+    if not isinstance(hint, str) or not hint:
+        raise Refused(f"prompt {prompt.id}: expected a hint, a text that isn't empty, got {hint!r:.80}")
+    try:
+        if isinstance(prompt.text, str):
+            shown: Text = template.format(prompt=prompt.text, hint=hint)
+        else:  # the content of the last message
+            *before, last = prompt.text
+            shown = [*before, {**last, "content": template.format(prompt=last["content"], hint=hint)}]
+    except (LookupError, ValueError) as error:
+        raise Refused(
+            "source.options.template: expected a text with {prompt} and {hint}, got "
+            f"{template!r}: {error!r}"
+        ) from None
+    return HintedPrompt(prompt.text, prompt.id, {**prompt.columns, "hint": hint}, shown)
+
+
+def under_own_prompt(sample: Sample, prompt: list[int]) -> Sample:
+    """A response with the tokens of its own prompt before it, in place of those that were read."""
+    assert sample.tokens is not None
+    assert sample.action is not None
+    length = int(sample.action.argmax())  # of what was read
+
+    def moved(values: NDArray[Any] | None, unknown: Any) -> NDArray[Any] | None:
+        if values is None:
+            return None
+        return np.concatenate([np.full(len(prompt), unknown, values.dtype), values[length:]])
+
+    own = np.array(prompt, np.int32)
+    return sample.replace(
+        tokens=np.concatenate([own, sample.tokens[length:]]),
+        action=moved(sample.action, False),
+        behavior_logp=moved(sample.behavior_logp, np.nan),
+        kept_count=moved(sample.kept_count, 0),
+        version=sample.version if isinstance(sample.version, int) else moved(sample.version, UNKNOWN_VERSION),
+        context_tokens=sample.tokens[:length],
+    )
 
 
 RESAMPLE = SourceWrapper(

@@ -22,7 +22,7 @@ from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined
 from agro.types import Prompt, Sample
-from agro_papers.self_judgment import answer_probabilities
+from agro_papers.resample import answer_probabilities
 from agro_papers.tree import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
 
 

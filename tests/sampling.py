@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import numpy as np
+import torch
+from rounding import rounding
+
 from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
@@ -28,3 +32,19 @@ def by_index(samples: Iterable[Sample]) -> dict[int, Sample]:
     found = {s.meta["index"]: s for s in samples}
     assert len(found) == len(samples)
     return found
+
+
+def trainer_logp(policy: Policy, sample: Sample) -> np.ndarray:
+    """[T] the policy's log-probs of a sample's actions; NaN elsewhere."""
+    tokens = torch.tensor(sample.tokens[None].astype(np.int64))
+    with torch.no_grad():
+        mask = torch.tensor(sample.action[None])
+        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"][0].numpy()
+
+
+def check_behavior(policy: Policy, samples: Iterable[Sample]) -> None:
+    """Behavior log-probs are the policy's, as far as rounding lets them be."""
+    samples = list(samples)
+    tolerance = rounding(*(s.behavior_logp for s in samples))
+    for s in samples:
+        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)

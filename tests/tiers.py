@@ -41,7 +41,7 @@ PLACES = {
         *("objectives/test_reads.py",),
         *("grade/test_alone.py", "grade/test_code.py", "grade/test_hostile.py", "grade/test_math.py"),
         *("rewards/test_function.py", "rewards/test_judge.py"),
-        *("rewards/test_model.py", "rewards/test_verl.py"),
+        *("rewards/test_model.py",),
         *("store/test_candidates.py", "store/test_damage.py", "store/test_exchange.py"),
         *("store/test_fuzz.py", "store/test_postgres.py", "store/test_processes.py"),
         *("store/test_sharing.py",),

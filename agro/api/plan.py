@@ -250,7 +250,7 @@ def work(
     groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
     # The longest prompts come first, with random responses as long as they may be.
     random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
-    encoded = sorted((policy.encode_prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
+    encoded = sorted((policy.encoder.prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
     fresh = []
     for group in range((config.train.groups - groups) if encoded else 0):
         ids = encoded[group % len(encoded)]

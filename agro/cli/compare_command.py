@@ -33,7 +33,7 @@ from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
 from agro.logs.results import Result, is_run, results_at
 from agro.rewards import load_reward
-from agro.rollout.off_policy import HEADLINE, WAY_OUT, RankingAccuracy, sharpe_ratio, value_on_log
+from agro.stats.off_policy import HEADLINE, WAY_OUT, RankingAccuracy, sharpe_ratio, value_on_log
 from agro.store.location import url_of
 from agro.types import Prompt
 

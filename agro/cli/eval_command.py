@@ -33,15 +33,15 @@ from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.terminal import cut, plain
-from agro.rollout.blind import Test, answer, check_free, key_of, read_key, read_ratings, write_sheet
-from agro.rollout.evaluate import Heldout
-from agro.rollout.paired import compare, holm
+from agro.rollout.evaluate import Heldout, answer_both
 from agro.rollout.prompts import places
-from agro.rollout.sequential import fewest_more
 from agro.runs.card import write_cards
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
 from agro.runs.verdict import Ratings, Verdict
+from agro.stats.blind import Test, check_free, key_of, read_key, read_ratings, write_sheet
+from agro.stats.paired import compare, holm
+from agro.stats.sequential import fewest_more
 from agro.store.location import url_of
 from agro.types import Prompt
 
@@ -304,15 +304,15 @@ def write_blind(
 ) -> dict[str, Any]:
     """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
     result it is, if any's."""
-    answers = answer(*rollouts, prompts, sampler, seed)
+    answered = answer_both(*rollouts, prompts, sampler, seed)
     about: dict[str, Any] = {"against": names[0], "model": names[1], "run": None, "step": None, "test": test}
     if run is not None:
         ran = load_run(run)
         about |= {"run": ran.values.get("run"), "step": ran.steps}
-    write_sheet(sheet, answers, seed, about)
-    same, failed = sum(a.start == a.result for a in answers), len(prompts) - len(answers)
+    write_sheet(sheet, answered, seed, about)
+    same, failed = sum(a.start == a.result for a in answered), len(prompts) - len(answered)
     files = {"sheet": str(sheet), "key": str(key_of(sheet))}
-    return {**files, "prompts": len(answers), "failed": failed, "same": same}
+    return {**files, "prompts": len(answered), "failed": failed, "same": same}
 
 
 def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:

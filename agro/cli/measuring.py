@@ -18,7 +18,7 @@ from agro.io.numbers import duration
 from agro.io.record_files import fingerprint
 from agro.io.terminal import drawn, visible
 from agro.pages.store.measurements import streams_along
-from agro.rollout.collect import SilentActivity, Task, collect
+from agro.rollout import Activity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.store import Store
 from agro.store.location import Location
@@ -70,7 +70,7 @@ class Measurement:
             return result
 
 
-class SamplingProgress(SilentActivity):
+class SamplingProgress(Activity):
     """On a terminal's stderr how many responses of a model are there, and the time left."""
 
     def __init__(self, model: str) -> None:

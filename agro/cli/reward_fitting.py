@@ -19,7 +19,7 @@ from agro.config import DataConfig, RewardConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.rewards import load_reward
-from agro.rollout.evaluate import interval
+from agro.stats.intervals import interval
 from agro.store import Store
 from agro.types import Sample
 

@@ -92,7 +92,12 @@ class Chat:
         Raises `Refused` for settings that would have no effect.
         """
         if config.template is not None:
-            tokenizer.chat_template = _read(config.template)
+            try:
+                tokenizer.chat_template = Path(config.template).expanduser().read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise Refused(
+                    f"policy.chat.template: {config.template}: expected the file of a Jinja template: {error}"
+                ) from None
         template = tokenizer.chat_template
         if config != configuration.ChatConfig() and not template:
             raise Refused("[policy.chat]: the tokenizer has no chat template; set policy.chat.template")
@@ -299,7 +304,8 @@ class Chat:
         body = text.lstrip()
         tags = [("<think>", "</think>", "\n")]
         if style.closing.strip():
-            tags.insert(0, (style.opening.strip(), *_tag(style.closing)))
+            behind = style.closing[len(style.closing.rstrip()) :]
+            tags.insert(0, (style.opening.strip(), style.closing.strip(), behind))
         for begin, end, after in tags:
             thought, ended, content = body.removeprefix(begin).partition(end)
             begun = body.startswith(begin)
@@ -483,20 +489,6 @@ class _Marks:
         mark = mark_of(len(self.pieces) + 10)
         self.pieces.append(Piece(what, text, mark, kind, **may))
         return mark
-
-
-def _tag(closing: str) -> tuple[str, str]:
-    """What closes a thought without the space around it, and the space behind it."""
-    return closing.strip(), closing[len(closing.rstrip()) :]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"policy.chat.template: {path}: expected the file of a Jinja template: {error}"
-        ) from None
 
 
 def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:

@@ -32,9 +32,10 @@ from agro.models.tiles import (
     after_tiles,
     d_logits,
     fill,
+    keys,
     sum_dtype,
+    uniforms,
 )
-from agro.models.token_draws import keys, uniforms
 from agro.types import KeptSets
 
 STREAMS = (
@@ -71,7 +72,7 @@ def token_streams(
             token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.token_draws`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ²,
+            `agro.models.tiles`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ²,
             ρ = log π/π_ref); "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token,
             without gradient, π̂ ∝ π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
         temperature: divides the logits of both policies.

@@ -25,7 +25,7 @@ from agro.models.newmodel import new_model
 from agro.models.packing import can_pack, last_hidden
 from agro.models.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
 from agro.models.tiles import OF_REFERENCE, Head
-from agro.types import KeptSets, Sample, Text
+from agro.types import KeptSets, Sample
 
 __all__ = ["InvalidSample", "Policy", "new_model"]
 
@@ -257,21 +257,9 @@ class Policy:
     def dtype(self) -> torch.dtype:
         return Head.of(self.model).weight.dtype
 
-    def encode_prompt(self, text: Text) -> list[int]:
-        """Ids of a prompt; see `Encoder.prompt`."""
-        return self.encoder.prompt(text)
-
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
         """The sample with `tokens`, `action` and `tokenizer` of this policy; see `Encoder.encode`."""
         return self.encoder.encode(sample, max_length)
-
-    def render(self, text: Text) -> str:
-        """The text of a prompt that is encoded; see `Encoder.render`."""
-        return self.encoder.render(text)
-
-    def decode(self, ids: Sequence[int], preceding: Sequence[int] = ()) -> str:
-        """Text without special tokens; see `Encoder.decode`."""
-        return self.encoder.decode(ids, preceding)
 
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
         """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.

@@ -49,12 +49,8 @@ def loading_options(config: configuration.PolicyConfig, device: torch.device) ->
         _require(key, package, f"pip install {package.partition('_interface')[0]}", device)
         if config.dtype == "float32":
             raise Refused(f"{key}: expected policy.dtype = bfloat16 or mixed, got float32; set it")
-    if config.quantize is not None:
-        options |= _quantized(config, device)
-    return options
-
-
-def _quantized(config: configuration.PolicyConfig, device: torch.device) -> dict[str, Any]:
+    if config.quantize is None:
+        return options
     key = f"policy.quantize = {config.quantize}"
     if config.lora is None or config.lora.merge or config.dtype != "bfloat16":
         raise Refused(
@@ -70,7 +66,7 @@ def _quantized(config: configuration.PolicyConfig, device: torch.device) -> dict
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return {"quantization_config": rules, "device_map": {"": device}}
+    return {**options, "quantization_config": rules, "device_map": {"": device}}
 
 
 def adamw_8bit(groups: list[dict[str, Any]], device: torch.device, **settings: Any) -> torch.optim.Optimizer:
@@ -263,6 +259,9 @@ def pretrained(
         _say_if_asked(name)
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
+    # A mixed policy keeps its weights in float32; an adapter's always are.
+    is_full = config.dtype == "float32" or (config.dtype == "mixed" and config.lora is None)
+    dtype = torch.float32 if is_full else torch.bfloat16
     try:
         # AutoTokenizer ignores the splitting of tokenizer.json for some architectures, such as Qwen2
         plain = get_tokenizer_config(source).get("tokenizer_class") in _PLAIN_TOKENIZERS
@@ -270,7 +269,7 @@ def pretrained(
         tokenizer = loader.from_pretrained(source, **common)
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
-            dtype=_dtype(config),
+            dtype=dtype,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
@@ -295,13 +294,6 @@ def pretrained(
                 "save_pretrained writes it"
             )
     return model, tokenizer
-
-
-def _dtype(config: configuration.PolicyConfig) -> torch.dtype:
-    """Of the weights as they are loaded. A mixed policy keeps them in float32; an adapter's always are."""
-    if config.dtype == "float32" or (config.dtype == "mixed" and config.lora is None):
-        return torch.float32
-    return torch.bfloat16
 
 
 def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:

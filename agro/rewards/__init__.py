@@ -77,7 +77,15 @@ def load_reward(
     """
     functions = objects or {}
     if config.meaning is not None:
-        return _load_meaningful(config, config.meaning, functions)
+        with ExitStack() as opened:
+            scorer = load_reward(config.model_copy(update={"meaning": None}), objects)
+            opened.enter_context(closing(scorer))
+            try:
+                meaning = _load(config.meaning, {}, config, functions)
+            except Refused as error:
+                raise Refused(f"reward.meaning: {error}") from None
+            opened.pop_all()
+        return MeaningfulReward(scorer, meaning)
     if not config.functions:
         assert config.name is not None
         return _load(config.name, config.options, config, functions)
@@ -92,20 +100,6 @@ def load_reward(
             rewards[label] = reward
         opened.pop_all()
     return CombinedReward(config.title, rewards, parts)
-
-
-def _load_meaningful(
-    config: config.RewardConfig, name: str, objects: Mapping[str, Callable[..., Any]]
-) -> MeaningfulReward:
-    with ExitStack() as opened:
-        scorer = load_reward(config.model_copy(update={"meaning": None}), objects)
-        opened.enter_context(closing(scorer))
-        try:
-            meaning = _load(name, {}, config, objects)
-        except Refused as error:
-            raise Refused(f"reward.meaning: {error}") from None
-        opened.pop_all()
-    return MeaningfulReward(scorer, meaning)
 
 
 def _load(

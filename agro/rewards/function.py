@@ -36,7 +36,7 @@ from agro.io.nearest import nearest
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.steps import TURN, steps, turn_ends
-from agro.rewards.workers import How, Outcome, Pool
+from agro.rewards.workers import Caller, How, Outcome, Pool
 from agro.types import Sample
 
 PASSED = ("prompts", "completions", "completion_ids")
@@ -54,20 +54,12 @@ RESERVED = frozenset(
 PREFIX = "object:"  # of the names that configurations have for functions of this process
 
 
-class Inline:
+class Inline(Caller):
     """As `agro.rewards.workers.Pool`, without processes: there is no time limit, and a crash ends the run."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._function, self._options = function, dict(options)
-        described = describe(function)
-        self.parameters: frozenset[str] = frozenset(described["parameters"])
-        self.required: frozenset[str] = frozenset(described["required"])
-        self.any_parameter: bool = described["any"]
-        self.maximum: float | None = described["maximum"]
-
-    def accepts(self, parameter: str) -> bool:
-        """Whether the function has a parameter of this name."""
-        return self.any_parameter or parameter in self.parameters
+        self.learn(describe(function))
 
     def call(self, columns: Mapping[str, Sequence[Any]], n: int, *, how: How = "rows") -> list[Outcome]:
         """Call the function on `n` rows; those without a valid number are called again one by one."""

@@ -42,8 +42,14 @@ class MeaningfulReward:
         return self.reward.maximum
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        scores, meanings = self.reward.score(samples), self.meaning.score(samples)
-        return [_with_meaning(score, meaning) for score, meaning in zip(scores, meanings, strict=True)]
+        found = []
+        for score, meaning in zip(self.reward.score(samples), self.meaning.score(samples), strict=True):
+            if meaning.value is None:
+                error = score.error or f"meaning: {meaning.error}"
+                found.append(replace(score, value=None, error=error))
+            else:
+                found.append(replace(score, meaning=meaning.value))
+        return found
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         return self.reward.problem(columns) or self.meaning.problem(columns)
@@ -51,9 +57,3 @@ class MeaningfulReward:
     def close(self) -> None:
         self.reward.close()
         self.meaning.close()
-
-
-def _with_meaning(score: Score, meaning: Score) -> Score:
-    if meaning.value is None:
-        return replace(score, value=None, error=score.error or f"meaning: {meaning.error}")
-    return replace(score, meaning=meaning.value)

@@ -42,7 +42,25 @@ class _Worker:
     inbox: bytearray = field(default_factory=bytearray)
 
 
-class Pool:
+class Caller:
+    """What is known of a function that is called: its parameters, and the largest value that it declares."""
+
+    parameters: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()  # those without a default
+    any_parameter = False
+    maximum: float | None = None
+
+    def learn(self, described: Mapping[str, Any]) -> None:
+        """`described`: as of `agro.io.worker.describe`."""
+        self.parameters, self.any_parameter = frozenset(described["parameters"]), described["any"]
+        self.required, self.maximum = frozenset(described["required"]), described["maximum"]
+
+    def accepts(self, parameter: str) -> bool:
+        """Whether the function has a parameter of this name."""
+        return self.any_parameter or parameter in self.parameters
+
+
+class Pool(Caller):
     """`workers` processes, each with the function `name` (module:function or file.py:function).
 
     `timeout`: seconds per response. Raises `Refused`, which names `setting`, where the function can't be
@@ -67,10 +85,6 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._requests = 0
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
-        self.parameters: frozenset[str] = frozenset()
-        self.required: frozenset[str] = frozenset()  # those without a default
-        self.any_parameter = False
-        self.maximum: float | None = None
         try:
             for _ in range(workers):
                 self._start()
@@ -79,10 +93,6 @@ class Pool:
         except BaseException:
             self.close()
             raise
-
-    def accepts(self, parameter: str) -> bool:
-        """Whether the function has a parameter of this name."""
-        return self.any_parameter or parameter in self.parameters
 
     def close(self) -> None:
         self._finalizer()
@@ -236,9 +246,7 @@ class Pool:
         if "parameters" not in message:
             problem = message.get("refused") or f"{_death(worker.process)} while importing"
             raise Refused(f"{self._setting}: {problem}")
-        self.parameters, self.any_parameter = frozenset(message["parameters"]), message["any"]
-        self.required = frozenset(message["required"])
-        self.maximum = message["maximum"]
+        self.learn(message)
         worker.ready = True
 
     def _fail(self, worker: _Worker, error: str) -> tuple[Rows, list[Outcome]]:

@@ -1,7 +1,7 @@
 """Reading prompts, and generating responses to them with an encoder, an engine and an environment;
 `collect` adds them to a store.
 
-`Rollout` is imported when it is first used: statistics of results, which are here too, need no torch.
+`Rollout` is imported when it is first used: prompts and measured results, which are here too, need no torch.
 """
 
 from __future__ import annotations

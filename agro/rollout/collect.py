@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agro.config import SamplerConfig
 from agro.rewards import Reward, check_failures
@@ -19,33 +19,20 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 0.1  # responses that finish within this time are stored together
 
 
-class Activity(Protocol):
-    """Reports the progress of a process, and stops it between two pieces of work."""
+class Activity:
+    """Reports the progress of a process, and stops it between two pieces of work.
+
+    This one reports nothing and never stops.
+    """
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Stage `name` begins, or `done` of `total` of it are done."""
-        ...
 
     def fail(self, kind: Hashable, error: str) -> None:
         """A reward is unknown because of `error`; the first one of each kind is reported."""
-        ...
 
     def check(self) -> None:
         """Raises `Interrupted` where a stop was requested."""
-        ...
-
-
-class SilentActivity:
-    """An `Activity` that reports nothing and never stops."""
-
-    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Nothing is shown."""
-
-    def fail(self, kind: Hashable, error: str) -> None:
-        """Nothing is shown."""
-
-    def check(self) -> None:
-        """Nothing stops it."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ def collect(
     store, with unknown rewards.
     """
     store.experience.check_prompts((prompt.id, prompt.text) for prompt in prompts)
-    activity = activity or SilentActivity()
+    activity = activity or Activity()
     engine = rollout.engine
     failures, proposed, accepted = engine.failures, engine.proposed, engine.accepted
     samples = _sample(rollout, prompts, sampler, store, task, activity)
@@ -147,9 +134,13 @@ def _sample(
     def flush() -> None:
         nonlocal flushed
         if finished:
-            origins = None
+            origins: list[Origin] | None = None
             if task.ledger:
-                origins = [_origin(task, s, sampler.n, i) for i, s in enumerate(finished)]
+                origins = []  # samples of one episode are stored together
+                for i, s in enumerate(finished):
+                    prompt, part = divmod(s.meta["index"], sampler.n)
+                    place = f"{part}" if s.episode is None else f"{part}.{i}"
+                    origins.append(Origin(task.ledger, prompt, place))
             ids = store.append(finished, run=task.run, step=task.step, origins=origins)
             if origins is None:
                 stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
@@ -177,13 +168,6 @@ def _sample(
                     flush()
                 activity.check()
     finally:
-        rollout.engine.check = SilentActivity().check
+        rollout.engine.check = Activity().check
         flush()
     return stored
-
-
-def _origin(task: Task, sample: Sample, n: int, number: int) -> Origin:
-    """The place of a response in the ledger; samples of one episode are stored together."""
-    index = sample.meta["index"]
-    part = f"{index % n}" if sample.episode is None else f"{index % n}.{number}"
-    return Origin(task.ledger, index // n, part)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.io.numbers import none_if_nan
+from agro.io.terminal import plain
 from agro.rewards import Reward, maker_of
+from agro.stats.blind import Answers
+from agro.stats.intervals import described, standard_error
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
@@ -22,103 +25,6 @@ if TYPE_CHECKING:
     from agro.rollout.rollout import Rollout
 
 __all__ = ["Heldout", "heldout", "pass_at_k"]
-
-Z = 1.959964  # of the normal distribution: 95 % lie within ± Z
-RESAMPLES = 4000
-RARE = 5  # prompts
-
-Interval = tuple[float, float]
-
-
-def interval(values: NDArray[np.float64]) -> Interval:
-    """Of the mean of `values`, one a prompt: Wilson's where all are 0 or 1, else a bootstrap over prompts.
-
-    Wilson's too of shares of which fewer than `RARE` aren't 0, or aren't 1: what resamples of these differ by
-    says little, and no mean of shares varies more than that of 0 and 1. (NaN, NaN) of fewer than two, and of
-    two or of equal ones that aren't 0 or 1: they don't say how far others may be.
-    """
-    if len(values) < 2:
-        return math.nan, math.nan
-    above, below = int((values > 0).sum()), int((values < 1).sum())
-    is_share = values.min() >= 0 and values.max() <= 1
-    if np.isin(values, (0.0, 1.0)).all() or (is_share and min(above, below) < RARE):
-        return wilson(float(values.mean()), len(values))
-    if len(values) == 2 or (values == values[0]).all():  # resamples of two: no difference or no error
-        return math.nan, math.nan
-    return bootstrap(values)
-
-
-def wilson(share: float, n: int) -> Interval:
-    """Of the probability behind a share of n independent trials (Wilson, 1927): right near 0 and 1 too."""
-    middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # despite rounding
-
-
-def clopper_pearson(k: int, n: int) -> Interval:
-    """Of the probability behind k of n independent trials, exact (Clopper and Pearson, 1934).
-
-    It leaves ½ out exactly where twice the smaller tail of the binomial distribution at ½ is below .05.
-    """
-    return _lowest(k, n), 1 - _lowest(n - k, n)
-
-
-def _lowest(k: int, n: int) -> float:
-    """The probability at which k or more of n trials succeed with probability .025, by bisection."""
-    if k == 0:
-        return 0.0
-    i = np.arange(k, n + 1)
-    ways = np.array([math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in i])
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        tail = np.exp(ways + i * math.log(middle) + (n - i) * math.log1p(-middle)).sum()
-        low, high = (middle, high) if tail < 0.025 else (low, middle)
-    return (low + high) / 2
-
-
-def bootstrap(values: NDArray[np.float64]) -> Interval:
-    """Studentized bootstrap: quantiles of `studentized` times the values' standard error. Unlike the plain
-    percentiles it isn't too short for skewed values."""
-    mean, error = float(values.mean()), standard_error(values)
-    if error == 0:
-        return mean, mean
-    low, high = np.quantile(studentized(values), (0.025, 0.975))
-    return mean - float(high) * error, mean - float(low) * error
-
-
-def studentized(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
-    """Of resamples of `values` that differ: (their mean − that of the values)/(their standard error)."""
-    n = len(values)
-    resampled = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
-    errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
-    t: NDArray[np.float64] = (resampled.mean(axis=1) - values.mean())[errors > 0] / errors[errors > 0]
-    return t
-
-
-@cache
-def t_quantile(df: int, level: float = 0.95) -> float:
-    """t with P(|T| ≤ t) = `level` for Student's T with `df` degrees of freedom, by bisection."""
-    low, high = 0.0, 1.0
-    while t_inside(high, df) < level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_inside(middle, df) < level else (low, middle)
-    return (low + high) / 2
-
-
-def t_inside(t: float, df: int) -> float:
-    """P(|T| ≤ t), a finite sum for integer `df` (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(df))
-    cosine, odd = math.cos(angle), df % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, df, 2):
-        total += term
-        term *= cosine**2 * k / (k + 1)
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    return math.sin(angle) * total
 
 
 @dataclass(frozen=True)
@@ -138,7 +44,8 @@ class Heldout:
     @property
     def mean(self) -> float:
         """The mean over prompts of the mean over their scored responses."""
-        return _mean(self._by_prompt())
+        values = self._by_prompt()
+        return float(values.mean()) if len(values) else math.nan
 
     @property
     def se(self) -> float:
@@ -259,22 +166,6 @@ class Heldout:
         return records
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else math.nan
-
-
-def standard_error(values: NDArray[np.float64]) -> float:
-    """Of the mean of independent values; NaN of fewer than two."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
-
-
-def described(values: NDArray[np.float64]) -> dict[str, float | None]:
-    """Mean, standard error and 95 % interval over prompts; None where unknown: equal values have no error."""
-    low, high = interval(values)
-    row = {"value": _mean(values), "se": standard_error(values) or math.nan, "low": low, "high": high}
-    return {name: none_if_nan(x) for name, x in row.items()}
-
-
 def pass_at_k(n: int, passed: int, k: int) -> float:
     """Unbiased estimate of the probability that one of k responses passes (arXiv 2107.03374, eq. 1).
 
@@ -327,6 +218,31 @@ def heldout(
         reward.name,
         {number: m for number, i in rows.items() if (m := scores[i].meaning) is not None},
     )
+
+
+def answer_both(
+    start: Rollout, result: Rollout, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
+) -> list[Answers]:
+    """One response of each model to each prompt; a prompt whose environment failed on a side is left out."""
+    one = sampler.model_copy(update={"n": 1})
+    befores, afters = (_texts(r.sample(prompts, 1, one, seed=seed)) for r in (start, result))
+    return [
+        Answers(plain(prompt.text), befores[i], afters[i])
+        for i, prompt in enumerate(prompts)
+        if i in befores and i in afters
+    ]
+
+
+def _texts(samples: Iterator[Sample]) -> dict[int, str]:
+    """By the number of the prompt; of an episode everything after the prompt."""
+    texts: dict[int, str] = {}
+    failed: set[int] = set()
+    for sample in samples:
+        number = int(sample.meta["index"])
+        texts[number] = texts.get(number, "") + sample.response
+        if sample.meta.get("reward_error") is not None:
+            failed.add(number)
+    return {number: text for number, text in texts.items() if number not in failed}
 
 
 CHOICES = 1000  # of k responses; where there are more of them, so many are drawn

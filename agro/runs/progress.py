@@ -29,6 +29,7 @@ from agro.errors import Interrupted
 from agro.io import numbers
 from agro.io.numbers import clock, duration, short, with_error
 from agro.io.terminal import cut, drawn, plain, visible
+from agro.rollout import Activity
 from agro.store.location import Location, url_of
 from agro.types import Sample, Text
 
@@ -308,7 +309,7 @@ class Watchdog:
 KINDS = 10  # of failures of rewards that are shown
 
 
-class RunActivity:
+class RunActivity(Activity):
     """See `agro.rollout.Activity`."""
 
     def __init__(

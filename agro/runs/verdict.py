@@ -21,13 +21,13 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import chance, fixed, percent
-from agro.rollout import sequential
-from agro.rollout.blind import Test
-from agro.rollout.evaluate import clopper_pearson
-from agro.rollout.off_policy import LEAST
-from agro.rollout.paired import LEVEL, Comparison, mcnemar, verdict_of
 from agro.runs.metrics import GAIN, LOGGED
 from agro.runs.rundata import Row, RunData
+from agro.stats import sequential
+from agro.stats.blind import Test
+from agro.stats.intervals import clopper_pearson
+from agro.stats.off_policy import LEAST
+from agro.stats.paired import LEVEL, Comparison, mcnemar, verdict_of
 
 Answer = Literal["better", "worse", "not shown", "not measured"]
 COUNTS = ("wins", "losses", "ties", "unrated")
@@ -53,7 +53,7 @@ class Ratings:
 
     @classmethod
     def of(cls, ratings: NDArray[np.float64], step: int | None = None, test: Test = "sign") -> Ratings:
-        """`ratings`: [M], 1, −1, 0 or NaN a prompt; see `agro.rollout.blind.read_ratings`."""
+        """`ratings`: [M], 1, −1, 0 or NaN a prompt; see `agro.stats.blind.read_ratings`."""
         wins, losses, ties = (int((ratings == value).sum()) for value in (1, -1, 0))
         return cls(wins, losses, ties, int(np.isnan(ratings).sum()), step, test)
 

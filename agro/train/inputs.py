@@ -21,10 +21,10 @@ from agro.io.near_copies import cluster_names
 from agro.io.numbers import count
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
-from agro.rollout.paired import LEAST
 from agro.rollout.prompts import load_prompts, places, read_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.side_by_side import place
+from agro.stats.paired import LEAST
 from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists

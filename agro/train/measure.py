@@ -30,7 +30,7 @@ from agro.objectives import Objective
 from agro.objectives.methods.consistency import regularized_reward
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
-from agro.rollout.evaluate import standard_error
+from agro.stats.intervals import standard_error
 from agro.train.collate import staleness, total_reward
 from agro.train.feed import Valid, one_each
 from agro.train.phases import Phase

@@ -9,10 +9,9 @@ torch takes seconds to import, and only a `Batch` needs it: what handles records
 
 from typing import TYPE_CHECKING, Any
 
-from agro.types.conversation import Messages
+from agro.types.conversation import Messages, Prompt, Text, check_turns, conversation, prompt_hash
 from agro.types.ends import End, end_in, thought_in, without_open_thought
 from agro.types.kept_sets import KeptSets
-from agro.types.prompt import Prompt, Text, check_turns, conversation, prompt_hash
 from agro.types.sample import ROLES, ROUNDING, UNKNOWN_VERSION, Role, Sample, truncation
 
 if TYPE_CHECKING:

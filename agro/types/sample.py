@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agro.errors import Refused
+from agro.types.conversation import Text, conversation, prompt_hash
 from agro.types.ends import ENDS, End, end_in, thought_in
 from agro.types.kept_sets import problem
-from agro.types.prompt import Text, conversation, prompt_hash
 
 Role = Literal["policy", "log", "expert"]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -3,12 +3,9 @@
 from agro.proof.claim import Claims
 from agro_papers.claims import (
     balanced_claims,
-    equivalent_claims,
     experts_claims,
     imitated_claims,
-    mirror_claims,
     rec_claims,
-    reinforced_claims,
     rivals_claims,
     truncated_claims,
     trust_region_claims,
@@ -16,8 +13,8 @@ from agro_papers.claims import (
 )
 
 FAMILIES = (
-    *(values_claims, reinforced_claims, balanced_claims, experts_claims, mirror_claims, rec_claims),
-    *(imitated_claims, truncated_claims, trust_region_claims, rivals_claims, equivalent_claims),
+    *(values_claims, balanced_claims, experts_claims, rec_claims),
+    *(imitated_claims, truncated_claims, trust_region_claims, rivals_claims),
 )
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     name: claims for family in FAMILIES for name, claims in family.CLAIMS.items()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from agro.proof.claim import DESCENT, Claims
+from agro.proof.claims.policy_gradient_claims import advantage_claims
 from agro.proof.families import REGULARIZED
 from agro.proof.formulas import Situation, sloped
 from agro_papers.claims.experts_claims import hybrid
@@ -78,6 +79,67 @@ def hybrid_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
     )
 
 
+def tapered(
+    s: Situation,
+    ratio: Literal["sequence", "mean", "token"] = "sequence",
+    positive: tuple[float, float] = (1.0, 1.0),
+    negative: tuple[float, float] = (0.0, 1.0),
+) -> Tensor:
+    """−E_μ[Σ_t k_t (r − ½) log π_t / T], k the ratio π/μ without gradient, clamped to `positive` where r > ½,
+    else to `negative` (TOPR)."""
+    e_XYT, T = s.e_tokens.detach(), s.policy.space.lengths
+    total_XY1 = e_XYT.sum(2, keepdim=True)
+    log_ratio = {"token": e_XYT, "mean": total_XY1 / T[:, None], "sequence": total_XY1}[ratio]
+    good_XY1 = (s.reward > 0.5)[..., None]
+    k = torch.where(good_XY1, log_ratio.exp().clamp(*positive), log_ratio.exp().clamp(*negative))
+    return -s.mean((s.reward - 0.5) * (k * s.policy.logp_tokens()).sum(2) / T)
+
+
+def future_gain(s: Situation, strength: float) -> Tensor:
+    """−E_μ (r − E_μ r) c l/T, c = exp(log π̂(y)/T), π̂ ∝ π (π/f)^λ at each token, T tokens (FPA)."""
+    space = s.policy.space
+    future = s.policy.future(s.reference, strength)[:, space.places, space.tokens]
+    c = (torch.where(space.mask, future, 0.0).sum(2) / space.lengths).exp()
+    return -s.mean(s.centered(s.reward) * c * s.policy.logp() / space.lengths)
+
+
+def topr_claims(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
+    """A response whose reward crosses the baseline changes its weight, so a shift and noise matter."""
+    return Claims(
+        expects,
+        "elsewhere",
+        ("reward", "behavior_logp"),
+        {"baseline": 0.5, **options},
+        shift=False,
+        noise=False,
+        n=(1, 2),
+        updates=updates,
+    )
+
+
+def _future(strength: float, updates: int = 0, **options: float) -> Claims:
+    needs = ("reward", "groups", "future") if strength else ("reward", "groups")
+    return Claims(lambda s: future_gain(s, strength), "elsewhere", needs, options, updates=updates)
+
+
+def token_baselines(s: Situation) -> Tensor:
+    """−E Σ_t (r − b_t) log π of the first response of a group, b_t the mean of those with a t-th token, by
+    weights of the squared norm of the gradient in the logits up to it (OTB)."""
+    space, first_K = s.policy.space, s.groups[:, 0]
+    logits_XYTV = s.policy.logp_next().detach()[:, space.places]
+    squares_XYT = logits_XYTV.exp().square().sum(-1)
+    energy_XYT = (1 - 2 * s.policy.logp_tokens().detach().exp() + squares_XYT) * space.mask
+    W_XKnT = (energy_XYT.cumsum(2) * space.mask)[:, s.groups]
+    r_XKn1 = s.reward[:, s.groups][..., None]
+    alone_KT = space.mask[s.groups].sum(1) == 1
+    b_XKT = torch.where(alone_KT, 0.0, ((W_XKnT * r_XKn1).sum(2) / W_XKnT.sum(2)).nan_to_num())
+    gain_XKT = (r_XKn1[:, :, 0] - b_XKT) * s.policy.logp_tokens()[:, first_K]
+    return -s.mean_groups(torch.where(space.mask[first_K], gain_XKT, 0.0).sum(2))
+
+
+TAPER: dict[str, Any] = {"ratio": "mean", "positive": (0.8, 1.1), "negative": (0.3, 0.9)}
+
+
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "tbrm": (
         Claims(
@@ -98,4 +160,23 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         prefix_claims(residuals_to_end, scale="loss", compared="end"),
     ),
     "oreo": (prefix_claims(lambda s: residuals_to_end(s, 1 / s.beta), 1000),),
+    "otb": (
+        Claims(
+            token_baselines,
+            "elsewhere",
+            ("reward", "groups", "proposal"),
+            shift=False,
+            episodes=False,
+            updates=0,
+        ),
+    ),
+    "maxrl": (advantage_claims("maxrl", updates=DESCENT),),
+    "opo": (advantage_claims("opo", updates=DESCENT),),
+    "asymre": (advantage_claims("mean", shift=-0.1, updates=DESCENT, preset=True),),
+    "fpa": (_future(1.0, DESCENT), _future(0.4, extrapolation=0.4), _future(0.0, extrapolation=0.0)),
+    "topr": (
+        topr_claims(tapered),
+        topr_claims(lambda s: tapered(s, **TAPER), updates=0, **TAPER),
+        topr_claims(lambda s: tapered(s, "token"), updates=0, ratio="token"),
+    ),
 }

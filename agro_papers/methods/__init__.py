@@ -5,22 +5,16 @@ from pathlib import Path
 from agro.objectives.table import with_methods
 from agro_papers.methods import (
     balanced,
-    equivalent,
     experts,
     imitated,
-    mirror,
     rec,
-    reinforced,
     rivals,
     truncated,
     trust_region,
     values,
 )
 
-FAMILIES = (
-    *(values, reinforced, balanced, experts, mirror, rec),
-    *(imitated, truncated, trust_region, rivals, equivalent),
-)
+FAMILIES = (values, balanced, experts, rec, imitated, truncated, trust_region, rivals)
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).with_name("methods.toml"),

@@ -1,5 +1,6 @@
-"""Pairs that a run makes itself, a demonstration over a sample of an earlier version or two turns of a
-search; and pairs with votes."""
+"""Preferences: pairs that a run makes itself, a demonstration over a sample of an earlier version or two
+turns of a search; pairs with votes; and responses of a group that are equivalent by their reward, or meaning.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +8,23 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Streams, Terms
-from agro.objectives.methods.preference import ORDERED, BetaOfJudgments, judged, log_ratio, ordered
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
+from agro.objectives.imitation import IMITATION
+from agro.objectives.methods.labeled import Threshold
+from agro.objectives.methods.preference import (
+    ORDERED,
+    BetaOfJudgments,
+    bradley_terry,
+    judged,
+    log_ratio,
+    ordered,
+)
+from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWARD, Need
 from agro.objectives.options import Option
-from agro.objectives.reduce import Pairs
-from agro.types import Batch
+from agro.objectives.reduce import Groups, Pairs
+from agro.objectives.weights import WEIGHT
+from agro.types import Batch, Tensor
+from agro_papers.methods.rec import rec
 
 
 def seppo(
@@ -42,4 +55,107 @@ def seppo(
     return Terms(pairs.average(-torch.nn.functional.logsigmoid(margin_P)), metrics=ordered(pairs, margin_P))
 
 
-ENTRIES: dict[str, Objective] = {"seppo": judged(seppo, "SePPO, arXiv 2410.05255", ORDERED)}
+Equivalent = Annotated[
+    Literal["reward", "meaning"],
+    Option("responses that are equivalent: all good ones, or those whose `reward.meaning` is the same"),
+]
+
+
+def gepo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaOfJudgments,
+    threshold: Threshold = 0.0,
+    variance: Annotated[
+        float, Option("λ, share of the variance of the good responses' log-ratios", "share", ge=0)
+    ] = 1.0,
+    unit: Annotated[
+        Literal["logit", "nat"], Option("whether that variance is of β ρ ('logit') or of ρ ('nat')")
+    ] = "logit",
+    equivalent: Equivalent = "reward",
+) -> Terms:
+    """−log σ(β (ρ̄_W − ρ̄_L)) + λ Var_W(β ρ): group equivalent preferences (GEPO, arXiv 2505.12723).
+
+    ρ̄_W and ρ̄_L are the means over the good responses of a group and over the others; Var_W, with 1/n, is over
+    the good ones, which are taken to be equivalent: it is AGRO's loss with equal rewards. A group in which
+    all are good has the second term alone, one without a good response none. The paper's text doesn't say
+    whether the variance is of ρ or of β ρ. Mean over groups.
+
+    With `equivalent` = "meaning" only responses of one meaning are equivalent, such as two spellings, or two
+    programs with the same results of unit tests. ρ̄_W and ρ̄_L are then means over meanings of the mean of
+    each, so that two spellings share the weight of one response; a meaning is good where its mean reward is
+    above the threshold, and Var_W is the mean over good meanings of the variance within one.
+    """
+    groups = Groups.of(batch)
+    rho_N = log_ratio(streams, batch, groups)
+    kind_N = _kinds(groups, equivalent, threshold)
+    good_N = (_of_kind(groups.reward, kind_N) > threshold).double()
+    share_N = 1 / kind_N.bincount()[kind_N].double()
+    mean_G = groups.weighted_mean(rho_N, good_N * share_N)
+    other_G = groups.weighted_mean(rho_N, (1 - good_N) * share_N)
+    good_G = groups.sum(good_N)
+    both_G = (good_G > 0) & (good_G < groups.n)
+    loss_G = torch.where(both_G, bradley_terry(beta * (mean_G - other_G), 1.0), 0.0)
+    off_N = rho_N - _of_kind(rho_N, kind_N)
+    variance_G = groups.weighted_mean(off_N.square(), good_N * share_N)
+    factor = beta**2 if unit == "logit" else 1.0
+    return Terms(groups.average(loss_G + variance * factor * variance_G))
+
+
+def oorl(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: BetaOfJudgments,
+    threshold: Threshold = 0.0,
+    share: Annotated[float, Option("weight of GEPO's part in the loss", "share", ge=0)] = 0.01,
+    equivalent: Equivalent = "reward",
+) -> Terms:
+    """REINFORCE++ and a small share of GEPO (OORL, arXiv 2505.12723): L_RL + `share` · L_GEPO, as
+    `reinforce_pp` and `gepo` have them.
+
+    Both are of all responses of a step, and the reward says which ones are good.
+    """
+    rl = rec(streams, batch, mask="one_side", token_weight="is", advantage="reinforce_pp")
+    preference = gepo(streams, batch, beta=beta, threshold=threshold, equivalent=equivalent)
+    return Terms(rl.loss + share * preference.loss, metrics=rl.metrics)
+
+
+def _kinds(groups: Groups, equivalent: str, threshold: float) -> Tensor:
+    """[N] the number of the responses to one prompt that are equivalent."""
+    key_N = (groups.reward > threshold).double()
+    if equivalent == "meaning":
+        key_N = groups.batch.extra["meaning"].double()[groups.first_row]
+    kinds: Tensor = torch.stack([groups.group.double(), key_N], 1).unique(dim=0, return_inverse=True)[1]
+    return kinds
+
+
+def _of_kind(v_N: Tensor, kind_N: Tensor) -> Tensor:
+    """[N] the mean over the responses that are equivalent to each."""
+    size = kind_N.bincount()
+    return (torch.zeros_like(size, dtype=torch.float64).index_add(0, kind_N, v_N) / size)[kind_N]
+
+
+def _gepo_needs(options: Options) -> set[Need]:
+    needs: set[Need] = {REWARD, GROUPS, REF_LOGP}
+    return {*needs, MEANING} if options.get("equivalent") == "meaning" else needs
+
+
+ENTRIES: dict[str, Objective] = {
+    "seppo": judged(seppo, "SePPO, arXiv 2410.05255", ORDERED),
+    "gepo": Objective(
+        gepo,
+        "GEPO, arXiv 2505.12723",
+        _gepo_needs,
+        coupling("group"),
+        ingredients=(WEIGHT, IMITATION, SINGLETONS),
+    ),
+    "oorl": Objective(
+        oorl,
+        "OORL, arXiv 2505.12723",
+        lambda options: {*_gepo_needs(options), BEHAVIOR_LOGP},
+        coupling("group"),
+        metrics=("clipped_share", "ratio_max"),
+    ),
+}

@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agro.rollout.evaluate import interval  # noqa: E402
-from agro.rollout.paired import LEVEL, Sums, compare, mcnemar, sign_flips  # noqa: E402
+from agro.stats.intervals import Ratio, interval  # noqa: E402
+from agro.stats.paired import LEVEL, compare, inference, mcnemar, sign_flips  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/intervals.json"
@@ -121,7 +121,8 @@ def graded_pairs(prompts: int, evaluations: int) -> float:
     for _ in range(evaluations):
         difficulty = random.beta(0.5, 1.0, size=prompts)
         difference = random.exponential(difficulty + 0.1) - random.exponential(difficulty)
-        low, high, _ = Sums.of(difference, np.arange(prompts)).inference()  # that of `compare`
+        each = Ratio.of(difference, np.ones(prompts), np.arange(prompts))
+        low, high, _ = inference(each)  # that of `compare`
         held += low <= 0.1 <= high
     return held / evaluations
 

@@ -54,7 +54,7 @@ AREAS = {
     "agro_papers/methods": OBJECTIVES,
     "agro/train/step.py": STEP,
     "agro/models/logprobs.py": ["tests/models/test_logprobs.py", "tests/models/test_policy.py"],
-    "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py", "tests/engines/test_noise.py"],
+    "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py"],
     "agro/rollout/engines/hf.py": [HF],
     "agro/rollout/engines/decoding_rows.py": [HF],
     "agro/store/draw_rules.py": ["tests/store/test_draw_rules.py", "tests/store/test_pairs.py"],

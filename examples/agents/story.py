@@ -27,7 +27,7 @@ from openai import OpenAI
 
 from agro.config import NewModel
 from agro.models.newmodel import new_model
-from agro.rollout.paired import compare
+from agro.stats.paired import compare
 from agro.store import Store
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.rollout.evaluate import t_quantile
+from agro.stats.intervals import t_quantile
 
 HOLDS, FAILS, EQUAL, UNKNOWN = "holds", "doesn't", "no difference", "can't tell"
 MARGIN = 0.03  # accuracy

@@ -16,7 +16,7 @@ from agro.models.published import load_published
 from agro.pages.store.check_survey import survey
 from agro.pages.store.measurements import measure
 from agro.rollout.envs import Turn
-from agro.rollout.off_policy import compare_on_log
+from agro.stats.off_policy import compare_on_log
 from agro.store import Store
 from agro.store.records import Pair
 from agro.train.collate import collate
@@ -140,7 +140,7 @@ def _evaluation(folder: Path) -> list[Row]:
 
 def _checkpoints(folder: Path) -> list[Row]:
     """Of eight policies the best three by a log are tried: what is gained over μ for the risk of bad ones."""
-    from agro.rollout.off_policy import sharpe_ratio
+    from agro.stats.off_policy import sharpe_ratio
 
     rng = np.random.default_rng(0)
     reward, prompts, found = np.linspace(0, 1, 5), 400, {"estimates": [], "hash": []}

@@ -5,7 +5,7 @@
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
 moved towards the rewards, in a direction that has nothing to do with them, or to what the start doesn't
-write. `agro.rollout.off_policy` sees rewards and log-probs of logged responses alone.
+write. `agro.stats.off_policy` sees rewards and log-probs of logged responses alone.
 
 gain: the difference of two policies. values: five estimates of one policy's value, of rewards at the end of a
 response or with each of its three tokens; "doubly robust, true V" is given the value of each prefix under the
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agro.proof.enumerable import Space, Table
-from agro.rollout.off_policy import (
+from agro.stats.off_policy import (
     FEW,
     HEADLINE,
     LoggedResponses,

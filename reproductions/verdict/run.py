@@ -3,7 +3,7 @@
     python reproductions/verdict/run.py [--out runs/verdict] [--record]
 
 Start and result answer the same prompts; their rewards are drawn and compared by the code that a run uses
-(`agro.rollout.paired.compare`). Prompts differ in difficulty, so that the two rewards of a prompt are
+(`agro.stats.paired.compare`). Prompts differ in difficulty, so that the two rewards of a prompt are
 correlated. Writes result.json into --out, with --record beside this script, with the tables of README.md.
 """
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.rollout.paired import compare
+from agro.stats.paired import compare
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent

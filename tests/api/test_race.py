@@ -19,7 +19,7 @@ from agro.api.race import ENOUGH, NOTHING, Race, candidates, conclusion, default
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig, override
 from agro.errors import Refused
-from agro.rollout.paired import compare
+from agro.stats.paired import compare
 from agro.store import Store
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample

@@ -171,7 +171,7 @@ class StandIn:
         request = Request(0, body["prompt"], body["max_tokens"])
         (done,) = self.engine.decode(deque([request]), sampler, body["seed"])
         ids = done.tokens.tolist()
-        text = self.engine.policy.decode(ids, body["prompt"])
+        text = self.engine.policy.encoder.decode(ids, body["prompt"])
         ended = ids[-1] in body["stop_token_ids"] or any(stop in text for stop in body["stop"] or ())
         logp = self._raw(body["prompt"], ids) if self.raw else done.logp.tolist()
         choice = {

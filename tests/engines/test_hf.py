@@ -1,16 +1,19 @@
-"""The embedded engine against the trainer's log-probs, transformers' greedy decoding, and other batches."""
+"""The embedded engine against the trainer's log-probs, transformers' greedy decoding, and other batches; and
+what its probe refuses.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from rounding import rounding
-from sampling import PROMPTS, by_index, end_with, rollout
+from sampling import PROMPTS, by_index, check_behavior, end_with, rollout, trainer_logp
 from transformers.cache_utils import DynamicCache
 
 from agro.config import NewModel, PolicyConfig, SamplerConfig
@@ -24,25 +27,14 @@ ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
 WINDOWED = ["Mistral", "Gemma2", "Gemma3"]
 
 
-def trainer_logp(policy: Policy, sample) -> np.ndarray:
-    tokens = torch.tensor(sample.tokens[None].astype(np.int64))
-    with torch.no_grad():
-        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(sample.action[None]))[
-            "logp"
-        ][0].numpy()
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES + WINDOWED)
 @pytest.mark.parametrize("batch", [64, 5])
 def test_behavior_log_probs_are_the_trainers(tiny, name, batch):
     policy = tiny(name, **({"sliding_window": 8} if name in WINDOWED else {}))
     samples = list(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=batch)))
     assert len(samples) == 16
-    tolerance = rounding(*(s.behavior_logp for s in samples))
-    for s in samples:
-        assert np.array_equal(np.isnan(s.behavior_logp), ~s.action)
-        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
-        assert s.knows_behavior
+    check_behavior(policy, samples)
+    assert all(np.array_equal(np.isnan(s.behavior_logp), ~s.action) for s in samples)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
@@ -157,7 +149,7 @@ def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
 def test_greedy_is_the_greedy_of_transformers(tiny, name):
     policy = tiny(name)
     for s in rollout(policy).sample(PROMPTS, 1, SamplerConfig(temperature=0, max_new=20)):
-        ids = policy.encode_prompt(s.prompt)
+        ids = policy.encoder.prompt(s.prompt)
         expected = policy.model.generate(
             torch.tensor([ids]), do_sample=False, max_new_tokens=20, eos_token_id=2, pad_token_id=0
         )
@@ -224,10 +216,8 @@ def test_the_context_ends_a_response(tiny):
     long, longest = Prompt("a" * 15), Prompt("b" * 18)
     samples = list(rollout(policy).sample([long, longest, Prompt("")], 1, SamplerConfig(max_new=10)))
     assert sorted(int(s.action.sum()) for s in samples) == [1, 4, 10]
-    tolerance = rounding(*(s.behavior_logp for s in samples))
-    for s in samples:
-        assert s.meta["finish"] == "length"
-        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
+    assert {s.meta["finish"] for s in samples} == {"length"}
+    check_behavior(policy, samples)
 
 
 def test_responses_come_as_they_finish(tiny):
@@ -349,7 +339,7 @@ def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
     policy, n = tiny(), 4096
     samples = rollout(policy).sample([Prompt("ab")], n, SamplerConfig(max_new=1, batch=512))
     counts = np.bincount([int(s.tokens[-1]) for s in samples], minlength=13)
-    logits = policy.model(input_ids=torch.tensor([policy.encode_prompt("ab")])).logits[0, -1]
+    logits = policy.model(input_ids=torch.tensor([policy.encoder.prompt("ab")])).logits[0, -1]
     p = torch.softmax(logits.double(), 0).detach().numpy()
     assert (np.abs(counts / n - p) <= 5 * np.sqrt(p * (1 - p) / n) + 1e-9).all()
 
@@ -395,3 +385,104 @@ def test_it_is_an_engine(tiny, tmp_path):
         assert again[i].version == 7
     assert list(engine.decode(deque(), SamplerConfig(), 0)) == []
     engine.close()
+
+
+NAMES = ("stories260K", "babyllama_char105")
+
+
+@contextmanager
+def unchanged(model):
+    yield
+
+
+@contextmanager
+def without_a_layer(model):
+    layers, count = model.model.layers, model.config.num_hidden_layers
+    model.model.layers, model.config.num_hidden_layers = layers[:-1], count - 1
+    try:
+        yield
+    finally:
+        model.model.layers, model.config.num_hidden_layers = layers, count
+
+
+@contextmanager
+def with_a_stale_head(model):
+    head = model.lm_head.weight
+    before = head.detach().clone()
+    noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0)).to(head)
+    head.data.add_(0.1 * head.std() * noise)
+    try:
+        yield
+    finally:
+        head.data.copy_(before)
+
+
+@contextmanager
+def with_a_wrong_mask(model):
+    """Each token sees the two before it alone."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def near(query, key, value, **kwargs):
+        size = key.shape[-2]
+        seen = torch.ones(size, size, dtype=torch.bool).tril().triu(-2)
+        kwargs |= {"attn_mask": seen[-query.shape[-2] :], "is_causal": False}
+        return attend(query, key, value, **kwargs)
+
+    torch.nn.functional.scaled_dot_product_attention = near
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = attend
+
+
+DEFECTS = {f.__name__: f for f in (without_a_layer, with_a_stale_head, with_a_wrong_mask)}
+
+
+def load(shared_model, name, dtype="bfloat16", temperature=1.0):
+    path = str(shared_model(name))
+    return Policy.load(PolicyConfig(model=path, dtype=dtype, device="cpu", temperature=temperature))
+
+
+def trained_with(defect, monkeypatch):
+    trained = HF._trained
+
+    def changed(self, done):
+        with defect(self.policy.model):
+            return trained(self, done)
+
+    monkeypatch.setattr(HF, "_trained", changed)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_rounding_passes(shared_model, name, temperature):
+    engine = HF(load(shared_model, name, temperature=temperature))
+    assert engine.fused
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_defect_is_refused(shared_model, monkeypatch, name, defect, dtype):
+    policy = load(shared_model, name, dtype)
+    trained_with(DEFECTS[defect], monkeypatch)
+    with pytest.raises(Refused, match=r"token by token, its log-probs differ by .* nats"):
+        HF(policy)
+
+
+def test_a_deep_model_with_much_rounding_passes(shared_model):
+    """Random weights of 30 layers, whose two paths are .8 nats apart on random tokens."""
+    tokenizer = load(shared_model, "stories260K").tokenizer
+    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 6, "num_key_value_heads": 2}
+    layers = {"num_hidden_layers": 30, "initializer_range": 0.06, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes, **layers)
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    model.lm_head.weight.data.mul_(32)  # logits of 20
+    assert HF(Policy(model, tokenizer)).fused
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_first_token_beyond_the_vocabulary_isnt_asked(tiny, dtype):
+    """As GPT2's own, 50256, in the configuration of a small model."""
+    HF(tiny("GPT2", dtype, bos_token_id=50256))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
+from sampling import check_behavior
 from stand_in import serving
 
 from agro import config
@@ -61,11 +62,7 @@ def test_tokens_and_log_probs_are_those_of_the_servers_weights(policy: Policy, c
         samples = list(rollout.sample([Prompt("12>"), Prompt("3>")], 5, SamplerConfig(max_new=4, batch=4)))
         assert sorted(s.meta["index"] for s in samples) == list(range(10))
         assert all(s.version == 7 and s.role == "policy" for s in samples)
-        tolerance = rounding(*(s.behavior_logp for s in samples))
-        for s in samples:
-            tokens, mask = torch.tensor(s.tokens.copy())[None].long(), torch.tensor(s.action.copy())[None]
-            own = policy.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
-            np.testing.assert_allclose(s.behavior_logp[s.action], own.detach().numpy(), **tolerance)
+        check_behavior(policy, samples)
         assert len({body["seed"] for _, body in state.asked}) == 10
         assert engine.failures == 0
 
@@ -84,12 +81,16 @@ def test_a_request_that_fails_is_counted_and_sent_again(
         assert engine.failures == 3
 
 
-def test_retries_are_bounded(policy: Policy, connect, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, at last with finish_reason "abort"')],
+)
+def test_retries_are_bounded(policy: Policy, connect, monkeypatch, how: str, words: str) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
     with serving(policy) as (url, state):
-        state.fail = 100
+        state.fail, state.how = 100, how
         engine = connect(url, retries=2)
-        with pytest.raises(Refused, match=r"(?s)engine\.url.*3 times.*503"):
+        with pytest.raises(Refused, match=words):
             list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
         assert engine.failures == 3
 
@@ -125,12 +126,8 @@ def test_environments_work_on_it(policy: Policy, connect) -> None:
         assert sorted(s.meta["index"] for s in samples) == list(range(8))
         played = [s for s in samples if s.meta["turns"] == 2]
         assert played
-        tolerance = rounding(*(s.behavior_logp for s in samples))
-        for s in samples:
-            tokens, mask = torch.tensor(s.tokens.copy())[None].long(), torch.tensor(s.action.copy())[None]
-            own = policy.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
-            np.testing.assert_allclose(s.behavior_logp[s.action], own.detach().numpy(), **tolerance)
-        prompt = len(policy.encode_prompt("1"))
+        check_behavior(policy, samples)
+        prompt = len(policy.encoder.prompt("1"))
         assert all(not s.action[prompt:].all() for s in played)  # the answer is no action
 
 
@@ -210,11 +207,7 @@ def test_a_wrong_reply_is_refused_by_name_and_what_is_right_beside_it_is_stored(
         assert f"{url}/v1/completions" in str(refused.value)
         samples = list(store.samples())
     assert len(samples) == 5
-    tolerance = rounding(*(s.behavior_logp for s in samples))
-    for s in samples:
-        tokens, mask = torch.tensor(s.tokens.copy())[None].long(), torch.tensor(s.action.copy())[None]
-        own = policy.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
-        np.testing.assert_allclose(s.behavior_logp[s.action], own.detach().numpy(), **tolerance)
+    check_behavior(policy, samples)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +228,6 @@ def test_a_reply_has_one_choice(policy: Policy, connect, monkeypatch, answer: An
             list(connect(url).decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
 
 
-def test_a_server_needs_a_url(policy: Policy) -> None:
-    with pytest.raises(Refused, match=r"engine\.url"):
-        Server(config.EngineConfig(kind="server"), policy.encoder)
-
-
 def test_a_log_prob_that_rounding_put_above_0_is_0_and_null_is_unknown(policy: Policy, connect) -> None:
     with serving(policy) as (url, state):
         state.spoil = 0
@@ -258,14 +246,6 @@ def test_a_request_ends_at_its_deadline_whatever_drips_in(policy: Policy, connec
         with pytest.raises(Refused, match=r"no complete reply in engine\.timeout = 0\.5 s"):
             list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
         assert time.monotonic() - began < 50
-
-
-def test_an_aborted_response_is_refused_after_the_retries(policy: Policy, connect, monkeypatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
-    with serving(policy) as (url, state):
-        state.fail, state.how = 9, "abort"
-        with pytest.raises(Refused, match='3 times, at last with finish_reason "abort"'):
-            list(connect(url, retries=2).decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
 
 
 def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:

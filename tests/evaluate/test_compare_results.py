@@ -1,4 +1,4 @@
-"""`agro compare` of files: stores, results of `agro eval`, and samples of three evaluation harnesses."""
+"""`agro compare` of results that were measured anywhere, and prompts that were seen before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from agro.api import Contamination
 from agro.cli import app
 from agro.pages.run.paired_results import Matching, PairedSets
-from agro.rollout.paired import holm, shares_interval
+from agro.stats.paired import holm, shares_interval
 from agro.store import Store
-from agro.types import Sample
+from agro.types import Prompt, Sample
 from reproductions.compare.run import TABLE, answers, row, unpaired_p, write_samples
 
 KEYS = ["name", "n", "a", "b", "difference", "low", "high", "p", "test", "detectable", "verdict"]
@@ -264,3 +265,31 @@ def test_files_are_compared_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
     assert len(answers()) == 220
     assert PairedSets(()).to_json()["sets"] == []
+
+
+TRAINED = (
+    "How many apples has Anna if she buys twelve and eats three of them on Monday?",
+    [{"role": "user", "content": "Name the capital of Peru."}],
+)
+
+
+def test_copies_and_near_copies_are_told_apart() -> None:
+    prompts = [
+        Prompt("Q7: how many apples has Anna if she buys  twelve and eats three of them on monday?", "a"),
+        Prompt("How many apples has Anna if she buys twelve and eats three of them on Friday?", "b"),
+        Prompt([{"role": "user", "content": "Name the capital of Peru."}], "c"),
+        Prompt("Who wrote Faust?", "d"),
+    ]
+    found = Contamination.of(prompts, TRAINED, 0.7)
+    assert (found.exact, found.near, found.trained) == (("a", "c"), ("b",), 2)
+    assert found.sentence == (
+        "of 4 prompts 2 were trained on (a, c), 1 are near-copies of training prompts (b); the run has 2 "
+        "training prompts"
+    )
+
+
+def test_copies_among_themselves_are_no_contamination() -> None:
+    found = Contamination.of(
+        [Prompt("Who wrote Faust?", "a"), Prompt("Who wrote Faust??", "b")], TRAINED, 0.7
+    )
+    assert (found.exact, found.near) == ((), ())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agro.errors import Refused
-from agro.rollout.paired import Comparison, compare, mcnemar, sign_flips
+from agro.stats.paired import Comparison, compare, mcnemar, sign_flips
 
 NAN = math.nan
 

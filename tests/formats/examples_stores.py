@@ -15,7 +15,7 @@ import torch
 from example import MISSING, Example
 from safetensors.torch import save
 
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 
 ASK = {"role": "user", "content": "2+2="}
 SAY = {"role": "assistant", "content": "4"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from example import Example
 
-from agro.types.prompt import prompt_hash
+from agro.types.conversation import prompt_hash
 
 ASK = {"role": "user", "content": "2+2="}
 SAY = {"role": "assistant", "content": "Five."}

@@ -6,8 +6,8 @@ import pytest
 from tiers import some
 
 from agro_grade import answers
+from agro_grade.answers import after_marker, matches
 from agro_grade.final import LONGEST, TAIL, final
-from agro_grade.marked import after_marker, matches
 from agro_grade.mathematics import too_large, without_sympy
 from agro_grade.numerals import plain
 
@@ -19,9 +19,7 @@ PIECES = [
     *("twenty ", "5 cm ", "3 km 2 m ", "3:45 ", "July 4 ", "A, ", r"\bmod ", r"\pm 1", r"\quad"),
     *("the answer is ", "<answer>", "<think>", "####"),
 ]
-SHAPES = [
-    *("{}5", r"\boxed{{{}}}", r"\boxed{{5}}{}.", "The answer is {}!", "so it is ${}$", "It is 5{}"),
-]
+SHAPES = ("{}5", r"\boxed{{{}}}", r"\boxed{{5}}{}.", "The answer is {}!", "so it is ${}$", "It is 5{}")
 EXPECTED = [
     *("42", "x^2+1", "Tuesday", "C", "(1, 2)", "1, 2", "2:3:4", "3:45 PM", "x = 1, y = 2", "10-20"),
     *("(D) 24",),

@@ -63,85 +63,51 @@ def judged(judge, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "accepted", "unknown"),
+    ("name", "sizes", "taken", "rejected"),
     [
-        ("development", [], []),
-        ("heldout", [], []),
-        ("issue", [], []),
-        ("afterwards", [], []),
-        ("outside", [], []),
+        *((name, None, [], []) for name in ("development", "heldout", "issue", "afterwards", "outside")),
+        # A unit may be left out: how many dozens is also asked for, and how many more.
         (
             "second_look",
-            [
-                ("The total is 48 dozen.", "48"),  # a unit may be left out: how many dozens is also asked for
-                ("The answer is 5 more than the above.", "5"),  # and how many more
-            ],
+            None,
+            [("The total is 48 dozen.", "48"), ("The answer is 5 more than the above.", "5")],
             [],
+        ),
+        # Fractions, units, intervals, sets, percents, LaTeX, matrices, …: when first scored, 1 of 102 wrong
+        # answers was accepted, 5 of 90 right ones were rejected and 1 unknown; rules were made for 5.
+        ("fourth_look", (102, 90), [], [("The correct option is C: 14", "C")]),
+        # When first scored, 1 of 428 was accepted and 10 were rejected in error, of 214 more 3 and 7; with
+        # rules for these 1 of the other 315 was accepted, 5 rejected and 4 unknown; they got rules too.
+        ("fifth_look", (485, 472), [], [("1 in 2", "1/2"), ("So Alice wins.", "Alice")]),
+        # Mass, length, time, volume, area, speed, temperature, money, data, angle, energy, share, …, and
+        # answers that are denied together. Before their units had a table and a rounded integer was rejected,
+        # 94 of the 210 wrong ones were accepted, 37 right ones rejected.
+        ("units", (210, 153), [], []),
+        *some(
+            [
+                ("outside_aside", (142, 123), 0, 0),  # 1 and 4 when first scored
+                ("third_look", (36, 32), 1, 1),  # 2 and 1
+                ("sixth_look", (180, 170), 0, 2),  # 1 and 3
+                ("seventh_look", (252, 293), 3, 1),  # 3 and 12
+                ("eighth_look", (282, 300), 1, 1),  # 5 and 6
+                ("ninth_look", (237, 259), 0, 4),  # 3 and 9
+                ("tenth_look", (322, 333), 1, 3),  # 3 and 5
+            ],
+            every=3,
         ),
     ],
 )
-def test_judged_pairs(judge, name, accepted, unknown):
-    """Pairs judged by hand. `heldout` was written before the checker, `outside` and `second_look` without its
-    code.
+def test_judged_pairs(judge, name, sizes, taken, rejected):
+    """Pairs judged by hand: how many are wrong and right, and which, or how many, are accepted or left
+    unknown in error, and rejected in error. `heldout` was written before the checker, `outside` and the looks
+    without its code.
 
-    The pairs that are judged otherwise are named.
+    When a file had been scored once, rules were made for the kinds of writing that it showed.
     """
-    assert judged(judge, name)[:3] == (accepted, [], unknown)
-
-
-def test_pairs_of_other_kinds(judge):
-    """192 pairs, written without the code: fractions, units, intervals, sets, percents, LaTeX, matrices, ….
-
-    When they were first scored, 1 wrong answer of 102 was accepted, 5 right ones of 90 were rejected and 1
-    was unknown; rules were then made for 5 of the 7.
-    """
-    accepted, rejected, unknown, wrong, right = judged(judge, "fourth_look")
-    assert (accepted, unknown, wrong, right) == ([], [], 102, 90)
-    assert rejected == [("The correct option is C: 14", "C")]
-
-
-def test_pairs_of_many_kinds(judge):
-    """957 pairs. When first scored, 1 of 428 was accepted and 10 were rejected in error, of 214 more 3 and 7.
-
-    Rules were made for these. With them 1 of the other 315 was accepted, 5 were rejected and 4 unknown; rules
-    were made for these too.
-    """
-    accepted, rejected, unknown, wrong, right = judged(judge, "fifth_look")
-    assert (accepted, unknown, wrong + right) == ([], [], 957)
-    assert rejected == [("1 in 2", "1/2"), ("So Alice wins.", "Alice")]
-
-
-def test_units_by_class(judge):
-    """363 pairs of mass, length, time, volume, area, speed, temperature, money, data, angle, energy, share
-    and others, of approximations, and of answers that are denied together. Before their units had a table
-    and a rounded integer was rejected, 94 of the 210 wrong ones were accepted, 37 right ones rejected."""
-    accepted, rejected, unknown, wrong, right = judged(judge, "units")
-    assert (accepted, rejected, unknown, wrong, right) == ([], [], [], 210, 153)
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "errors"),
-    some(
-        [
-            ("outside_aside", (142, 123), (0, 0)),  # 1 and 4 when first scored
-            ("third_look", (36, 32), (1, 1)),  # 2 and 1
-            ("sixth_look", (180, 170), (0, 2)),  # 1 and 3
-            ("seventh_look", (252, 293), (3, 1)),  # 3 and 12
-            ("eighth_look", (282, 300), (1, 1)),  # 5 and 6
-            ("ninth_look", (237, 259), (0, 4)),  # 3 and 9
-            ("tenth_look", (322, 333), (1, 3)),  # 3 and 5
-        ],
-        every=3,
-    ),
-)
-def test_judged_pairs_written_without_the_code(judge, name, sizes, errors):
-    """Pairs written without the code: accepted or left unknown in error, and rejected in error.
-
-    When they had been scored once, rules were made for the kinds of writing that they showed.
-    """
-    accepted, rejected, unknown, *counts = judged(judge, name)
-    assert tuple(counts) == sizes
-    assert (len(accepted) + len(unknown), len(rejected)) == errors
+    accepted, refused, unknown, *counts = judged(judge, name)
+    assert sizes is None or tuple(counts) == sizes
+    for found, expected in ((accepted + unknown, taken), (refused, rejected)):
+        assert (len(found) if isinstance(expected, int) else found) == expected
 
 
 def test_logged_gsm8k_answers_are_judged_as_their_authors_did(judge):
@@ -159,23 +125,6 @@ def test_logged_gsm8k_answers_are_judged_as_their_authors_did(judge):
     assert judge(pairs) == expected
 
 
-def test_equal_and_unequal(judge):
-    assert judge(
-        [
-            (r"so it is $\frac{1}{2}$.", "0.5"),
-            (r"\boxed{(x+1)^2}", "x^2 + 2*x + 1"),
-            (r"\boxed{(x+1)^2}", "x^2 + 2*x"),
-            ("We get 12 boxes of 4, which is 48 eggs.", 48),
-            ("about 0.00001", 1e-05),
-            ("the answer is 5", "+5"),
-            (r"$2\sqrt{3}\pi$", "2*sqrt(3)*pi"),
-            (r"$\{3, 4\}$", "4 and 3"),
-            ("I don't know.", "48"),
-            ("", "48"),
-        ]
-    ) == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-
-
 def test_the_answer_of_gsm8k_and_of_a_worked_solution(judge):
     """4, 24 and 48 stand in these solutions and aren't their answers."""
     gsm8k = "In April 48.\nIn May 48/2 = <<48/2=24>>24.\nAltogether 48+24 = <<48+24=72>>72 clips.\n#### 72"
@@ -184,31 +133,6 @@ def test_the_answer_of_gsm8k_and_of_a_worked_solution(judge):
     for answer in (gsm8k, solution):
         assert judge([(text, answer) for text in texts]) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     assert judge([(gsm8k, "72"), (solution, 72), (solution, "24")]) == [1.0, 1.0, 0.0]
-
-
-def test_words_are_compared_as_words(judge):
-    assert judge(
-        [("Paris.", "Paris"), ("Rome", "Paris"), ("It lies in Paris.", "Paris"), ("5", "Paris")]
-    ) == [
-        1.0,
-        0.0,
-        1.0,
-        0.0,
-    ]
-
-
-def test_the_last_of_several_is_not_the_answer(judge):
-    pairs = [
-        ("Rome, Paris", "Paris"),
-        ("The answer is: no, yes", "yes"),
-        ("Bob beats Alice.", "Alice"),
-        ("July 4, 1776 or July 5, 1776", "July 5, 1776"),
-        ("(1, 2) and (3, 4)", "(3, 4)"),
-        ("2 hours 30 minutes", "30 minutes"),
-        ("infinity or 5", "5"),
-        ("A, B, C, D", "A, C"),
-    ]
-    assert judge(pairs) == [0.0] * len(pairs)
 
 
 def test_an_answer_that_cannot_be_read_leaves_the_reward_unknown(judge):
@@ -280,12 +204,6 @@ def test_what_an_attacker_writes_is_not_the_answer(judge, attack):
     assert time.monotonic() - start < 5.0
 
 
-def test_the_order_of_a_list_that_is_not_sorted_means_something(judge):
-    """Roots are sorted; what neither rises nor falls, such as the places of runners, was put in its order."""
-    assert judge([("4, 1, 2", "4, 1, 2"), ("1, 2, 4", "4, 1, 2"), ("4, 2, 1", "1, 2, 4")]) == [1, 0, 1]
-    assert judge([(r"\boxed{\{1, 2, 4\}}", r"\{4, 1, 2\}"), ("2, 1", "1, 2")]) == [1, 1]
-
-
 def test_a_large_solution_is_read_in_little_time(judge):
     pieces = ["$", "(", r"\(", "1,", "1 or ", "the answer is ", r"\boxed{", r"\boxed{1}. ", "1.", "- "]
     start = time.monotonic()
@@ -334,20 +252,42 @@ def test_options_and_a_missing_package_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("response", "answer", "value"),
     [
+        (r"so it is $\frac{1}{2}$.", "0.5", 1.0),
+        (r"\boxed{(x+1)^2}", "x^2 + 2*x + 1", 1.0),
+        (r"\boxed{(x+1)^2}", "x^2 + 2*x", 0.0),
+        ("We get 12 boxes of 4, which is 48 eggs.", 48, 1.0),
+        ("about 0.00001", 1e-05, 1.0),
+        ("the answer is 5", "+5", 1.0),
+        (r"$2\sqrt{3}\pi$", "2*sqrt(3)*pi", 1.0),
+        (r"$\{3, 4\}$", "4 and 3", 1.0),
+        ("I don't know.", "48", 0.0),
+        ("", "48", 0.0),
+        # Words are compared as words.
+        ("Paris.", "Paris", 1.0),
+        ("Rome", "Paris", 0.0),
+        ("It lies in Paris.", "Paris", 1.0),
+        ("5", "Paris", 0.0),
+        # The last of several isn't the answer.
+        ("Rome, Paris", "Paris", 0.0),
+        ("The answer is: no, yes", "yes", 0.0),
+        ("Bob beats Alice.", "Alice", 0.0),
+        ("July 4, 1776 or July 5, 1776", "July 5, 1776", 0.0),
+        ("(1, 2) and (3, 4)", "(3, 4)", 0.0),
+        ("2 hours 30 minutes", "30 minutes", 0.0),
+        ("infinity or 5", "5", 0.0),
+        ("A, B, C, D", "A, C", 0.0),
+        # Roots are sorted; what neither rises nor falls, such as the places of runners, was put in its order.
+        ("4, 1, 2", "4, 1, 2", 1.0),
+        ("1, 2, 4", "4, 1, 2", 0.0),
+        ("4, 2, 1", "1, 2, 4", 1.0),
+        (r"\boxed{\{1, 2, 4\}}", r"\{4, 1, 2\}", 1.0),
+        ("2, 1", "1, 2", 1.0),
         (r"\boxed{6}. Let me check again: \boxed{7", "6", 0.0),  # cut within its last box: no answer
         (r"\boxed{6}. Let me check again: \boxed{7", "7", 0.0),
         (r"So it is \boxed{\frac{1", "1", 0.0),
         (r"\boxed{6}. Let me check again: \boxed{7}", "7", 1.0),
         (r"It is \boxed{7} in the set \{7", "7", 1.0),  # what is open there isn't a box
-    ],
-)
-def test_a_box_that_is_cut(judge, response, answer, value):
-    assert judge([(response, answer)]) == [value]
-
-
-@pytest.mark.parametrize(
-    ("response", "answer", "value"),
-    [
+        # Dashes and digits of other keyboards.
         ("–5", "-5", 1.0),
         ("−5", "-5", 1.0),
         ("—5", "-5", 1.0),
@@ -375,5 +315,5 @@ def test_a_box_that_is_cut(judge, response, answer, value):
         ("𝟓", "5", 1.0),
     ],
 )
-def test_dashes_and_digits_of_other_keyboards(judge, response, answer, value):
+def test_equal_and_unequal(judge, response, answer, value):
     assert judge([(response, answer)]) == [value]

@@ -112,7 +112,7 @@ def several(*turns: dict[str, Any], **meta: Any) -> Sample:
 def test_messages_need_a_template_and_texts_stay_texts(make):
     bare = make(None)
     with pytest.raises(Refused, match="no chat template; give prompts as text"):
-        bare.encode_prompt([USER])
+        bare.encoder.prompt([USER])
     assert layout(make(), Sample("hi", "yo")) == [("<bos>hi", False), ("yo<eos>", True)]
 
 
@@ -158,7 +158,7 @@ def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
     assert "be short" not in layout(policy, Sample(own, "yo"))[0][0]
     (sampled,) = Rollout(policy.encoder, HF(policy)).sample([Prompt("hi")], 1, SamplerConfig(max_new=3))
     assert sampled.prompt == "hi"
-    assert sampled.tokens[: -int(sampled.action.sum())].tolist() == policy.encode_prompt([USER])
+    assert sampled.tokens[: -int(sampled.action.sum())].tolist() == policy.encoder.prompt([USER])
     assert policy.encode(sampled) is sampled
 
 
@@ -223,14 +223,14 @@ def test_a_text_under_settings_for_conversations_is_refused(make):
     with pytest.raises(
         Refused, match=r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"
     ):
-        make(system="be short").encode_prompt("hi")
+        make(system="be short").encoder.prompt("hi")
 
 
 def test_what_a_template_refuses_is_named(make):
     with pytest.raises(Refused, match="only user and assistant"):
-        make(MISTRAL, system="be short").encode_prompt([USER])
+        make(MISTRAL, system="be short").encoder.prompt([USER])
     with pytest.raises(Refused, match="the chat template fails"):
-        make("{{ messages[0].nothing.more }}").encode_prompt([USER])
+        make("{{ messages[0].nothing.more }}").encoder.prompt([USER])
 
 
 def test_actions_of_several_turns_are_what_the_assistant_said(make):
@@ -339,7 +339,7 @@ def test_turns_that_are_no_turns_are_refused(make):
 
 def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
     policy = make(wrap=True, system="s")
-    episode = Transcript(policy.encoder, Prompt("hi"), policy.encode_prompt("hi"))
+    episode = Transcript(policy.encoder, Prompt("hi"), policy.encoder.prompt("hi"))
     episode.act([*policy.encoder.ids("yo"), policy.chat.end_id], None, UNKNOWN_VERSION)
     assert episode.observe("more", "user")
     (row,) = episode.rows
@@ -402,7 +402,7 @@ def test_a_date_of_a_template_is_pinned(make):
     with pytest.raises(Refused, match="expected a date as 2026-01-31, got '2025-02-30'"):
         make(dated, today="2025-02-30")
     with pytest.raises(Refused, match="in a form that can't be pinned"):
-        make("{% set f = '%Y' %}{{ strftime_now(f) }}" + CHATML).encode_prompt([USER])
+        make("{% set f = '%Y' %}{{ strftime_now(f) }}" + CHATML).encoder.prompt([USER])
 
 
 def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
@@ -414,9 +414,9 @@ def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
     with pytest.raises(
         Refused, match=r"the content of message 0 \(role user\)"
     ):  # a question is never left out
-        make("{% for m in messages %}{{ m.role }}{% endfor %}", unshown="drop").encode_prompt([USER])
+        make("{% for m in messages %}{{ m.role }}{% endfor %}", unshown="drop").encoder.prompt([USER])
     silent = CHATML.replace(
         "{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content if m.role != 'system' }}"
     )
     with pytest.raises(Refused, match=r"the content of message 0 \(role system\) \('be short'\)"):
-        make(silent).encode_prompt([{"role": "system", "content": "be short"}, USER])
+        make(silent).encoder.prompt([{"role": "system", "content": "be short"}, USER])

@@ -1,13 +1,16 @@
-"""Rewards that are learned while training: a discriminator against demonstrations, and a flow of tokens."""
+"""Learned rewards: a discriminator against demonstrations, a flow of tokens, one with a bounded slope."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load, save
 from tiny_runs import copying, metrics, whole_and_resumed
 
 from agro.api.reporting_trainer import Trainer
@@ -16,8 +19,9 @@ from agro.errors import Refused
 from agro.store import Store
 from agro.train.check import check_config
 from agro.types import Sample
-from agro_papers.adversary import is_held_out
+from agro_papers.adversary import AdversaryOptions, Discriminator, Pool, is_held_out
 from agro_papers.flow_reward import ranking
+from agro_papers.smooth import SmoothReward, slope_penalty
 
 ROUNDING = 1e-5
 REWARD = Path(__file__).parents[1] / "train/reward.py"
@@ -186,3 +190,98 @@ def test_prompts_without_demonstrations_are_refused(tmp_path: Path) -> None:
     config = imitating(tmp_path, data__store=str(tmp_path / "empty.db"))
     with pytest.raises(Refused, match=r"adversary: expected demonstrations, .* role expert"):
         Trainer(config, tmp_path / "run").run()
+
+
+ZERO, ONE = [1.0, 0.0], [0.0, 1.0]
+
+
+def pool(*rows: list[float], prompts: list[int] | None = None) -> Pool:
+    return Pool(torch.tensor(rows), torch.tensor(prompts or [0] * len(rows)))
+
+
+def fitted(own: Pool, experts: Pool, loss: str = "logistic", penalty: float = 0.0) -> Discriminator:
+    made = Discriminator(own.states.shape[1], 0)
+    options = AdversaryOptions(loss=loss, penalty=penalty, steps=300)
+    made.fit(own, torch.ones(len(own.states)), experts, options, 0)
+    return made
+
+
+def test_the_logistic_loss_is_least_at_the_log_ratio_of_probabilities() -> None:
+    """The experts write the first of two responses with ¾, the policy with ¼: D is log 3 and −log 3."""
+    made = fitted(pool(ZERO, ONE, ONE, ONE), pool(ZERO, ZERO, ZERO, ONE))
+    values = made.values(torch.tensor([ZERO, ONE]))
+    assert values.tolist() == pytest.approx([math.log(3), -math.log(3)], abs=0.35)
+
+
+def test_pairs_are_least_at_the_same_difference() -> None:
+    """−log σ of differences: the experts' share of the first one is ¾ where the two differ, so 2 log 3."""
+    made = fitted(pool(ZERO, ONE, ONE, ONE), pool(ZERO, ZERO, ZERO, ONE), loss="pairs")
+    first, second = made.values(torch.tensor([ZERO, ONE])).tolist()
+    assert first - second == pytest.approx(2 * math.log(3), abs=0.5)
+
+
+def test_a_penalty_bounds_the_slope() -> None:
+    """Two points that nobody confuses are 2 standard deviations apart in each of 2 dimensions: √8."""
+    own, experts = pool(*[ONE] * 8), pool(*[ZERO] * 8)
+
+    def rise(penalty: float) -> float:
+        first, second = fitted(own, experts, penalty=penalty).values(torch.tensor([ZERO, ONE])).tolist()
+        return first - second
+
+    assert rise(100.0) == pytest.approx(math.sqrt(8), rel=0.15)
+    assert rise(0.0) > 2 * math.sqrt(8)
+
+
+def test_it_compares_responses_to_one_prompt() -> None:
+    """What is right for one prompt is wrong for the other: the states don't differ without the prompts."""
+    own, experts = pool(ZERO, ONE, prompts=[0, 1]), pool(ONE, ZERO, prompts=[0, 1])
+    made = fitted(own, experts)
+    assert made.values(torch.tensor([ZERO, ONE])).tolist() == pytest.approx([0, 0], abs=0.35)
+    made.values = lambda states: states[:, 0]  # the first coordinate
+    assert made.auc(own, experts) == 0.5  # 0 for the first prompt, 1 for the second
+    assert made.auc(own, pool(ZERO, prompts=[0])) == 0.5  # equal values are ½
+    assert made.auc(own, pool(ZERO, prompts=[7])) is None
+
+
+def test_it_is_the_same_from_its_tensors() -> None:
+    made = fitted(pool(ZERO, ONE), pool(ZERO, ZERO))
+    other = Discriminator.load(load(save(made.tensors())))
+    states = torch.tensor([ZERO, ONE])
+    assert torch.equal(made.values(states), other.values(states))
+
+
+def test_the_penalty_of_a_line_is_that_of_its_slope() -> None:
+    """‖(3, 4)‖ = 5, so (5 − 2)² = 9 wherever it is taken, and d/dw = 2 (5 − 2) w/5."""
+    line = torch.nn.Linear(2, 1, dtype=torch.float64)
+    with torch.no_grad():
+        line.weight.copy_(torch.tensor([[3.0, 4.0]]))
+    penalty = slope_penalty(line, torch.randn(7, 2, dtype=torch.float64), 2.0)
+    assert penalty.item() == pytest.approx(9.0, abs=1e-12)
+    (by_weight,) = torch.autograd.grad(penalty, line.weight)
+    assert by_weight[0].tolist() == pytest.approx([6 * 3 / 5, 6 * 4 / 5], abs=1e-12)
+
+
+def rated(n: int, seed: int) -> list[Sample]:
+    """Random texts, those that end with "a" rated 1, the others 0."""
+    random = np.random.default_rng(seed)
+    texts = ["".join(random.choice(list("abc"), 6)) for _ in range(n)]
+    return [Sample("", text, reward=float(text.endswith("a"))) for text in texts]
+
+
+def test_a_fit_ranks_new_responses_and_has_the_slope_of_its_penalty(tiny) -> None:
+    policy = tiny()
+    fits = {of: SmoothReward.fit(policy, rated(96, 0), slope=0.2, penalty=of, steps=200) for of in (0, 10)}
+    new = rated(64, 1)
+    points = torch.randn(200, len(fits[0].mean), generator=torch.Generator().manual_seed(0))
+    off = {of: slope_penalty(fit.network, points, 0.2).item() for of, fit in fits.items()}
+    assert off[10] < 0.2 * off[0]
+    found = np.array([sample.reward for sample in fits[10].reward(new)])
+    right = np.array([sample.reward == 1 for sample in new])
+    assert (found[right][:, None] > found[~right]).mean() > 0.85  # pairs in the right order; by chance ½
+
+
+def test_what_has_no_reward_is_refused(tiny) -> None:
+    policy = tiny()
+    for scored in ([], [Sample("", "abc", reward=1.0), Sample("", "abc")]):
+        with pytest.raises(Refused, match="smooth reward: expected scored responses"):
+            SmoothReward.fit(policy, scored)

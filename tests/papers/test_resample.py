@@ -20,6 +20,7 @@ from agro.store import Store
 from agro.train.check import check_config
 from agro.train.phases import derive
 from agro.types import Sample
+from agro_papers.resample import shortest_right
 
 EXACT = {"name": "exact"}
 
@@ -227,6 +228,19 @@ def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_par
         assert sum(s.reward for s in siblings) / 3 > 0.3
         assert sample.reward == 1
     assert sum(row["groups"] for row in steps(run)) == len(trained)  # one of a prompt
+
+
+def test_the_shortest_right_response_of_good_parents() -> None:
+    """Of p the parent "a" has 2/3 and "b" 1/2; of q no child is right."""
+    rows = [("p", "a", 1, 9), ("p", "a", 0, 1), ("p", "a", 1, 7), ("p", "b", 1, 3), ("p", "b", 0, 3)]
+    children = []
+    for number, (prompt, parent, reward, length) in enumerate([*rows, ("q", "a", 0, 2)]):
+        action = np.arange(length + 1) > 0
+        child = Sample(prompt, "x", reward=reward, prompt_id=prompt, meta={"parent": parent}, id=number)
+        children.append(child.replace(tokens=np.zeros(length + 1, np.int32), action=action))
+    assert [s.id for s in shortest_right(children, 0.5)] == [2]  # strictly above
+    assert [s.id for s in shortest_right(children, 0.4)] == [3]
+    assert shortest_right(children, 1.0) == []
 
 
 def write_half(folder: Path) -> Path:

@@ -16,11 +16,11 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.store import Store
+from agro.store import Pair, Store
 from agro.train.check import check_config
 from agro.train.phases import derive
 from agro.types import Prompt, Sample
-from agro_papers.tree import Action, State, Tree, best_first, by_ucb
+from agro_papers.tree import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
 
 DIGITS = "0123"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
@@ -241,3 +241,26 @@ def test_a_phase_begins_with_the_first_weights(tmp_path: Path) -> None:
     assert metrics(run)[-1]["version"] == 7 + 1
     interrupted(config, tmp_path / "run", 4)
     assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(run)
+
+
+def test_pairs_are_those_with_a_gap_above_theta_the_widest_first() -> None:
+    """Values at α = ½: 0.9, 0.5, 0.2 (by the critic alone), so that the gaps are 0.4, 0.3 and 0.7."""
+    tried = [Attempt(1, 0.4, 0.6), Attempt(2, 1.0, 0.8), Attempt(3, None, 0.2)]
+    assert step_pairs(tried, theta=0.35) == [Pair(2, 3), Pair(2, 1)]
+    assert step_pairs(tried, theta=0.0) == [Pair(2, 3), Pair(2, 1), Pair(1, 3)]
+    assert step_pairs(tried, theta=0.0, most=1) == [Pair(2, 3)]
+    assert step_pairs(tried, theta=0.7 + 1e-9) == []
+
+
+def test_alpha_is_the_share_of_the_search() -> None:
+    tried = [Attempt(1, 1.0, 0.0), Attempt(2, 0.0, 0.4)]
+    assert step_pairs(tried, theta=0.5, alpha=1.0) == [Pair(1, 2)]
+    assert step_pairs(tried, theta=0.3, alpha=0.0) == [Pair(2, 1)]
+    assert step_pairs([Attempt(1, 0.5), Attempt(2, 0.5)], theta=0.0) == []
+
+
+def test_what_nobody_valued_is_refused() -> None:
+    with pytest.raises(Refused, match="sample 7: expected a value by the search or by a critic"):
+        step_pairs([Attempt(7, None), Attempt(8, 1.0)], theta=0.1)
+    with pytest.raises(Refused, match="alpha from 0 to 1"):
+        step_pairs([], theta=0.1, alpha=1.5)

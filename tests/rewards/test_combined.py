@@ -1,20 +1,30 @@
-"""Several rewards as one, from the configuration to the store and the metrics."""
+"""Rewards of several parts, and what is made of them: sums, meanings, whitening, steps."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from agro.config import RewardPart, RunConfig, SamplerConfig
+from agro.config import RewardConfig, RewardPart, RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.objectives.advantage import normalized_by_part
+from agro.objectives.reduce import Groups
 from agro.rewards import Score, load_reward
-from agro.rewards.shaping import CombinedReward
+from agro.rewards.meaning import MeaningfulReward, number
+from agro.rewards.shaping import CombinedReward, shaped, shares
+from agro.rewards.steps import by_token, step_ends, steps, turn_ends
 from agro.rollout import CollectResult, Task, collect
 from agro.store import Store
 from agro.train.feed import Valid
 from agro.train.measure import describe_batch
-from agro.types import Prompt, Sample
+from agro.types import Batch, Prompt, Sample
 
 
 def settings(*functions, **others):
@@ -186,3 +196,219 @@ def test_a_reward_that_fails_to_load_is_refused_with_its_place(functions):
         Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"
     ):
         load_reward(settings({"name": f"{functions}:length"}, {"name": f"{functions}:lenght"}))
+
+
+def configured(**reward):
+    return RunConfig.of({"reward": reward}).reward
+
+
+def of(prompt, reward, **parts):
+    meta = {"reward_parts": parts} if parts else {}
+    return Sample(prompt, f"r{reward}", reward=reward, prompt_id=prompt, meta=meta)
+
+
+TWO = {"functions": [{"name": "a"}, {"name": "b", "weight": 0.1}, {"name": "c", "weight": 0}]}
+
+
+def test_one_reward_over_its_group_or_its_step():
+    """Groups (0, 2) and (5, 5): ±√½ and 0. Over the step the mean is 3 and the deviation √(18/3)."""
+    samples = [of("p", 0.0), of("p", 2.0), of("q", 5.0), of("q", 5.0), of("q", None)]
+    by_group = [s.reward for s in shaped(samples, configured(name="exact", whiten="group"))]
+    assert by_group[:2] == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-6)
+    assert by_group[2:] == [0.0, 0.0, None]
+    by_step = [s.reward for s in shaped(samples, configured(name="exact", whiten="batch"))]
+    assert by_step[:4] == pytest.approx([-3 / 6**0.5, -1 / 6**0.5, 2 / 6**0.5, 2 / 6**0.5], abs=1e-6)
+    clipped = shaped(samples, configured(name="exact", whiten="batch", clip=[-1, 0.5]))
+    assert [s.reward for s in clipped] == [-1.0, pytest.approx(-1 / 6**0.5, abs=1e-6), 0.5, 0.5, None]
+    assert [s.reward for s in shaped(samples, configured(name="exact", clip=[1, 3]))] == [
+        1,
+        2,
+        3,
+        3,
+        None,
+    ]
+
+
+def test_equal_rewards_are_whitened_to_0():
+    """Also where their mean isn't exactly them, as of three times 0.1."""
+    samples = [of("p", 0.1)] * 3
+    for over in ("group", "batch"):
+        assert [s.reward for s in shaped(samples, configured(name="exact", whiten=over))] == [0.0] * 3
+
+
+def test_parts_are_whitened_each_before_their_weights():
+    """a is (0, 1, 1, 0), b (100, 0, 100, 0): ±√¾ each, so b adds a tenth however large it is.
+
+    GDPO's advantage is this before it is normalized over the step.
+    """
+    rows = [(0.0, 100.0), (1.0, 0.0), (1.0, 100.0), (0.0, 0.0)]
+    samples = [of("p", a + 0.1 * b, a=a, b=b, c=None) for a, b in rows]
+    whitened = [s.reward for s in shaped(samples, configured(whiten="group", **TWO))]
+    assert whitened == pytest.approx([0.75**0.5 * x for x in (-0.9, 0.9, 1.1, -1.1)], abs=2e-6)
+    parts = torch.tensor(rows, dtype=torch.float64)
+    extra = {"reward_parts": parts, "part_weights": torch.tensor([[1.0, 0.1]] * 4, dtype=torch.float64)}
+    batch = Batch.of(mask=[[0, 1]] * 4, reward=[0.0] * 4, group=["p"] * 4, extra=extra)
+    advantage = normalized_by_part(Groups.of(batch)).numpy()
+    assert advantage == pytest.approx(np.array(whitened) / np.std(whitened), abs=1e-12)
+
+
+def test_shares_of_the_variance_within_groups():
+    """Both parts independent: Var a = ¼, Var .1 b = 25, so 1/101 and 100/101. What differs between groups
+    alone has none of it."""
+    rows = [(0.0, 100.0), (1.0, 0.0), (1.0, 100.0), (0.0, 0.0)]
+    samples = [of("p", a + 0.1 * b, a=a, b=b) for a, b in rows]
+    found = shares([*samples, of("q", 999.0, a=999.0, b=0.0)], configured(**TWO))
+    assert found == pytest.approx({"a": 1 / 101, "b": 100 / 101})
+    assert shares([of("q", 1.0, a=1.0, b=0.0)], configured(**TWO)) == {"a": None, "b": None}
+
+
+def test_a_part_that_works_against_the_others_has_a_negative_share():
+    """a = (0, 1), b = (5, 0): the sum is (.5, 1), of which a makes 2 and .1 b −1."""
+    samples = [of("p", 0.5, a=0.0, b=5.0), of("p", 1.0, a=1.0, b=0.0)]
+    assert shares(samples, configured(**TWO)) == pytest.approx({"a": 2.0, "b": -1.0})
+
+
+def test_a_log_without_parts_is_refused_by_whitening_and_has_no_share():
+    imported = [of("p", 1.0), of("p", 0.0)]
+    with pytest.raises(Refused, match="of its part a nothing is recorded"):
+        shaped(imported, configured(whiten="group", **TWO))
+    assert shares(imported, configured(**TWO)) == {"a": None, "b": None}
+
+
+def spelled(completions: list[str], **_: Any) -> list[float]:
+    return [number(text.lower().strip(" .")) for text in completions]
+
+
+def unit_tests(completions: list[str], **_: Any) -> list[float]:
+    """Which of three inputs a program f(x) gets right."""
+    results = []
+    for program in completions:
+        passed = [eval(program, {"x": x}) == 2 * x for x in (0, 1, 2)]
+        results.append(float(sum(p << i for i, p in enumerate(passed))))
+    return results
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def known_of_two(completions: list[str], **_: Any) -> list[float | None]:
+    return [0.0 if text == "2" else None for text in completions]
+
+
+def scores(texts: list[str], meaning: Callable[..., Any]) -> list[Any]:
+    config = RewardConfig(name="inline:length", meaning="inline:meaning")
+    reward = load_reward(config, {"inline:length": length, "inline:meaning": meaning})
+    assert isinstance(reward, MeaningfulReward)
+    return reward.score([Sample("p", text) for text in texts])
+
+
+def test_spellings_of_one_answer_have_one_number() -> None:
+    found = scores(["Yes.", "yes", "no"], spelled)
+    assert [score.value for score in found] == [4, 3, 2]
+    assert found[0].meaning == found[1].meaning != found[2].meaning
+    assert found[0].meta == {"meaning": number("yes")}
+
+
+def test_a_number_is_an_integer_that_a_float_has_exactly() -> None:
+    """Of 2,000 texts no two share one: by chance it happens once in 4 billion times."""
+    numbers = {number(str(i)) for i in range(2000)}
+    assert len(numbers) == 2000
+    assert all(value == int(value) < 2**53 for value in numbers)
+
+
+def test_programs_with_the_same_results_mean_the_same() -> None:
+    found = scores(["2*x", "x+x", "x*x", "x**2"], unit_tests)
+    assert [score.meaning for score in found] == [7, 7, 5, 5]
+
+
+def test_without_a_meaning_there_is_no_reward() -> None:
+    found = scores(["1", "2"], known_of_two)
+    assert (found[0].value, found[1].value) == (None, 1)
+    assert found[0].error.startswith("meaning: ")
+
+
+def test_a_function_that_there_is_not_is_refused_with_its_setting() -> None:
+    with pytest.raises(Refused, match=r"reward\.meaning: "):
+        load_reward(RewardConfig(name="exact", meaning="nowhere.py:meaning"))
+
+
+TEXT = "a 1\n\nb\nc 22"
+FUNCTION = """
+def each(completions, wanted):
+    return [[float(n) for n in counts] for counts in wanted]
+"""
+
+
+def decode(ids) -> str:
+    """A character a token; 0 is the end token."""
+    return "".join(chr(i) for i in ids if i)
+
+
+def written(text: str, turns: str = "", **fields) -> Sample:
+    """`turns`: of each character p for the policy's, e for the environment's."""
+    ids = [62, *map(ord, text), 0]
+    action = np.array([False, *(c == "p" for c in turns or "p" * len(text)), True])
+    return Sample("p", text, tokens=np.array(ids), action=action, **fields)
+
+
+def test_steps_are_the_parts_that_arent_blank() -> None:
+    assert steps(TEXT, "\n") == [("a 1", 3), ("b", 6), ("c 22", 11)]
+    assert steps(" \n", "\n") == []
+
+
+def test_a_step_ends_with_its_last_character_and_the_last_one_with_the_end_token() -> None:
+    assert step_ends(written(TEXT), "\n", decode).tolist() == [3, 6, 12]
+    merged = written(TEXT).replace(tokens=np.array([62, *map(ord, TEXT), 0]))
+    found = step_ends(merged, "\n", lambda ids: decode(ids)[: 2 * (len(ids) // 2)])  # two characters a token
+    assert found.tolist() == [4, 6, 12]
+
+
+def test_turns_end_where_the_environment_begins() -> None:
+    assert turn_ends(written("abcdef", "ppeepp")).tolist() == [2, 7]
+
+
+def test_rewards_come_with_the_last_tokens_and_replace_their_sum() -> None:
+    sample = written(TEXT, reward=1.5, meta={"step_rewards": [0.5, 0.0, 1.0]})
+    [spread, other] = by_token([sample, written("x", reward=2.0)], "\n", decode)
+    assert (spread.reward, other.reward, other.token_reward) == (None, 2.0, None)
+    assert np.isnan(spread.token_reward[0])
+    assert np.flatnonzero(np.nan_to_num(spread.token_reward)).tolist() == [3, 12]
+    assert np.nansum(spread.token_reward) == 1.5
+    tokens = written("ab", reward=3.0, meta={"token_rewards": [1.0, 0.5, 1.5]})
+    assert by_token([tokens], None, decode)[0].token_reward[1:].tolist() == [1.0, 0.5, 1.5]
+
+
+@pytest.fixture
+def each(tmp_path: Path):
+    (tmp_path / "each.py").write_text(FUNCTION)
+    return lambda **more: RunConfig.of({"reward": {"name": f"{tmp_path / 'each.py'}:each", **more}}).reward
+
+
+@pytest.mark.test
+def test_a_function_gives_a_number_for_each_step_or_turn(each) -> None:
+    """A wrong number of them, an episode of several rows and steps of several turns leave it unknown."""
+    samples = [
+        written(TEXT, meta={"wanted": [1, 2, 3]}),
+        written(TEXT, meta={"wanted": [1, 2]}),
+        written("abcdef", "ppeepp", meta={"wanted": [1, 2]}),
+        written("ab", meta={"wanted": [1]}, episode="e"),
+    ]
+    with closing(load_reward(each(per_step="\n"))) as reward:
+        found = reward.score(samples)
+    assert [score.value for score in found] == [6.0, None, None, None]
+    assert found[0].meta == {"step_rewards": [1.0, 2.0, 3.0]}
+    assert [score.error for score in found[1:]] == [
+        "returned 2 numbers for 3 steps",
+        "the response has several turns; give reward.per_step = 'turn'",
+        "the template rewrote the episode's history: it has no one sequence of tokens",
+    ]
+    with closing(load_reward(each(per_step="turn"))) as reward:
+        assert [score.value for score in reward.score(samples[2:3])] == [3.0]
+
+
+def test_what_excludes_steps_is_refused(each) -> None:
+    with pytest.raises(Refused, match=r"reward\.per_token excludes reward\.per_step"):
+        each(per_step="\n", per_token=True)
+    with pytest.raises(Refused, match=r"reward\.per_step excludes"):
+        each(per_step="\n", clip=[0, 1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from sampling import PROMPTS
+from sampling import PROMPTS, check_behavior
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
@@ -76,14 +76,6 @@ def play(policy, environment, options=None, prompts=PROMPTS, n=6, max_turns=8, v
     return sorted(rollout.sample(prompts, n, options, seed=5), key=lambda s: s.meta["index"])
 
 
-def trainer_logp(policy, s):
-    tokens = torch.tensor(s.tokens[None].astype(np.int64))
-    with torch.no_grad():
-        return policy.streams(tokens, torch.tensor([tokens.shape[1]]), torch.tensor(s.action[None]))["logp"][
-            0
-        ].numpy()
-
-
 def spans(sample):
     """Runs of actions and of what isn't, in order, after the prompt."""
     edges = np.flatnonzero(np.diff(sample.action.astype(int))) + 1
@@ -97,18 +89,21 @@ def test_the_record_is_what_was_sampled(tiny, name, batch):
     found = play(policy, Echo(), SamplerConfig(max_new=6, batch=batch))
     assert [s.meta["index"] for s in found] == list(range(24))
     assert max(s.meta["turns"] for s in found) >= 2
-    tolerance = rounding(*(s.behavior_logp for s in found))
+    check_behavior(policy, found)
     for s in found:
-        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
         assert np.array_equal(np.isnan(s.behavior_logp), ~s.action)
         parts = spans(s)
         assert len(parts) == 2 * s.meta["turns"] - 1
         for turn, said in zip(parts[::2], parts[1::2]):
-            assert turn[-1] == 2 or policy.decode(turn).endswith("d")  # the end that was sampled is an action
-            assert said == policy.encoder.ids(f"g{policy.decode(turn)[-1:]}g")
-        assert s.meta["last_turn"] == policy.decode(parts[-1])
-        assert s.response == "".join(map(policy.decode, parts))
-        assert response_parts(s.response, s.meta.get("observations")) == list(map(policy.decode, parts))
+            assert turn[-1] == 2 or policy.encoder.decode(turn).endswith(
+                "d"
+            )  # the end that was sampled is an action
+            assert said == policy.encoder.ids(f"g{policy.encoder.decode(turn)[-1:]}g")
+        assert s.meta["last_turn"] == policy.encoder.decode(parts[-1])
+        assert s.response == "".join(map(policy.encoder.decode, parts))
+        assert response_parts(s.response, s.meta.get("observations")) == list(
+            map(policy.encoder.decode, parts)
+        )
         assert s.tokens[0] == 1
         assert s.meta["tool_calls"] == min(s.meta["turns"], 2)
         assert (s.reward, s.episode, s.version, s.role) == (None, None, 3, "policy")
@@ -198,12 +193,8 @@ def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error)
     found = play(policy, Fails(where), SamplerConfig(max_new=40))
     failed = [s for s in found if "reward_error" in s.meta]
     assert failed
-    tolerance = rounding(*(s.behavior_logp for s in failed))
-    for s in failed:
-        assert s.reward is None
-        assert s.meta["finish"] == "error"
-        assert s.knows_behavior
-        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
+    check_behavior(policy, failed)
+    assert {(s.reward, s.meta["finish"], s.knows_behavior) for s in failed} == {(None, "error", True)}
     assert max(s.meta["turns"] for s in found) == (2 if where == "step" else 1)
     scores = EpisodeReward(exact({})).score(failed)
     assert all(x.value is None for x in scores)
@@ -340,16 +331,14 @@ def test_messages_go_on_in_the_chat_template(chat):
         {"role": "assistant", "content": "be"},
         {"role": "user", "content": "geg"},
     ]
-    text = policy.render([*asked, *said]) + "c<eos>"
+    text = policy.encoder.render([*asked, *said]) + "c<eos>"
     assert s.tokens.tolist() == policy.encoder.ids(text)  # so the tokens are those of the whole conversation
     # "ad" ended with a stop text, so the template's end token is no action; "be" ended with its own.
     actions = [policy.tokenizer.decode(p) for p, mine in zip([*spans(s)], [True, False] * 3) if mine]
     assert actions == ["ad", "be<eos>", "c<eos>"]
     found = play(policy, Echo(), prompts=[Prompt(asked)], n=12)
     assert max(s.meta["turns"] for s in found) > 1
-    tolerance = rounding(*(s.behavior_logp for s in found))
-    for s in found:
-        np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
+    check_behavior(policy, found)
 
 
 def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):

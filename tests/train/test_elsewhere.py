@@ -35,7 +35,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.models.published import load_published
 from agro.place.collector import Collector
-from agro.rollout.collect import SilentActivity
+from agro.rollout.collect import Activity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase
@@ -232,7 +232,7 @@ def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
     publications = Publications(LocalFolder(tmp_path))
     phase = Phase.all(tiny(tmp_path))[0]
     with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(phase, store, "run", publications, SilentActivity(), step=6)
+        source = CollectorSource(phase, store, "run", publications, Activity(), step=6)
         source.publish(Learner())  # type: ignore[arg-type]
     assert publications.newest() == PublishedWeights(9, "train", step=6)
 
@@ -403,7 +403,7 @@ def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
     config = tiny(tmp_path, source__kind="elsewhere", source__sync_every=3)
     publications = Publications(LocalFolder(tmp_path))
     with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(Phase.all(config)[0], store, "run", publications, SilentActivity())
+        source = CollectorSource(Phase.all(config)[0], store, "run", publications, Activity())
         published = []
         for version in range(6):
             write = partial(Path.mkdir, parents=True)

@@ -21,7 +21,7 @@ from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.place.collector import Collector
-from agro.rollout.collect import SilentActivity
+from agro.rollout.collect import Activity
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.learner import Learner
@@ -103,7 +103,7 @@ def test_collectors_sample_with_a_server(
         try:
             while not (tmp_path / "run/weights/latest.json").exists():
                 trained.join(0.05)
-            assert Collector.of(str(tmp_path / "run"), SilentActivity(), lambda text: None).serve() > 0
+            assert Collector.of(str(tmp_path / "run"), Activity(), lambda text: None).serve() > 0
         finally:
             trained.join(60)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]
@@ -145,7 +145,7 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
             while not (tmp_path / "run/weights/latest.json").exists():
                 trained.join(0.05)
             appeared.start()
-            assert Collector.of(str(tmp_path / "run"), SilentActivity(), said.append).serve() > 0
+            assert Collector.of(str(tmp_path / "run"), Activity(), said.append).serve() > 0
         finally:
             trained.join(60)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]

@@ -441,6 +441,9 @@ def test_what_a_batch_refuses(changes: dict[str, Any], words: str) -> None:
     assert words in refused(Batch.of, **{**THREE, **changes})
 
 
+TENSORS = ("mask", "reward", "group", "response", "weight", "ref_logp", "pairs", "votes", "tokens", "lengths")
+
+
 def whole() -> Batch:
     return Batch.of(
         mask=[[False, True, True]] * 5,
@@ -494,38 +497,14 @@ def test_all_rows_of_a_batch_are_the_batch() -> None:
     a = whole()
     b = a.rows(torch.arange(5))
     assert (a.group_names, a.ids, a.role) == (b.group_names, b.ids, b.role)
-    for name in (
-        "mask",
-        "reward",
-        "group",
-        "response",
-        "weight",
-        "ref_logp",
-        "pairs",
-        "votes",
-        "tokens",
-        "lengths",
-    ):
+    for name in TENSORS:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
 def test_to_moves_every_tensor() -> None:
     """On torch's meta device, which holds shapes alone."""
     moved = whole().to("meta")
-    names = (
-        "mask",
-        "reward",
-        "group",
-        "response",
-        "weight",
-        "age",
-        "ref_logp",
-        "pairs",
-        "votes",
-        "tokens",
-        "lengths",
-    )
-    assert {getattr(moved, n).device.type for n in names} == {"meta"}
+    assert {getattr(moved, n).device.type for n in (*TENSORS, "age")} == {"meta"}
     assert {v.device.type for v in moved.extra.values()} == {"meta"}
 
 

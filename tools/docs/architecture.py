@@ -8,7 +8,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "agro"
 # A room imports only rooms before it. Satellites are what no other part of the package needs.
 ROOMS = (
-    *("errors", "types", "io", "objectives", "config", "models", "rewards"),
+    *("errors", "types", "io", "stats", "objectives", "config", "models", "rewards"),
     *("store", "rollout", "runs", "train"),
 )
 SATELLITES = ("logs", "proof", "place", "pages", "samplers", "api", "door", "cli")

@@ -23,9 +23,9 @@ from agro.io.numbers import chance
 from agro.io.terminal import text_of_cell, visible
 from agro.pages.local_server import LocalServer, is_for_us, page_response, refusal
 from agro.pages.run.render import render
-from agro.rollout import sequential
-from agro.rollout.blind import SIDES, rate_rows, read_ratings, read_sheet
 from agro.runs.verdict import Ratings, Verdict
+from agro.stats import sequential
+from agro.stats.blind import SIDES, rate_rows, read_ratings, read_sheet
 
 BODY_BYTES = 1000  # of a rating
 BODY_SECONDS = 10

@@ -26,9 +26,10 @@ from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.rewards import Reward
 from agro.rewards.function import RESERVED
-from agro.rollout.evaluate import heldout, standard_error
-from agro.rollout.off_policy import LoggedResponses, RankedPair, Weights, by_group, pairs_by_reward
+from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
+from agro.stats.intervals import standard_error
+from agro.stats.off_policy import LoggedResponses, RankedPair, Weights, by_group, pairs_by_reward
 from agro.store import DrawnGroups, Pair, Store
 from agro.store.draw_rules import noise
 from agro.store.records import are_repeats

@@ -58,7 +58,7 @@ class Stops:
             if begin == start or len(ids) - without_text >= self._least:
                 break
             count = self._least + without_text
-        tail = self.policy.decode(ids, [previous])
+        tail = self.policy.encoder.decode(ids, [previous])
         return any(text in tail for text in self.texts)
 
 

@@ -21,12 +21,13 @@ from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rewards.shaping import shares
 from agro.rollout import Activity, Rollout
-from agro.rollout.evaluate import Heldout, heldout, standard_error
-from agro.rollout.off_policy import compare_on_log
-from agro.rollout.paired import compare
+from agro.rollout.evaluate import Heldout, heldout
 from agro.runs.metrics import GAIN, LOGGED
 from agro.runs.rundata import HeldOutRewards
 from agro.runs.verdict import NUMBERS
+from agro.stats.intervals import standard_error
+from agro.stats.off_policy import compare_on_log
+from agro.stats.paired import compare
 from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
 from agro.store.location import location_of

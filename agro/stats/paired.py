@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.errors import Refused
-from agro.rollout.evaluate import RARE, Z, studentized, t_inside, t_quantile, wilson
+from agro.stats.intervals import RARE, Ratio, Values, Z, bisected, studentized, t_inside, t_quantile, wilson
 
 LEVEL = 0.05  # a smaller p counts as shown
 POWER = 0.841621  # quantile of the normal distribution: 80 %
@@ -26,7 +26,6 @@ LEAST = 6  # clusters: of fewer no test shows anything at that level
 EXACT = 200  # prompts
 ENOUGH = 30  # clusters: fewer show nothing where it is unknown how large a reward may be
 
-Values = NDArray[np.float64]
 Verdict = Literal["better", "worse", "not shown"]
 
 
@@ -131,7 +130,7 @@ def _compare_known(before: Values, after: Values, labels: NDArray[np.int64]) -> 
     difference that was seen on no prompt, for which no test of those seen can speak.
     """
     difference, values = after - before, np.concatenate([before, after])
-    sums = Sums.of(difference, labels)
+    sums = Ratio.of(difference, np.ones(len(labels)), labels)  # of each cluster, and its number of prompts
     n, mean = len(sums), float(difference.mean())
     if np.isin(values, (0.0, 1.0)).all() and n == len(before):
         gains, losses = int((difference > 0).sum()), int((difference < 0).sum())
@@ -140,7 +139,7 @@ def _compare_known(before: Values, after: Values, labels: NDArray[np.int64]) -> 
         test: Literal["McNemar", "sign flips and t"] = "McNemar"
     else:
         test, size = "sign flips and t", sums.effective
-        low, high, p = sums.inference()
+        low, high, p = inference(sums)
         span = 1.0 if values.min() >= 0 and values.max() <= 1 else math.inf  # how large a difference may be
         if size >= ENOUGH:
             span = min(span, float(np.ptp([0.0, *difference])))
@@ -153,7 +152,7 @@ def _compare_known(before: Values, after: Values, labels: NDArray[np.int64]) -> 
             detectable = math.nan
         if span < math.inf:
             unseen = abs(mean) / (abs(mean) + span) if mean else 0.0
-            p = max(p, sign_flips(sums.totals), min(1.0, 2 * (1 - unseen) ** size))
+            p = max(p, sign_flips(sums.above), min(1.0, 2 * (1 - unseen) ** size))
             low, high = min(low, mean - tail * (mean + span)), max(high, mean + tail * (span - mean))
         elif difference.any():
             p = math.nan
@@ -171,61 +170,27 @@ def _compare_known(before: Values, after: Values, labels: NDArray[np.int64]) -> 
     )
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Of each cluster the sum of its prompts' differences [C], and how many prompts it has [C]."""
+def inference(sums: Ratio) -> tuple[float, float, float]:
+    """95 % of the mean difference of prompts, and p of a mean of 0: by t; over single prompts the wider and
+    the larger of that and a studentized bootstrap.
 
-    totals: Values
-    sizes: Values
-
-    @classmethod
-    def of(cls, difference: Values, labels: NDArray[np.int64]) -> Sums:
-        number = np.unique(labels, return_inverse=True)[1]
-        totals = np.bincount(number, difference).astype(np.float64)
-        return cls(totals, np.bincount(number).astype(np.float64))
-
-    def __len__(self) -> int:
-        return len(self.totals)
-
-    @property
-    def mean(self) -> float:
-        """Of a prompt's difference."""
-        return float(self.totals.sum() / self.sizes.sum())
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean, by leaving out one cluster after the other (jackknife); NaN of fewer than two."""
-        if len(self) < 2:
-            return math.nan
-        off = (self.totals - self.mean * self.sizes) / (self.sizes.sum() - self.sizes)
-        return math.sqrt((len(self) - 1) / len(self) * float((off**2).sum()))
-
-    @property
-    def effective(self) -> float:
-        """So many clusters of one size say as much: (Σ n)²/Σ n²."""
-        return float(self.sizes.sum() ** 2 / (self.sizes**2).sum())
-
-    def inference(self) -> tuple[float, float, float]:
-        """95 % of the mean, and p of a mean of 0: by t; over single prompts the wider and the larger of that
-        and a studentized bootstrap.
-
-        Of 100 prompts the bootstrap alone covers rare large differences of both signs in 92 % of cases, the
-        t-interval skewed ones in 93 % (benchmarks/intervals). A bootstrap of few clusters, of which a
-        resample may have three, is too short.
-        """
-        if len(self) < 2:
-            return math.nan, math.nan, math.nan
-        error, df = self.standard_error, max(1, int(self.effective) - 1)
-        low, high = (self.mean + sign * t_quantile(df) * error for sign in (-1, 1))
-        if error == 0:
-            return low, high, 0.0 if self.mean else 1.0
-        p = 1 - t_inside(abs(self.mean) / error, df)
-        if (self.sizes > 1).any():
-            return low, high, p
-        t = studentized(self.totals)
-        least, most = np.quantile(t, (0.025, 0.975)) * error
-        tail = 2 * min((t >= self.mean / error).mean(), (t <= self.mean / error).mean())
-        return min(low, self.mean - float(most)), max(high, self.mean - float(least)), max(p, float(tail))
+    Of 100 prompts the bootstrap alone covers rare large differences of both signs in 92 % of cases, the
+    t-interval skewed ones in 93 % (benchmarks/intervals). A bootstrap of few clusters, of which a resample
+    may have three, is too short.
+    """
+    if len(sums) < 2:
+        return math.nan, math.nan, math.nan
+    mean, error, df = sums.value, sums.standard_error, max(1, int(sums.effective) - 1)
+    low, high = (mean + sign * t_quantile(df) * error for sign in (-1, 1))
+    if error == 0:
+        return low, high, 0.0 if mean else 1.0
+    p = 1 - t_inside(abs(mean) / error, df)
+    if (sums.below > 1).any():
+        return low, high, p
+    t = studentized(sums.above)
+    least, most = np.quantile(t, (0.025, 0.975)) * error
+    tail = 2 * min((t >= mean / error).mean(), (t <= mean / error).mean())
+    return min(low, mean - float(most)), max(high, mean - float(least)), max(p, float(tail))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -289,16 +254,15 @@ def detectable_share(changed: int, n: int) -> float:
     ways = log_factorial[:, None] - log_factorial - log_factorial[np.maximum(i[:, None] - i, 0)]  # log C(D,k)
     ways = np.where(i <= i[:, None], ways, -np.inf)
     shown = 2 * np.cumsum(np.exp(ways - i[:, None] * math.log(2))[:, ::-1], axis=1)[:, ::-1] < LEVEL
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
+
+    def is_too_weak(middle: float) -> bool:
         some = max(changed / n, middle)
         gain, tiny = (some + middle) / 2 / some, 1e-300
         of_D = ways[n] + i * math.log(some) + (n - i) * math.log(max(1 - some, tiny))
         of_k = ways + i * math.log(gain) + np.maximum(i[:, None] - i, 0) * math.log(max(1 - gain, tiny))
-        power = float(np.exp(of_D) @ (np.exp(of_k) * shown).sum(1))
-        low, high = (middle, high) if power < 0.8 else (low, middle)
-    return high
+        return float(np.exp(of_D) @ (np.exp(of_k) * shown).sum(1)) < 0.8
+
+    return bisected(0.0, 1.0, is_too_weak, 12)[1]
 
 
 def shares_interval(difference: Values) -> tuple[float, float]:
@@ -326,13 +290,12 @@ def rare_interval(difference: Values, spread: float) -> tuple[float, float]:
 
 def _highest(gains: int, losses: int, n: int) -> float:
     """The largest difference that isn't rejected, by bisection."""
-    low, high = (gains - losses) / n, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
+
+    def is_accepted(middle: float) -> bool:
         # The likeliest share of losses where the difference is `middle`: the root of a quadratic equation.
         b = (2 * n - gains + losses) * middle - gains - losses
         share = (math.sqrt(b**2 + 8 * n * losses * middle * (1 - middle)) - b) / (4 * n)
         variance = n * (2 * share + middle * (1 - middle))
-        rejected = (gains - losses - n * middle) ** 2 > Z**2 * variance
-        low, high = (low, middle) if rejected else (middle, high)
-    return low
+        return not (gains - losses - n * middle) ** 2 > Z**2 * variance
+
+    return bisected((gains - losses) / n, 1.0, is_accepted)[0]

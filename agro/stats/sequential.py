@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from agro.rollout.paired import LEVEL
+from agro.stats.intervals import bisected
+from agro.stats.paired import LEVEL
 
 
 def log_evidence(wins: float, losses: float, share: float = 0.5) -> float:
@@ -39,12 +40,11 @@ def _lowest(wins: int, losses: int) -> float:
     """The smallest share that the ratings don't exclude, by bisection."""
     if not wins:
         return 0.0
-    low, high = 0.0, wins / (wins + losses)
-    for _ in range(50):
-        middle = (low + high) / 2
-        excluded = middle == 0 or log_evidence(wins, losses, middle) > -math.log(LEVEL)
-        low, high = (middle, high) if excluded else (low, middle)
-    return high
+
+    def is_excluded(share: float) -> bool:
+        return share == 0 or log_evidence(wins, losses, share) > -math.log(LEVEL)
+
+    return bisected(0.0, wins / (wins + losses), is_excluded)[1]
 
 
 def fewest_more(wins: int, losses: int) -> int:

@@ -11,24 +11,19 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.strictjson import loads
-from agro.io.terminal import csv_cell, plain, text_of_cell
-from agro.types import Prompt, Sample
-
-if TYPE_CHECKING:
-    from agro.rollout import Rollout
+from agro.io.terminal import csv_cell, text_of_cell
 
 Test = Literal["sign", "sequential"]  # of ratings: after all of them, or by somebody who may stop at any time
 COLUMNS = ("prompt", "left", "right", "better")
@@ -44,31 +39,6 @@ class Answers:
     prompt: str
     start: str
     result: str
-
-
-def answer(
-    start: Rollout, result: Rollout, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
-) -> list[Answers]:
-    """One response of each model to each prompt; a prompt whose environment failed on a side is left out."""
-    one = sampler.model_copy(update={"n": 1})
-    befores, afters = (_texts(r.sample(prompts, 1, one, seed=seed)) for r in (start, result))
-    return [
-        Answers(plain(prompt.text), befores[i], afters[i])
-        for i, prompt in enumerate(prompts)
-        if i in befores and i in afters
-    ]
-
-
-def _texts(samples: Iterator[Sample]) -> dict[int, str]:
-    """By the number of the prompt; of an episode everything after the prompt."""
-    texts: dict[int, str] = {}
-    failed: set[int] = set()
-    for sample in samples:
-        number = int(sample.meta["index"])
-        texts[number] = texts.get(number, "") + sample.response
-        if sample.meta.get("reward_error") is not None:
-            failed.add(number)
-    return {number: text for number, text in texts.items() if number not in failed}
 
 
 def key_of(sheet: Path) -> Path:

@@ -1,10 +1,19 @@
+"""Texts, names and folders as people and other programs meet them."""
+
+from __future__ import annotations
+
 import io
 import sys
+import time
 
 import pytest
 
 from agro.errors import remember_secret, without_secrets
+from agro.io.files import new_run_folder
+from agro.io.nearest import nearest
+from agro.io.strictjson import loads
 from agro.io.terminal import csv_cell, cut, drawn, plain, shown_safely, text_of_cell, visible
+from agro.objectives import names
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
@@ -51,3 +60,43 @@ def test_messages_are_one_text() -> None:
         plain([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
         == "system: Be brief.\nuser: Hi"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("gpro", "grpo"),  # swapped letters; difflib says gvpo
+        ("GPRO", "grpo"),
+        ("rlo", "rloo"),  # one letter less
+        ("dppo", "dpo"),  # one more: also ppo, and dpo comes first in FAMOUS
+        ("kro", "kto"),  # another one
+        ("reinforse", "reinforce"),
+        ("qqqqqq", None),
+    ],
+)
+def test_slips(typed: str, meant: str | None) -> None:
+    assert nearest(typed, names()) == meant
+
+
+def test_without_a_slip_the_most_alike_name_counts() -> None:
+    assert nearest("learning", ["learn", "weight_decay"]) == "learn"
+    assert nearest("learning", ["weight_decay"], 0.6) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[" * 5_000 + "]" * 5_000, '{"a":' * 5_000 + "1" + "}" * 5_000]
+)
+def test_what_is_nested_too_deeply_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        loads(text)
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "20261122-191204")
+    names = []
+    for _ in range(3):
+        folder = new_run_folder()
+        folder.mkdir(parents=True)
+        names.append(folder.name)
+    assert names == ["20261122-191204", "20261122-191204-2", "20261122-191204-3"]

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.rollout.evaluate import described, t_inside, t_quantile
+from agro.stats.intervals import Ratio, Values, described, t_inside, t_quantile
 
 # From so many effective responses on, and with a mean weight so near 1, there is an estimate. The errors that
 # remain are in reproductions/verdict.
@@ -51,8 +51,6 @@ HEADLINE = "doubly_robust"
 FEW = 0.1  # of the responses that count, from which on the doubly robust interval is long enough
 ROUNDING = 1e-3  # of a mean weight, from log-probs in single precision
 BOUND = 700.0  # of a log-ratio, so that its exponential is a number; nothing is estimable up there
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def compare_on_log(a: Values, b: Values, rewards: Values, clusters: NDArray[np.i
     """
     first, second = Weights.of(a), Weights.of(b)
     values = [Ratio.of(w.relative * rewards, w.relative, clusters) for w in (first, second)]
-    ess, count = min(first.ess, second.ess), len(values[0].above)
+    ess, count = min(first.ess, second.ess), len(values[0])
     difference = values[1].value - values[0].value
     low, high, p = interval(difference, values[1].without_each() - values[0].without_each())
     far = max(first.mean, second.mean, key=lambda mean: abs(math.log(mean)))
@@ -123,29 +121,6 @@ class Weights:
         # Bounded so that a hopeless one stays a number above 0.
         mean = math.exp(max(-700.0, min(700.0, largest + math.log(relative.mean()))))
         return cls(relative, float(relative.sum() ** 2 / (relative**2).sum()), mean)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Σ above / Σ below, of whose terms each cluster has the sums [C]."""
-
-    above: Values
-    below: Values
-
-    @classmethod
-    def of(cls, above: Values, below: Values, clusters: NDArray[np.int64]) -> Ratio:
-        """`above`, `below`: [N] a term a response."""
-        numbers = np.unique(clusters, return_inverse=True)[1]
-        return cls(*(np.bincount(numbers, terms).astype(np.float64) for terms in (above, below)))
-
-    @property
-    def value(self) -> float:
-        return float(self.above.sum() / self.below.sum())
-
-    def without_each(self) -> Values:
-        """[C] the value without each cluster."""
-        remaining = np.maximum(self.below.sum() - self.below, np.finfo(np.float64).tiny)
-        return np.asarray((self.above.sum() - self.above) / remaining)
 
 
 def interval(value: float, without_each: Values) -> tuple[float, float, float]:
@@ -323,7 +298,7 @@ def value_on_log(
         Estimate(gain, low, high),
         p,
         n,
-        len(logged.above),
+        len(logged),
         weights.ess,
         Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each())[:2]),
         clip,
