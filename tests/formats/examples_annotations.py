@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from example import Example
-from examples_sets import TALK
-from pyarrow import parquet
+from example import Example, parquet_table
 
 
 def one_list(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -18,14 +15,15 @@ def one_list(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text(json.dumps(list(rows)), encoding="utf-8")
 
 
-def a_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    parquet.write_table(pa.Table.from_pylist(list(rows)), path)
-
-
 def said(*values: Any) -> list[dict[str, Any]]:
     return [{"value": value, "user_id": str(i)} for i, value in enumerate(values)]
 
 
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "A color?"},
+]
 PAIR = {"instruction": "A color?", "context": "For a wall.", "response-1": "No.", "response-2": "Blue."}
 ARGILLA: dict[str, Any] = {
     "id": "r1",
@@ -241,7 +239,7 @@ EXAMPLES = (
         ],
         pairs=[(1, 0)],
         file="train.parquet",
-        write=a_table,
+        write=parquet_table,
     ),
     Example(
         "label-studio",

@@ -7,17 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from example import MISSING, Example
-from pyarrow import parquet
+from example import MISSING, Example, parquet_table
 
 QUESTION = "Q: What is 2+2?\nA:"
 ASK = [{"role": "user", "content": "What is 2+2?"}]
-
-
-def table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A Parquet file."""
-    parquet.write_table(pa.Table.from_pylist([dict(row) for row in rows]), path)
 
 
 def harness(responses: list[str], filter: str = "strict-match", **more: Any) -> dict[str, Any]:
@@ -150,7 +143,7 @@ LIGHTEVAL = (
             }
         ],
         file="details_gsm8k.parquet",
-        write=table,
+        write=parquet_table,
         corrupt={
             "doc": ("?", "doc: expected an object, got '.'"),
             "model_response": (
@@ -165,7 +158,7 @@ LIGHTEVAL = (
         [details(["4", "5"], metric={"pass@k": 1.0})],
         [{"response": "4", "reward": None}, {"response": "5", "reward": None}],
         file="details_gsm8k.parquet",
-        write=table,
+        write=parquet_table,
         groups=1,
     ),
     Example(
