@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
@@ -105,6 +105,19 @@ def end(code: int, message: str) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     raise SystemExit(code)
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options and arguments that the command line has."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+def leave_out(context: typer.Context, reason: str, wrong: Collection[str]) -> None:
+    """Refuse options that were given and don't go with another one."""
+    flags = [param.opts[0] for param in context.command.params if param.name in wrong]
+    if flags:
+        raise Refused(f"{reason}: leave out {', '.join(flags)}")
 
 
 def terminal() -> Console:

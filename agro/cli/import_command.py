@@ -7,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,17 +17,15 @@ import typer
 from agro.cli.common import (
     Json,
     PolicySetting,
-    RewardOption,
     Workers,
     end,
     licenses,
     opened_log,
-    options,
     pairs,
     policy_config,
 )
 from agro.cli.preflight import look_at_model
-from agro.config import RewardConfig, RunConfig, override
+from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.io.terminal import visible
@@ -37,7 +34,6 @@ from agro.logs.import_report import ImportReport
 from agro.logs.importing import import_files
 from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
-from agro.rewards import load_reward
 from agro.store import Store
 from agro.store.export import to_record
 from agro.store.location import exists, url_of
@@ -267,8 +263,6 @@ def check(
     model: str | None = None,
     reference: str | None = None,
     setting: PolicySetting = None,
-    reward: str | None = None,
-    option: RewardOption = None,
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
     out: Path | None = None,
@@ -283,20 +277,15 @@ def check(
     changes: KEY=VALUE, such as objective.singletons=drop; may be repeated.
     model: Measure log π of the responses: ranking (AUC), coverage, weights, β.
     reference: π_ref: measure log π/π_ref, such as the model before training.
-    reward: With --model: score its own responses to the log's prompts, beside the log's.
     limit: Measure at most so many prompts with the model.
     held_out: A file of prompts that it shouldn't overlap with.
     out: A folder for the page, check.html, and check.json.
     whole: Name all objectives that can or can't train on it, and why.
     """
-    alone = (
-        ("--reference and --policy go with --model", model is None and (reference is not None or setting)),
-        ("--reward scores responses of --model", model is None and reward is not None),
-        ("--option is of --reward", reward is None and option),
-    )
-    for words, is_alone in alone:
-        if is_alone:
-            raise Refused(f"{words}, which isn't given; add it, or leave the others out")
+    if model is None and (reference is not None or setting):
+        raise Refused(
+            "--reference and --policy go with --model, which isn't given; add it, or leave them out"
+        )
     config = _config(objective, recipe, changes or [])
     compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
@@ -313,16 +302,11 @@ def check(
         report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
         if model is not None:
             from agro.models.policy import Policy
-            from agro.pages.store.measurements import measure, own_reward
+            from agro.pages.store.measurements import measure
 
             asked = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, asked, reference_policy, limit))
-            if reward is not None:
-                scoring = RewardConfig(name=reward, options=options(option))
-                with closing(load_reward(scoring)) as loaded:
-                    own = own_reward(store, asked, loaded, config)
-                report = replace(report, own_reward=own)
     if out is not None:
         from agro.pages.store.check_page import write_page
 

@@ -148,7 +148,7 @@ def test_help_and_completion_import_no_torch() -> None:
         ("train", "log", "policy.model=no", "data.store=no.db"),
         ("score", "no.db", "--reward", "math"),
         ("eval", "--model", "no/such/model", "--prompts", "no.jsonl"),
-        ("off-policy", "--log", "no.db", "--model", "m"),
+        ("eval", "--log", "no.db", "--model", "m"),
         ("collect", "no"),
         ("train", "fresh", "--resume"),
         ("--show-completion", "bash"),
@@ -158,9 +158,9 @@ def test_help_and_completion_import_no_torch() -> None:
     assert all(told.startswith("agro: ") for _, told in refused[1:])
     [sourced] = in_one_process((), _AGRO_COMPLETE="source_bash")
     assert "_AGRO_COMPLETE" in printed[0] + sourced[0]
-    words = {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro rec", "COMP_CWORD": "1"}
+    words = {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro ra", "COMP_CWORD": "1"}
     [asked] = in_one_process((), **words)
-    assert asked[0].split() == ["recipes", "recover"]
+    assert asked[0].split() == ["race", "rate"]
 
 
 def test_what_is_missing_is_refused_before_torch_is_imported(tmp_path: Path) -> None:

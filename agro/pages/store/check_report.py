@@ -28,7 +28,7 @@ from agro.train.phases import Phase, options_at
 from agro.train.trainable import ScaleConflict, find_scale_conflicts, judged_prompts, kind_of, train_command
 
 if TYPE_CHECKING:
-    from agro.pages.store.measurements import Measurements, OwnReward
+    from agro.pages.store.measurements import Measurements
 
 
 Level = Literal["problem", "warning", "note"]
@@ -39,7 +39,6 @@ MANY_REPEATS = 0.3  # of responses
 MANY_TRUNCATED = 0.1
 FEW_GROUPS = 50
 SMALL_ESS = 0.1
-AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
 UNLIKELY = -3.0  # nats per token, on average
 SHOWN = 8  # sources
 
@@ -70,7 +69,6 @@ class Report:
     measured: Measurements | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
-    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
     explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
     ranking: Ranking | None = None  # what can train on it
@@ -107,8 +105,6 @@ class Report:
             values["explaining"] = self.explaining.to_json()
         if self.measured is not None:
             values |= self.measured.to_json()
-        if self.own_reward is not None:
-            values["own_reward"] = self.own_reward.to_json()
         if self.ranking is not None:
             values["ranking"] = self.ranking.to_json()
         verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
@@ -274,19 +270,7 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
 
 
 def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
-    own, measured = report.own_reward, report.measured
-    if own is not None:
-        difference = with_error(own.log - own.own, own.difference_se)
-        helps = (
-            "From such a log a share of imitation that falls to 0 may help "
-            "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it."
-        )
-        yield DataVerdict(
-            "note",
-            f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' "
-            "spread.",
-            helps if own.lead > AHEAD else "A share of imitation isn't expected to help.",
-        )
+    measured = report.measured
     if measured is None:
         return
     if measured.invalid:
@@ -431,12 +415,6 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
     """What a model says of it."""
-    own = report.own_reward
-    if own is not None:
-        means = (
-            f"{with_error(own.log, own.log_se)} of the log, {with_error(own.own, own.own_se)} of the model's"
-        )
-        yield "mean reward", f"{means} own responses to {count(own.prompts)} of its prompts"
     if report.measured is None:
         return
     values = report.measured.to_json()
