@@ -189,12 +189,10 @@ TITLES = {
 
 def prove(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
-    figure: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Args:
     names: Objectives; all where none is given.
-    figure: Draw where descent goes into this .png or .svg.
     """
     from agro import objectives
 
@@ -207,12 +205,7 @@ def prove(
     for name in selected:
         claims_of(name)
 
-    if figure is not None:
-        figure.parent.mkdir(parents=True, exist_ok=True)
-    results = passport.prove(selected, descents=figure is not None)
-    rows = [row for measured in results.values() for row in measured.rows]
-    if figure is not None:
-        passport.draw_descents(results, str(figure))
+    rows = [row for measured in passport.prove(selected).values() for row in measured]
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))
