@@ -61,8 +61,8 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.api import Contamination
     from agro.cli.measuring import Measurement
+    from agro.pages.store.check_survey import Contamination
     from agro.rollout.rollout import Rollout
 
 HELD_OUT = "held-out prompts"

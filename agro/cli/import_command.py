@@ -265,7 +265,6 @@ def check(
     setting: PolicySetting = None,
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
-    out: Path | None = None,
     workers: Workers = 1,
     whole: Annotated[bool, typer.Option("--all")] = False,
     as_json: Json = False,
@@ -279,7 +278,6 @@ def check(
     reference: π_ref: measure log π/π_ref, such as the model before training.
     limit: Measure at most so many prompts with the model.
     held_out: A file of prompts that it shouldn't overlap with.
-    out: A folder for the page, check.html, and check.json.
     whole: Name all objectives that can or can't train on it, and why.
     """
     if model is None and (reference is not None or setting):
@@ -307,16 +305,10 @@ def check(
             asked = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, asked, reference_policy, limit))
-    if out is not None:
-        from agro.pages.store.check_page import write_page
-
-        write_page(report, out)
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        lines = [] if out is None else [f"page: {out / 'check.html'}"]
-        if report.ranking is not None:
-            lines += report.ranking.lines(whole=whole)
+        lines = [] if report.ranking is None else report.ranking.lines(whole=whole)
         print("\n".join([str(report), "", *lines]))
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agro.api import Contamination
+from agro.pages.store.check_survey import Contamination
 from agro.types import Prompt
 
 TRAINED = (

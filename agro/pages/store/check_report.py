@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
 from agro.objectives import Objective, get, names
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, Explaining, StoreSurvey, explaining, survey
+from agro.pages.store.check_survey import Explaining, StoreSurvey, explaining, survey
 from agro.store import Counts, Group, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
@@ -185,13 +185,13 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
         yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
     held_out = survey.held_out
-    if held_out is not None and held_out.prompts_seen:
+    if held_out is not None and held_out.exact + held_out.near:
         yield DataVerdict(
             "warning",
-            f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run "
-            f"of {RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} "
-            f"prompts and {count(held_out.responses)} responses).",
-            f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
+            f"{count(len(held_out.exact))} of {count(held_out.prompts)} held-out prompts are prompts of the "
+            f"store, and {count(len(held_out.near))} are near-copies of one "
+            f"({held_out.named((*held_out.exact, *held_out.near))}).",
+            "Remove them from the file, or their copies from the store (agro forget --prompt-id).",
         )
     if counts.unscored or counts.failed:
         yield DataVerdict(
@@ -410,7 +410,8 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     if survey.copies is not None and survey.copies.prompts:
         yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
-        yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
+        copied = len(survey.held_out.exact) + len(survey.held_out.near)
+        yield "held-out", f"{copied} of {survey.held_out.prompts} prompts are in the store, or a near-copy is"
 
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
