@@ -77,7 +77,30 @@ def slime_dump(path: Path, rows: Rows) -> None:
     torch.save({"rollout_id": 4, "samples": [dict(row) for row in rows]}, path)
 
 
-WRITERS = {"csv": comma_separated, "parquet": parquet_table, "slime": slime_dump}
+def json_list(path: Path, rows: Rows) -> None:
+    path.write_text(json.dumps(list(rows)), encoding="utf-8")
+
+
+def document(path: Path, rows: Rows) -> None:
+    """One JSON document, indented over lines, as agents write it."""
+    path.write_text(json.dumps(rows[0], indent=2), encoding="utf-8")
+
+
+def evalplus(path: Path, rows: Rows) -> None:
+    by_task: dict[str, list[Any]] = {}
+    for row in rows:
+        by_task.setdefault(row["task_id"], []).append(row)
+    path.write_text(json.dumps({"date": "2026-08-01", "hash": "h", "eval": by_task}))
+
+
+WRITERS = {
+    "csv": comma_separated,
+    "document": document,
+    "evalplus": evalplus,
+    "list": json_list,
+    "parquet": parquet_table,
+    "slime": slime_dump,
+}
 
 
 def examples_of(name: str) -> list[Example]:
