@@ -60,7 +60,6 @@ def import_(
     drop: list[str] | None = None,
     redact: bool = False,
     redact_pattern: list[str] | None = None,
-    group_by: str | None = None,
     center_by: Annotated[str | None, typer.Option(metavar="FIELD")] = None,
     license: str | None = None,
     workers: Workers = 1,
@@ -86,7 +85,6 @@ def import_(
     drop: A field that isn't stored, such as meta.user; may be repeated.
     redact: Store no keys, tokens, private keys and e-mail addresses.
     redact_pattern: Nor what matches this regular expression; may be repeated.
-    group_by: Normalize rewards over the records with the same value of a field.
     center_by: Subtract from rewards what the user, task or grader in this field gives to others.
     license: Of the files: kept with them, and in model cards.
     guess: Of an unknown file: propose how to read it, show which responses would be the best and the
@@ -106,7 +104,6 @@ def import_(
         "redact_patterns": redact_pattern or [],
         "strict": strict,
         "lower_is_better": lower_is_better,
-        "group_by": group_by,
         "center_by": center_by,
     }
     name = str(store or files[0].with_name(f"{files[0].name.split('.')[0]}.db"))
