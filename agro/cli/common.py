@@ -46,7 +46,7 @@ Workers = Annotated[
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
 ]
-Whole = Annotated[bool, typer.Option("--all", help="All of it, not the first 40 lines.")]
+Whole = Annotated[bool, typer.Option("--all", help="Each with what it is.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 
@@ -232,9 +232,6 @@ def opened_log(path: Path, workers: int = 1) -> Iterator[Store]:
         yield store
 
 
-FIRST = 40  # lines
-
-
 def width() -> int:
     return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
 
@@ -259,12 +256,3 @@ def block(name: str, *texts: str) -> list[str]:
 def names(title: str, listed: Iterable[str]) -> list[str]:
     """A title, and names side by side."""
     return [title, *paragraph("  ".join(name.replace(" ", "\u00a0") for name in listed), 2)]
-
-
-def show(lines: Sequence[str], command: str, whole: bool) -> None:
-    """Print lines; of more than `FIRST` the first ones, with the command that prints all, unless `whole`."""
-    shown = lines if whole or len(lines) <= FIRST else lines[: FIRST - 1]
-    for line in shown:
-        print(line)
-    if len(shown) < len(lines):
-        print(f"… {len(lines) - len(shown)} more lines: {command} --all")

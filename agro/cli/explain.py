@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, Whole, block, paragraph, show, show_table, width
+from agro.cli.common import Json, Whole, block, paragraph, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.logs.format_table import FORMATS
@@ -61,7 +61,7 @@ def objectives(
         for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
             lines += side_by_side(f"need {what}", found)
         lines += paragraph("One in full: agro objectives NAME. Each with needs and source: --all")
-    show(lines, f"agro objectives {name}" if name else "agro objectives", whole)
+    print("\n".join(lines))
 
 
 def _one(entry: dict[str, Any]) -> list[str]:
@@ -117,7 +117,7 @@ def formats(
         for kind in sorted({row["kind"]: 0 for row in rows}, key=lambda kind: kind in KINDS):
             lines += side_by_side(KINDS.get(kind, kind), (r["name"] for r in rows if r["kind"] == kind))
         lines += paragraph("agro formats NAME describes one, agro formats --all each")
-    show(lines, f"agro formats {name}" if name else "agro formats", whole)
+    print("\n".join(lines))
 
 
 def init(
@@ -176,7 +176,7 @@ def recipes(
             text = f"{row['name']}: {row['for']}{minutes}"
             lines += paragraph(text, 2, 4) if whole else [f"  {shorten(text, width() - 2, placeholder=' …')}"]
     lines += paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")
-    show(lines, "agro recipes", whole)
+    print("\n".join(lines))
 
 
 HINT = "agro recipes NAME prints one; its first lines have the complete command."

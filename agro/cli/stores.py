@@ -324,7 +324,8 @@ def store(
     if action is Action.show:
         _show(stores[0], groups, reward, source, prompt, prompt_id, newest, limit, as_json)
         return
-    leave_out(context, "they are of agro store show", [x for x in given(context) if x in SELECTING])
+    wrong = [name for name in given(context) if name in SELECTING]
+    leave_out(context, f"agro store {action.value} takes stores alone", wrong)
     *old, out = stores
     if action is Action.recover:
         recovered = recover(old[0], out)

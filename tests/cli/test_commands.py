@@ -508,7 +508,7 @@ def test_recover_copies_what_is_whole(tmp_path: Path) -> None:
         assert [s.reward for s in store.samples()] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert "no such store" in refused("store", "recover", tmp_path / "none.db", tmp_path / "c.db")
     said = refused("store", "copy", tmp_path / "a.db", tmp_path / "d.db", "--newest")
-    assert "they are of agro store show: leave out --newest" in said
+    assert "agro store copy takes stores alone: leave out --newest" in said
     assert "agro store recover OLD NEW" in refused("recover", "a.db")
 
 
