@@ -168,12 +168,11 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             f"{high.highest:g}.",
             "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
         )
-    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
-    if near > MANY_REPEATS:
+    if survey.repeats > MANY_REPEATS * survey.responses:
         yield DataVerdict(
             "warning",
-            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
-            f"(of {count(survey.inspected)} compared).",
+            f"{percent(survey.repeats / survey.responses)} of the responses equal an earlier one to the same "
+            "prompt.",
             "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
             "another source, covers more.",
         )
@@ -340,7 +339,7 @@ def check_store(
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
-    surveyed = survey(store, counts.groups, held_out, config.data.near_copies)
+    surveyed = survey(store, held_out, config.data.near_copies)
     is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
         path or store.path,
@@ -395,8 +394,7 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
             truncated += f"; unknown of {count(counts.samples - recorded)}"
     yield "truncated", truncated
     if survey.coverage.count:
-        near = f"{count(survey.near_repeats)} of {count(survey.inspected)} nearly equal one"
-        yield "repeats", f"{count(survey.repeats)} equal an earlier response of their group; {near}"
+        yield "repeats", f"{count(survey.repeats)} equal an earlier response of their group"
         yield "coverage", f"{fixed(survey.coverage.mean)} distinct responses per response (SACo)"
     if survey.quality.count:
         yield "quality", f"{fixed(survey.quality.mean)} from worst (0) to best (1) of a group (TQ)"

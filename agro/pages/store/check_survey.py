@@ -1,8 +1,5 @@
 """One pass over all responses of a store, group by group: counts, rewards, lengths, repeats, and the fields
-that explain rewards whatever the responses: users, tasks, graders.
-
-Near-repeats are near-copies (`agro.io.near_copies`) with an index of at least `NEAR`.
-"""
+that explain rewards whatever the responses: users, tasks, graders."""
 
 from __future__ import annotations
 
@@ -72,7 +69,6 @@ class Spread:
         return {"count": self.count, "mean": self.mean, "std": self.std, **ends}
 
 
-NEAR = 0.8
 NAMED, SHOWN = 3, 60  # clusters and prompts that are named, and characters of a prompt
 
 
@@ -147,10 +143,6 @@ class Contamination:
         return asdict(self)
 
 
-INSPECTED = 2000  # groups, about, whose responses are compared pairwise
-LARGEST = 16  # responses of such a group, at most: of 20 what most of them share wouldn't count
-
-
 @dataclass
 class SourceSurvey:
     """What is known of the responses of one source."""
@@ -189,7 +181,6 @@ class StoreSurvey:
 
     lowest: float = 0.0  # of the rewards
     highest: float = 1.0
-    stride: int = 1  # every so many groups are looked at for near-repeats
     held_out: Contamination | None = None
     copies: PromptCopies | None = None
     groups: int = 0
@@ -200,8 +191,6 @@ class StoreSurvey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    inspected: int = 0  # responses that were compared for near-repeats
-    near_repeats: int = 0
     quality: Spread = field(default_factory=Spread)
     coverage: Spread = field(default_factory=Spread)
     truncated_rewards: Spread = field(default_factory=Spread)  # rewards
@@ -243,10 +232,6 @@ class StoreSurvey:
             distinct = len(set(responses))
             self.repeats += len(responses) - distinct
             self.coverage.add(distinct / len(responses))
-            if self.groups % self.stride == 0:
-                part = responses[:LARGEST]
-                self.inspected += len(part)
-                self.near_repeats += len(part) - len(set(clusters(part, NEAR).tolist()))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -277,7 +262,6 @@ class StoreSurvey:
             "groups_with_rewards": self.scored_groups,
             "near_copies": None if self.copies is None else self.copies.to_json(),
             "repeats": self.repeats,
-            "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
             "coverage": self.coverage.to_json(),
             "reward_of_truncated": self.truncated_rewards.to_json(),
@@ -287,13 +271,11 @@ class StoreSurvey:
         }
 
 
-def survey(store: Store, groups: int, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
-    """Survey a store of so many `groups`. `held_out`: a file of prompts that it shouldn't have.
-
-    `near_copies`: as of the configuration's data.
-    """
+def survey(store: Store, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
+    """`held_out`: a file of prompts that the store shouldn't have. `near_copies`: as of the configuration's
+    data."""
     lowest, highest = store.survey.spread_of_rewards() or (0.0, 1.0)
-    result = StoreSurvey(lowest, highest, stride=max(1, groups // INSPECTED))
+    result = StoreSurvey(lowest, highest)
     prompts = dict(store.survey.each_prompt())
     result.copies = PromptCopies.of({key: plain(text) for key, text in prompts.items()}, near_copies)
     if held_out is not None:
