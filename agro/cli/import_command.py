@@ -263,7 +263,6 @@ def check(
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
     workers: Workers = 1,
-    whole: Annotated[bool, typer.Option("--all")] = False,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -275,7 +274,6 @@ def check(
     reference: π_ref: measure log π/π_ref, such as the model before training.
     limit: Measure at most so many prompts with the model.
     held_out: A file of prompts that it shouldn't overlap with.
-    whole: Name all objectives that can or can't train on it, and why.
     """
     if model is None and (reference is not None or setting):
         raise Refused(
@@ -289,7 +287,10 @@ def check(
             if policy is not None and policy.model is not None:
                 look_at_model(policy.model)  # refused before torch is imported
     with opened_log(path, workers) as store:
-        from agro.pages.store import check_store  # here: a missing file is refused at once
+        from agro.pages.store import (  # here: a missing file is refused at once
+            check_store,
+            recommendation_lines,
+        )
 
         is_asked = objective or recipe or any(change.startswith("objective.") for change in changes or [])
         wanted = None if is_asked else changes or []
@@ -305,8 +306,7 @@ def check(
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        lines = [] if report.ranking is None else report.ranking.lines(whole=whole)
-        print("\n".join([str(report), "", *lines]))
+        print("\n".join([str(report), "", *recommendation_lines(report.recommended)]))
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
