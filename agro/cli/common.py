@@ -46,7 +46,6 @@ Workers = Annotated[
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
 ]
-Whole = Annotated[bool, typer.Option("--all", help="Each with what it is.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 
@@ -246,11 +245,6 @@ def paragraph(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
         subsequent_indent=lead + " " * hanging,
         break_on_hyphens=False,
     )
-
-
-def block(name: str, *texts: str) -> list[str]:
-    """A name, and below it indented what it is."""
-    return [name, *(line for text in texts if text for line in paragraph(text, 4))]
 
 
 def names(title: str, listed: Iterable[str]) -> list[str]:
