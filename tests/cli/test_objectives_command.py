@@ -22,7 +22,7 @@ def test_the_list_has_each_by_what_it_needs_of_the_data() -> None:
         for name in line.split() if line.startswith("  ") else ():
             needs[name] = need
     assert set(needs) == set(objectives.names())
-    assert (needs["agro"], needs["sft"]) == ("need groups, ref_logp, reward", "need texts alone")
+    assert (needs["agro"], needs["sft"]) == ("need groups, reward", "need texts alone")
 
 
 @pytest.mark.parametrize("name", objectives.names())
