@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,6 @@ from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove
-from agro.io.near_copies import clusters, normalized
 from agro.io.record_files import has_several_tables
 from agro.io.terminal import plain
 from agro.logs.guessing import Proposal, propose_unknown
@@ -447,47 +445,6 @@ class Trained:
             return f"<p>{html.escape(repr(self))}: the run has no page yet</p>"
         content = html.escape(page.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{content}" width="100%" height="{HEIGHT}" style="border: 0"></iframe>'
-
-
-NAMED = 3
-
-
-@dataclass(frozen=True)
-class Contamination:
-    """Ids of the prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
-
-    prompts: int
-    trained: int
-    exact: tuple[str, ...]
-    near: tuple[str, ...]
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], least: float) -> Contamination:
-        """`least`: how alike near-copies are, as `data.near_copies`."""
-        seen, asked = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
-        labels = clusters([*seen, *asked], least).tolist()
-        of_trained, words = set(labels[: len(seen)]), set(map(normalized, seen))
-        exact = tuple(p.id for p, text in zip(prompts, asked, strict=True) if normalized(text) in words)
-        near = tuple(
-            p.id
-            for p, label in zip(prompts, labels[len(seen) :], strict=True)
-            if label in of_trained and p.id not in exact
-        )
-        return cls(len(prompts), len(trained), exact, near)
-
-    @property
-    def sentence(self) -> str:
-        parts = []
-        for ids, what in (
-            (self.exact, "were trained on"),
-            (self.near, "are near-copies of training prompts"),
-        ):
-            named = f" ({', '.join(ids[:NAMED])}{', …' if len(ids) > NAMED else ''})" if ids else ""
-            parts.append(f"{len(ids)} {what}{named}")
-        return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def held_out_prompts(run: Path, config: RunConfig) -> list[Prompt]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
@@ -46,7 +46,6 @@ Workers = Annotated[
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
 ]
-Whole = Annotated[bool, typer.Option("--all", help="All of it, not the first 40 lines.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
 
 
@@ -105,6 +104,19 @@ def end(code: int, message: str) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     raise SystemExit(code)
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options and arguments that the command line has."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+def leave_out(context: typer.Context, reason: str, wrong: Collection[str]) -> None:
+    """Refuse options that were given and don't go with another one."""
+    flags = [param.opts[0] for param in context.command.params if param.name in wrong]
+    if flags:
+        raise Refused(f"{reason}: leave out {', '.join(flags)}")
 
 
 def terminal() -> Console:
@@ -219,9 +231,6 @@ def opened_log(path: Path, workers: int = 1) -> Iterator[Store]:
         yield store
 
 
-FIRST = 40  # lines
-
-
 def width() -> int:
     return max(40, min(100, shutil.get_terminal_size((80, 24)).columns))
 
@@ -238,20 +247,6 @@ def paragraph(text: str, indent: int = 0, hanging: int = 0) -> list[str]:
     )
 
 
-def block(name: str, *texts: str) -> list[str]:
-    """A name, and below it indented what it is."""
-    return [name, *(line for text in texts if text for line in paragraph(text, 4))]
-
-
 def names(title: str, listed: Iterable[str]) -> list[str]:
     """A title, and names side by side."""
     return [title, *paragraph("  ".join(name.replace(" ", "\u00a0") for name in listed), 2)]
-
-
-def show(lines: Sequence[str], command: str, whole: bool) -> None:
-    """Print lines; of more than `FIRST` the first ones, with the command that prints all, unless `whole`."""
-    shown = lines if whole or len(lines) <= FIRST else lines[: FIRST - 1]
-    for line in shown:
-        print(line)
-    if len(shown) < len(lines):
-        print(f"… {len(lines) - len(shown)} more lines: {command} --all")

@@ -1,5 +1,6 @@
 """`agro eval`: accuracy and pass@k of a model, also against another one, by a reward or by people who don't
-know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page."""
+know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page; and before the model
+answers anything, what a log says of it that it didn't write: `--log`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,19 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from agro.cli.common import REWARD, Json, PolicySetting, Responses, RewardOption, Seed, end, options
+from agro.cli.common import (
+    REWARD,
+    Json,
+    PolicySetting,
+    Responses,
+    RewardOption,
+    Seed,
+    end,
+    given,
+    leave_out,
+    opened_log,
+    options,
+)
 from agro.cli.run_models import (
     START,
     EnvironmentName,
@@ -32,6 +45,7 @@ from agro.cli.run_models import (
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
+from agro.io.numbers import chance, fixed
 from agro.io.terminal import cut, plain
 from agro.rollout.evaluate import Heldout, answer_both
 from agro.rollout.prompts import places
@@ -46,8 +60,8 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.api import Contamination
     from agro.cli.measuring import Measurement
+    from agro.pages.store.check_survey import Contamination
     from agro.rollout.rollout import Rollout
 
 HELD_OUT = "held-out prompts"
@@ -74,6 +88,7 @@ def eval_(
     ratings: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     out: Path | None = None,
     store: Path | None = None,
+    log: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -86,17 +101,17 @@ def eval_(
     ratings: Read such a sheet back, and keep what it says.
     out: Write rewards and responses here, one prompt a line; of several sets a folder.
     store: Keep the responses here as they finish: after a kill the same command samples the others.
+    log: Sample nothing: estimate the model's mean reward by a log that it didn't write, whose author's
+        log-probs are known, or say why there is no estimate.
     """
-    if ratings is not None:
-        wrong = [name for name in given(context) if name not in OF_RATINGS]
-        _leave_out(context, "--ratings only reads a sheet, with the folder of the run and --json", wrong)
-        read_blind(run, ratings, as_json)
+    if log is not None or ratings is not None:
+        _read_alone(context)
         return
     if blind is not None:
         if against is None:
             raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
         wrong = [name for name in given(context) if name in OF_REWARDS]
-        _leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
+        leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
         check_free(blind)
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
@@ -144,6 +159,19 @@ def eval_(
             print(f"{measured_then} To measure both anew: --against start")
     if all(measured.result.is_unknown for measured in sets):
         end(2, "agro: none of the responses could be scored, so nothing was measured")
+
+
+def _read_alone(context: typer.Context) -> None:
+    """What is read without sampling: a sheet of ratings, or a log."""
+    values = context.params
+    if values["log"] is not None:
+        leave_out(context, "--log samples and scores nothing", set(given(context)) - set(OF_LOG))
+        subject = MeasuredModel.of(values["run"], values["model"], values["policy"])
+        show_by_log(subject, values["log"], values["as_json"])
+    else:
+        wrong = set(given(context)) - set(OF_RATINGS)
+        leave_out(context, "--ratings only reads a sheet, with the folder of the run and --json", wrong)
+        read_blind(values["run"], values["ratings"], values["as_json"])
 
 
 @dataclass
@@ -277,19 +305,62 @@ def _row(row: dict[str, Any]) -> str:
 
 OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
 OF_RATINGS = ("run", "ratings", "as_json")
+OF_LOG = ("run", "model", "policy", "log", "as_json")
 
 
-def given(context: typer.Context) -> list[str]:
-    """The options and arguments that the command line has."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
+    """What a model would earn by the responses of a log, and how sure that is."""
+    if not path.exists():
+        raise Refused(f"--log {path}: no such file")
+    subject.look_at(subject.path)
+    from agro.cli.measuring import policy_of  # here: what is missing is refused at once
+    from agro.pages.store.measurements import RescoredLog
+
+    with opened_log(path) as store:
+        log = list(store.samples())
+    rescored = RescoredLog.of(log, policy_of(subject.rollout()))
+    if not rescored.responses:
+        raise Refused(
+            f"--log {path}: expected responses that the model can read, got none of {len(log)}; "
+            f"dropped: {dict(rescored.dropped) or 'nothing'}"
+        )
+    scored = rescored.scored()
+    prompts = {sample.prompt_id: Prompt(sample.prompt, sample.prompt_id) for sample in log}
+    seen = subject.seen(list(prompts.values()))
+    obstacle = scored.obstacle()
+    value: dict[str, Any] = {"answer": "not estimable", "obstacle": obstacle, "instead": WAY_OUT}
+    if not obstacle:
+        value = value_on_log(scored.logged()).to_json()
+    if as_json:
+        about = {"log": str(path), "model": subject.name, "responses": len(scored.responses)}
+        about |= {"dropped": scored.dropped, "seen": None if seen is None else seen.to_json()}
+        print(json.dumps(about | {"value": value}, ensure_ascii=False, allow_nan=False))
+        return
+    print(f"{subject.name} by {len(scored.responses)} responses of {path}")
+    if scored.dropped:
+        print("dropped: " + ", ".join(f"{count} ({why})" for why, count in scored.dropped.items()))
+    if seen is not None:
+        print(f"seen in training: {seen.sentence}")
+    if value["answer"] == "not estimable":
+        print(f"Not estimable: {value['obstacle']}. What to do: {value['instead']}")
+        return
+    gain = f"{_with_interval(value['gain'])}, {chance(value['gain']['p'])}"
+    author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
+    print(f"{value['answer'].capitalize()} against {author}: {gain} (doubly robust)")
+    counting = f"{value['ess']:.0f} of {value['responses']} responses count, of {value['clusters']} prompts"
+    print(f"{counting}; the mean weight is {_with_interval(value['mean_weight'])}")
+    if value["caution"]:
+        print(value["caution"].capitalize())
+    for name, estimate in value["estimates"].items():
+        print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
+    low, high = value["clipping_bias"]
+    print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
 
 
-def _leave_out(context: typer.Context, reason: str, wrong: Collection[str]) -> None:
-    """Refuse options that were given and don't go with another one."""
-    flags = [param.opts[0] for param in context.command.params if param.name in wrong]
-    if flags:
-        raise Refused(f"{reason}: leave out {', '.join(flags)}")
+def _with_interval(row: dict[str, Any]) -> str:
+    if row["low"] is None:
+        return fixed(row["value"])
+    return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
 
 
 def write_blind(

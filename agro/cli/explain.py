@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, Whole, block, paragraph, show, show_table, width
+from agro.cli.common import Json, paragraph, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.logs.format_table import FORMATS
@@ -30,7 +30,6 @@ KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
 
 def objectives(
     name: Annotated[str | None, typer.Argument()] = None,
-    whole: Whole = False,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -45,13 +44,6 @@ def objectives(
     lines: list[str] = []
     if name:
         lines = _one(describe(name))
-    elif whole:
-        for key, entry in entries().items():
-            defaults = entry.defaults()
-            of = f"preset of {entry.of}; " if entry.of else ""
-            needs = _listed(sorted(map(str, entry.needs(defaults))))
-            text = f"{of}needs {needs}; couples by {entry.coupling(defaults)}"
-            lines += block(key, text, entry.source)
     else:  # the names, by what they need of the data
         by_needs: dict[str, list[str]] = {}
         for key, entry in entries().items():
@@ -60,8 +52,8 @@ def objectives(
             by_needs.setdefault(_listed(of_data), []).append(key)
         for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
             lines += side_by_side(f"need {what}", found)
-        lines += paragraph("One in full: agro objectives NAME. Each with needs and source: --all")
-    show(lines, f"agro objectives {name}" if name else "agro objectives", whole)
+        lines += paragraph("One in full: agro objectives NAME")
+    print("\n".join(lines))
 
 
 def _one(entry: dict[str, Any]) -> list[str]:
@@ -86,7 +78,6 @@ def _listed(needs: list[str]) -> str:
 
 def formats(
     name: Annotated[str | None, typer.Argument()] = None,
-    whole: Whole = False,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -110,14 +101,11 @@ def formats(
         for key, value in (rows[0] | {"carries": carried[0]}).items():
             if value is not None:
                 lines += paragraph(f"{key.replace('_', ' ')}: {value}", 0, 4)
-    elif whole:
-        for row, text in zip(rows, carried):
-            lines += block(row["name"], f"{row['title']}; {row['kind']}: {text}")
     else:
         for kind in sorted({row["kind"]: 0 for row in rows}, key=lambda kind: kind in KINDS):
             lines += side_by_side(KINDS.get(kind, kind), (r["name"] for r in rows if r["kind"] == kind))
-        lines += paragraph("agro formats NAME describes one, agro formats --all each")
-    show(lines, f"agro formats {name}" if name else "agro formats", whole)
+        lines += paragraph("One in full: agro formats NAME")
+    print("\n".join(lines))
 
 
 def init(
@@ -143,7 +131,6 @@ def commands(readme: Path) -> list[str]:
 
 def recipes(
     name: Annotated[str | None, typer.Argument()] = None,
-    whole: Whole = False,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -167,16 +154,16 @@ def recipes(
     lines = []
     for kind, title in TITLES.items():
         of_kind = [row for row in rows if row["kind"] == kind]
-        if kind == "method" and not whole:
+        if kind == "method":
             lines += side_by_side(title, (row["name"] for row in of_kind))
             continue
         lines.append(title)
         for row in of_kind:
             minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
             text = f"{row['name']}: {row['for']}{minutes}"
-            lines += paragraph(text, 2, 4) if whole else [f"  {shorten(text, width() - 2, placeholder=' …')}"]
-    lines += paragraph(HINT if whole else f"{HINT} agro recipes --all says what each is for.")
-    show(lines, "agro recipes", whole)
+            lines.append(f"  {shorten(text, width() - 2, placeholder=' …')}")
+    lines += paragraph(HINT)
+    print("\n".join(lines))
 
 
 HINT = "agro recipes NAME prints one; its first lines have the complete command."
@@ -189,12 +176,10 @@ TITLES = {
 
 def prove(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
-    figure: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Args:
     names: Objectives; all where none is given.
-    figure: Draw where descent goes into this .png or .svg.
     """
     from agro import objectives
 
@@ -207,12 +192,7 @@ def prove(
     for name in selected:
         claims_of(name)
 
-    if figure is not None:
-        figure.parent.mkdir(parents=True, exist_ok=True)
-    results = passport.prove(selected, descents=figure is not None)
-    rows = [row for measured in results.values() for row in measured.rows]
-    if figure is not None:
-        passport.draw_descents(results, str(figure))
+    rows = [row for measured in passport.prove(selected).values() for row in measured]
     broken = [row for row in rows if row.holds is False]
     if as_json:
         print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))

@@ -7,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,17 +17,15 @@ import typer
 from agro.cli.common import (
     Json,
     PolicySetting,
-    RewardOption,
     Workers,
     end,
     licenses,
     opened_log,
-    options,
     pairs,
     policy_config,
 )
 from agro.cli.preflight import look_at_model
-from agro.config import RewardConfig, RunConfig, override
+from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.io.terminal import visible
@@ -37,7 +34,6 @@ from agro.logs.import_report import ImportReport
 from agro.logs.importing import import_files
 from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
-from agro.rewards import load_reward
 from agro.store import Store
 from agro.store.export import to_record
 from agro.store.location import exists, url_of
@@ -64,7 +60,6 @@ def import_(
     drop: list[str] | None = None,
     redact: bool = False,
     redact_pattern: list[str] | None = None,
-    group_by: str | None = None,
     center_by: Annotated[str | None, typer.Option(metavar="FIELD")] = None,
     license: str | None = None,
     workers: Workers = 1,
@@ -90,7 +85,6 @@ def import_(
     drop: A field that isn't stored, such as meta.user; may be repeated.
     redact: Store no keys, tokens, private keys and e-mail addresses.
     redact_pattern: Nor what matches this regular expression; may be repeated.
-    group_by: Normalize rewards over the records with the same value of a field.
     center_by: Subtract from rewards what the user, task or grader in this field gives to others.
     license: Of the files: kept with them, and in model cards.
     guess: Of an unknown file: propose how to read it, show which responses would be the best and the
@@ -110,7 +104,6 @@ def import_(
         "redact_patterns": redact_pattern or [],
         "strict": strict,
         "lower_is_better": lower_is_better,
-        "group_by": group_by,
         "center_by": center_by,
     }
     name = str(store or files[0].with_name(f"{files[0].name.split('.')[0]}.db"))
@@ -267,13 +260,9 @@ def check(
     model: str | None = None,
     reference: str | None = None,
     setting: PolicySetting = None,
-    reward: str | None = None,
-    option: RewardOption = None,
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
-    out: Path | None = None,
     workers: Workers = 1,
-    whole: Annotated[bool, typer.Option("--all")] = False,
     as_json: Json = False,
 ) -> None:
     """Args:
@@ -283,20 +272,13 @@ def check(
     changes: KEY=VALUE, such as objective.singletons=drop; may be repeated.
     model: Measure log π of the responses: ranking (AUC), coverage, weights, β.
     reference: π_ref: measure log π/π_ref, such as the model before training.
-    reward: With --model: score its own responses to the log's prompts, beside the log's.
     limit: Measure at most so many prompts with the model.
     held_out: A file of prompts that it shouldn't overlap with.
-    out: A folder for the page, check.html, and check.json.
-    whole: Name all objectives that can or can't train on it, and why.
     """
-    alone = (
-        ("--reference and --policy go with --model", model is None and (reference is not None or setting)),
-        ("--reward scores responses of --model", model is None and reward is not None),
-        ("--option is of --reward", reward is None and option),
-    )
-    for words, is_alone in alone:
-        if is_alone:
-            raise Refused(f"{words}, which isn't given; add it, or leave the others out")
+    if model is None and (reference is not None or setting):
+        raise Refused(
+            "--reference and --policy go with --model, which isn't given; add it, or leave them out"
+        )
     config = _config(objective, recipe, changes or [])
     compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
@@ -305,7 +287,10 @@ def check(
             if policy is not None and policy.model is not None:
                 look_at_model(policy.model)  # refused before torch is imported
     with opened_log(path, workers) as store:
-        from agro.pages.store import check_store  # here: a missing file is refused at once
+        from agro.pages.store import (  # here: a missing file is refused at once
+            check_store,
+            recommendation_lines,
+        )
 
         is_asked = objective or recipe or any(change.startswith("objective.") for change in changes or [])
         wanted = None if is_asked else changes or []
@@ -313,27 +298,15 @@ def check(
         report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
         if model is not None:
             from agro.models.policy import Policy
-            from agro.pages.store.measurements import measure, own_reward
+            from agro.pages.store.measurements import measure
 
             asked = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, asked, reference_policy, limit))
-            if reward is not None:
-                scoring = RewardConfig(name=reward, options=options(option))
-                with closing(load_reward(scoring)) as loaded:
-                    own = own_reward(store, asked, loaded, config)
-                report = replace(report, own_reward=own)
-    if out is not None:
-        from agro.pages.store.check_page import write_page
-
-        write_page(report, out)
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        lines = [] if out is None else [f"page: {out / 'check.html'}"]
-        if report.ranking is not None:
-            lines += report.ranking.lines(whole=whole)
-        print("\n".join([str(report), "", *lines]))
+        print("\n".join([str(report), "", *recommendation_lines(report.recommended)]))
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))

@@ -17,6 +17,12 @@ from agro.cli.common import Command, guarded
 from agro.io.version import __version__
 
 ENTRIES = {entry.name: entry for entry in COMMANDS}
+MOVED = {  # commands of earlier versions
+    "judge-check": "agro score LOG --reward judge --check",
+    "off-policy": "agro eval RUN --log LOG",
+    "recover": "agro store recover OLD NEW",
+    "show": "agro store show STORE",
+}
 
 
 class Program(TyperGroup):
@@ -30,6 +36,8 @@ class Program(TyperGroup):
         return list(ENTRIES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in MOVED:
+            ctx.fail(f"agro {cmd_name} is now {MOVED[cmd_name]}")
         return command(cmd_name) if cmd_name in ENTRIES else None
 
     def get_help(self, ctx: Any) -> str:

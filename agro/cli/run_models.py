@@ -26,7 +26,7 @@ from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro import config
-    from agro.api import Contamination
+    from agro.pages.store.check_survey import Contamination
     from agro.rollout.rollout import EpisodeReward, Rollout
 
 EnvironmentName = Annotated[
@@ -237,7 +237,8 @@ class MeasuredModel:
 
     def seen(self, prompts: Sequence[Prompt]) -> Contamination | None:
         """Which of them the run was trained on; None where its training prompts are unknown."""
-        from agro.api import Contamination, trained_prompts
+        from agro.api import trained_prompts
+        from agro.pages.store.check_survey import Contamination
 
         if self.run is None or self.config is None:
             return None

@@ -1,4 +1,4 @@
-"""Commands that show, score, export, copy, recover and delete what stores have."""
+"""Commands that score, export and delete what stores have, and `agro store`: copy, join, recover, show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from enum import Enum
 from itertools import chain, islice
@@ -23,7 +23,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text as RichText
 
-from agro.cli.common import REWARD, Json, RewardOption, licenses, options, pairs, policy_config, terminal
+from agro.cli.common import (
+    REWARD,
+    Json,
+    RewardOption,
+    given,
+    leave_out,
+    licenses,
+    opened_log,
+    options,
+    pairs,
+    policy_config,
+    terminal,
+)
 from agro.cli.run_models import MeasuredModel
 from agro.config import RewardConfig
 from agro.errors import Refused
@@ -32,31 +44,26 @@ from agro.io.terminal import cut as shorten
 from agro.io.terminal import plain, visible
 from agro.rewards import check_name, load_reward
 from agro.runs.side_by_side import Answer
-from agro.store import Store
-from agro.store import recover as recover_
+from agro.store import Store, recover
 from agro.store.export import to_record
+from agro.store.location import url_of
 from agro.types import Sample
 
 
 def export(
     store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN")],
     file: Annotated[Path, typer.Argument()],
-    merged: bool = False,
-    gguf: bool = False,
     as_json: Json = False,
 ) -> None:
     """Write the samples of a store, without judgments, as interchange records, which agro import takes.
 
     Args:
-        store: The store; a run with its model.
-        file: A file that ends with .jsonl, .jsonl.gz or .parquet; of a model a folder or FILE.gguf.
-        merged: Of a run: its model in 16 bits, an adapter merged, as a folder.
-        gguf: Of a run: its model as GGUF, by the converter of llama.cpp.
+        store: The store; a run, or the folder of a model.
+        file: A file that ends with .jsonl, .jsonl.gz or .parquet. Of a run or a model a new folder, with the
+            model in 16 bits, an adapter merged.
     """
-    if merged or gguf:
-        if merged and gguf:
-            raise Refused("--merged, --gguf: expected one of them, got both")
-        (write_gguf if gguf else write_merged)(store, file)
+    if url_of(store) is None and store.is_dir():
+        write_merged(store, file)
         print(json.dumps({"model": str(file)}) if as_json else f"wrote {file}")
         return
     with Store.open(store, read_only=True) as opened:
@@ -64,17 +71,20 @@ def export(
     print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
 
 
-def recover(
-    store: Annotated[Path, typer.Argument()],
-    out: Path,
-    as_json: Json = False,
-) -> None:
-    """Args:
-    store: The damaged store.
-    out: The new store.
-    """
-    recovered = recover_(store, out)
-    print(json.dumps(recovered.to_json(), ensure_ascii=False) if as_json else recovered)
+def write_merged(run: Path, folder: Path) -> None:
+    """Write the model of a run, or a model's folder, in bfloat16, an adapter merged into it."""
+    import torch
+
+    from agro.models.policy import Policy
+
+    if folder.exists():
+        raise Refused(f"{folder}: there is such a file or folder; give another one, or remove it")
+    is_run = (run / "metrics.jsonl").is_file()
+    name = MeasuredModel.of(run, None, flag="another run").name if is_run else str(run)
+    policy = Policy.load(policy_config(name, None))
+    policy.model.to(torch.bfloat16)
+    with complete_folder(folder) as unfinished:
+        policy.save(unfinished)
 
 
 def score(
@@ -82,21 +92,30 @@ def score(
     reward: Annotated[str, REWARD],
     option: RewardOption = None,
     missing: bool = False,
+    check: bool = False,
+    threshold: float | None = None,
     timeout: float = 10.0,
     workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
     as_json: Json = False,
 ) -> None:
     """Args:
-    store: The store.
+    store: The store; with --check also a log of `agro formats`.
     missing: Only samples without a reward.
+    check: Store nothing: say how far the reward agrees with the rewards that are there, as labels.
+    threshold: With --check: from which on the reward says yes; half its maximum where it isn't given.
     timeout: Seconds for one response.
-    workers: Processes of a reward that has some: functions, math, regex.
+    workers: Processes of a reward that has some: functions, math, regex; requests of a judge at a time.
     """
+    config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
+    if check:
+        _check_reward(store, config, threshold, as_json)
+        return
+    if threshold is not None:
+        raise Refused("--threshold is of --check, which isn't given; add it, or leave --threshold out")
     Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
     check_name(reward)
     from agro.rollout.rollout import EpisodeReward
 
-    config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
     done: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     with closing(EpisodeReward(load_reward(config))) as scorer, Store.open(store, create=False) as opened:
@@ -142,47 +161,64 @@ def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sa
         yield part
 
 
-CONVERTER = "convert_hf_to_gguf.py"  # of llama.cpp, which keeps it up to date with architectures
+LABELED = 0.5  # the reward from which on a label says yes
+RESAMPLES = 2000
 
 
-def write_merged(run: Path, folder: Path) -> None:
-    """Write the model of a run, or a model's folder, in bfloat16, an adapter merged into it."""
-    import torch
+def _check_reward(labeled: Path, config: RewardConfig, threshold: float | None, as_json: bool) -> None:
+    """Say how far a reward, most often a judge, agrees with the labels of a store or log."""
+    with opened_log(labeled) as store:
+        samples = list(store.samples(scored=True))
+    if not samples:
+        raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
+    with closing(load_reward(config)) as judge:
+        least = judge.maximum / 2 if threshold is None and judge.maximum is not None else threshold
+        if least is None:
+            raise Refused(f"--threshold: expected one, since the reward {config.name} has no known maximum")
+        scores = judge.score(samples)
+    judged = [
+        (score.value >= least, sample.reward >= LABELED)
+        for sample, score in zip(samples, scores, strict=True)
+        if score.value is not None and sample.reward is not None
+    ]
+    failed = [score.error for score in scores if score.value is None]
+    report = agreement(judged) | {"failed": len(failed), "threshold": least}
+    if as_json:
+        print(json.dumps(report))
+        return
+    kappa = "κ isn't defined: one of both always says the same"
+    if report["kappa"] is not None:
+        kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
+    agrees = "" if not judged else f"; it agrees with {report['agreement']:.1%} of the labels, {kappa}"
+    print(f"{len(judged)} samples judged, {len(failed)} not: yes from {least:g} on{agrees}")
+    for error in list(dict.fromkeys(failed))[:5]:
+        print(f"  not judged: {error}")
 
-    from agro.models.policy import Policy
 
-    if folder.exists():
-        raise Refused(f"{folder}: there is such a file or folder; give another one, or remove it")
-    is_run = (run / "metrics.jsonl").is_file()
-    name = MeasuredModel.of(run, None, flag="another run").name if is_run else str(run)
-    policy = Policy.load(policy_config(name, None))
-    policy.model.to(torch.bfloat16)
-    with complete_folder(folder) as unfinished:
-        policy.save(unfinished)
+def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
+    """Share of equal answers and Cohen's κ, (p_o − p_e)/(1 − p_e), with its 95% bootstrap interval.
 
+    `judged`: (the reward's yes, the label's yes) of each sample. κ is None where one of both always says the
+    same: chance explains everything then.
+    """
+    import numpy as np
 
-def write_gguf(run: Path, file: Path) -> None:
-    """Convert the merged model with llama.cpp's converter. Without one the merged model stays beside `file`,
-    and `Refused` says the command."""
-    if file.exists():
-        raise Refused(f"{file}: there is such a file; give another one, or remove it")
-    merged = file.with_name(f"{file.stem}-merged")
-    write_merged(run, merged)
-    of_folder = Path(os.environ.get("LLAMA_CPP", "")) / CONVERTER
-    converter = str(of_folder) if of_folder.is_file() else shutil.which(CONVERTER)
-    command = [converter or f"llama.cpp/{CONVERTER}", str(merged), "--outfile", str(file)]
-    command += ["--outtype", "bf16"]
-    if converter is None:
-        raise Refused(
-            f"--gguf: {CONVERTER} of llama.cpp is neither on PATH nor in the folder LLAMA_CPP. The merged "
-            f"model is in {merged}. What to do: get llama.cpp, then\n  python {shlex.join(command)}"
-        )
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if done.returncode or not file.exists():
-        raise Refused(
-            f"--gguf: {converter} failed: {done.stderr.strip()[-500:]}\nThe merged model is in {merged}"
-        )
-    shutil.rmtree(merged)
+    if not judged:
+        return {"n": 0, "agreement": None, "kappa": None, "low": None, "high": None}
+
+    def kappa_of(counts: Any) -> float | None:
+        """`counts`: [4] of samples where neither says yes, the label alone, the reward alone, and both."""
+        neither, label, reward, both = (counts / counts.sum()).tolist()
+        by_chance = (reward + both) * (label + both) + (neither + label) * (neither + reward)
+        return None if by_chance == 1 else (neither + both - by_chance) / (1 - by_chance)
+
+    # A resample counts only by how many of each of the four kinds it has: whatever n is, four numbers.
+    n, counts = len(judged), np.bincount(np.array(judged) @ (2, 1), minlength=4)
+    drawn = np.random.default_rng(0).multinomial(n, counts / n, RESAMPLES)
+    known = [kappa for kappa in map(kappa_of, drawn) if kappa is not None]
+    low, high = np.quantile(known, (0.025, 0.975)).tolist() if known else (None, None)
+    agreeing = int(counts[0] + counts[3]) / n
+    return {"n": n, "agreement": agreeing, "kappa": kappa_of(counts), "low": low, "high": high}
 
 
 TIMEOUT = 3.0  # seconds to wait for others to close the store
@@ -211,9 +247,7 @@ def forget(
     with Store.open(store, create=False, timeout=TIMEOUT) as opened:
         ids = opened.experience.find(source=source, prompt_id=prompt_id, meta=in_meta)
         if not ids:
-            raise Refused(
-                f"{store}: no sample has {flags[0]} {conditions[flags[0]]}; see agro show and agro check"
-            )
+            raise Refused(f"{store}: no sample has {flags[0]} {conditions[flags[0]]}; see agro store show")
         trained = opened.draws.trained(ids)
         report: dict[str, Any] = {"samples": len(ids), "runs": [run._asdict() for run in trained]}
         runs = "".join(f"\n  {run}" for run in trained)
@@ -237,23 +271,139 @@ def forget(
 
 class Action(Enum):
     copy = "copy"
+    recover = "recover"
+    show = "show"
+
+
+EXPECTED = {
+    Action.copy: (2, "OLD NEW"),
+    Action.recover: (2, "DAMAGED NEW"),
+    Action.show: (1, "STORE"),
+}
+SELECTING = ("groups", "reward", "source", "prompt", "prompt_id", "newest", "limit")  # options of show
 
 
 def store(
-    action: Annotated[Action, typer.Argument(help="copy: a store to a new one, a file or postgresql://….")],
-    old: Annotated[Path, typer.Argument()],
-    new: Annotated[Path, typer.Argument()],
+    context: typer.Context,
+    action: Annotated[
+        Action,
+        typer.Argument(
+            help="copy: a store to a new one, a file or postgresql://…; join: make one of several that "
+            "earlier versions had as one; recover: all that is undamaged into a new store, and what is lost; "
+            "show: samples, in a terminal all in a pager, elsewhere 10."
+        ),
+    ],
+    stores: Annotated[
+        list[Path],
+        typer.Argument(help="copy, recover: OLD and NEW. show: the store."),
+    ],
+    groups: bool = False,
+    reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
+    source: list[str] | None = None,
+    prompt: str | None = None,
+    prompt_id: str | None = None,
+    newest: bool = False,
+    limit: Annotated[int | None, typer.Option(min=0)] = None,
+    as_json: Json = False,
 ) -> None:
+    """Args:
+    groups: show: the responses to one prompt side by side.
+    reward: show: only such rewards, such as 0.5:
+    source: show: only this source; may be repeated.
+    prompt: show: only prompts that contain this text, in any case.
+    prompt_id: show: only this prompt.
+    newest: show: the newest first.
+    limit: show: samples, or groups, at most; 0 shows all.
+    """
+    count, expected = EXPECTED[action]
+    if len(stores) != count:
+        given_stores = " ".join(map(str, stores))
+        raise Refused(f"agro store {action.value}: expected {expected}, got {given_stores}")
+    if action is Action.show:
+        _show(stores[0], groups, reward, source, prompt, prompt_id, newest, limit, as_json)
+        return
+    wrong = [name for name in given(context) if name in SELECTING]
+    leave_out(context, f"agro store {action.value} takes stores alone", wrong)
+    old, out = stores
+    if action is Action.recover:
+        recovered = recover(old, out)
+        print(json.dumps(recovered.to_json(), ensure_ascii=False) if as_json else recovered)
+        return
     from agro.store.copying import copy
 
-    copy(old, new)
-    with Store.open(new, read_only=True) as made:
+    copy(old, out)
+    with Store.open(out, read_only=True) as made:
         counts = made.counts()
-        print(f"{new}: {counts.samples} samples in {counts.groups} groups")
+    if as_json:
+        print(json.dumps({"store": str(out), "samples": counts.samples, "groups": counts.groups}))
+    else:
+        print(f"{out}: {counts.samples} samples in {counts.groups} groups")
 
 
 COLUMN = 26  # characters of a group's column at least
+COLUMNS = 6  # responses of a group that are shown: the best, or the newest
+LONGEST = 800  # characters of a text
+UNASKED = 10  # samples, or groups, that are written where no limit is given and there is no pager
 BLOCK = 256  # samples read at once, where the newest come first
+
+
+def _show(
+    path: Path,
+    groups: bool,
+    reward: str | None,
+    source: list[str] | None,
+    prompt: str | None,
+    prompt_id: str | None,
+    newest: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    has_reward = in_range(reward, "--reward")
+
+    def fits(sample: Sample) -> bool:
+        is_asked = prompt is None or prompt.casefold() in plain(sample.prompt).casefold()
+        return is_asked and has_reward(sample.reward)
+
+    with Store.open(path, read_only=True) as opened:
+        unknown = set(source or ()) - opened.counts().sources.keys()
+        if unknown:
+            known = ", ".join(map(repr, opened.counts().sources)) or "none"
+            raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
+        if groups:
+            matches: Iterator[Any] = _groups(opened, prompt_id, newest, fits, source)
+        else:
+            matches = filter(fits, _samples(opened, newest, prompt_id=prompt_id, sources=source))
+        if limit is None and not as_json and sys.stdout.isatty():
+            first = next(matches, None)
+            if first is not None:
+                _browse(chain([first], matches))
+                return
+        count = UNASKED if limit is None else limit
+        shown = list(islice(matches, count or None))
+        more = bool(count) and next(matches, None) is not None
+        total = opened.counts().samples
+        origins = licenses(opened)
+    if as_json:
+        rows = [_group_json(g) for g in shown] if groups else [{"id": s.id, **to_record(s)} for s in shown]
+        report = {
+            "store": str(path),
+            "samples_in_store": total,
+            "more": more,
+            "licenses": origins,
+            "groups" if groups else "samples": rows,
+        }
+        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
+        return
+    console = terminal()
+    if not shown:
+        console.print(f"none of {total:,} samples fits")
+    for match in shown:
+        _print_match(console, match)
+    if more:
+        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
+    for name, license in origins.items():
+        if license:
+            print(f"license of {name}: {license}")
 
 
 def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
@@ -270,83 +420,7 @@ def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
     return lambda value: value is not None and least <= value <= most
 
 
-def show(
-    store: Annotated[Path, typer.Argument()],
-    groups: bool = False,
-    reward: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
-    source: list[str] | None = None,
-    characters: Annotated[str | None, typer.Option(metavar="LOW:HIGH")] = None,
-    prompt: str | None = None,
-    prompt_id: str | None = None,
-    newest: bool = False,
-    limit: Annotated[int | None, typer.Option(min=0)] = None,
-    columns: Annotated[int, typer.Option(min=0)] = 6,
-    cut: Annotated[int, typer.Option(min=0)] = 800,
-    as_json: Json = False,
-) -> None:
-    """Args:
-    store: The store.
-    groups: The responses to one prompt side by side.
-    reward: Only such rewards, such as 0.5:
-    source: Only this source; may be repeated.
-    characters: Only responses of so many characters.
-    prompt: Only prompts that contain this text, in any case.
-    prompt_id: Only this prompt.
-    newest: The newest first.
-    limit: Samples, or groups, at most; 0 shows all. Where it isn't given, a terminal shows all in a
-        pager, and 10 are written elsewhere.
-    columns: Responses of a group at most, the best or the newest; 0 shows all.
-    cut: Characters of each text; 0 shows all.
-    """
-    has_reward, has_length = in_range(reward, "--reward"), in_range(characters, "--characters")
-
-    def fits(sample: Sample) -> bool:
-        asked = prompt is None or prompt.casefold() in plain(sample.prompt).casefold()
-        return asked and has_reward(sample.reward) and has_length(len(sample.response))
-
-    with Store.open(store, read_only=True) as opened:
-        unknown = set(source or ()) - opened.counts().sources.keys()
-        if unknown:
-            known = ", ".join(map(repr, opened.counts().sources)) or "none"
-            raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
-        if groups:
-            matches: Iterator[Any] = _groups(opened, prompt_id, newest, fits, source)
-        else:
-            matches = filter(fits, _samples(opened, newest, prompt_id=prompt_id, sources=source))
-        if limit is None and not as_json and sys.stdout.isatty():
-            first = next(matches, None)
-            if first is not None:
-                _browse(chain([first], matches), columns, cut)
-                return
-        count = 10 if limit is None else limit
-        shown = list(islice(matches, count or None))
-        more = bool(count) and next(matches, None) is not None
-        total = opened.counts().samples
-        origins = licenses(opened)
-    if as_json:
-        rows = [_group_json(g) for g in shown] if groups else [{"id": s.id, **to_record(s)} for s in shown]
-        report = {
-            "store": str(store),
-            "samples_in_store": total,
-            "more": more,
-            "licenses": origins,
-            "groups" if groups else "samples": rows,
-        }
-        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
-        return
-    console = terminal()
-    if not shown:
-        console.print(f"none of {total:,} samples fits")
-    for match in shown:
-        _print_match(console, match, columns, cut)
-    if more:
-        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
-    for name, license in origins.items():
-        if license:
-            print(f"license of {name}: {license}")
-
-
-def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
+def _browse(matches: Iterator[Any]) -> None:
     """All of them in the terminal's pager, which asks for more as one scrolls."""
     console = terminal()
     command = os.environ.get("PAGER") or "less"
@@ -359,7 +433,7 @@ def _browse(matches: Iterator[Any], columns: int, cut: int) -> None:
         with suppress(BrokenPipeError), pager.stdin as pages:  # the pager was left
             for match in matches:
                 with console.capture() as captured:
-                    _print_match(console, match, columns, cut)
+                    _print_match(console, match)
                 pages.write(captured.get().encode("utf-8", "backslashreplace"))
 
 
@@ -404,9 +478,9 @@ def _group_json(samples: list[Sample]) -> dict[str, Any]:
     return {"prompt_id": samples[0].prompt_id, "prompt": samples[0].prompt, "responses": responses}
 
 
-def _print_match(console: Console, match: Any, columns: int, limit: int) -> None:
+def _print_match(console: Console, match: Any) -> None:
     """A sample, or the samples of a group."""
-    parts = _group(console, match, columns, limit) if isinstance(match, list) else _sample(match, limit)
+    parts = _group(console, match) if isinstance(match, list) else _sample(match)
     console.print(*parts, sep="\n")
     console.print()
 
@@ -428,40 +502,40 @@ def _facts(s: Sample) -> list[str]:
     ]
 
 
-def _sample(s: Sample, limit: int) -> Iterable[RenderableType]:
+def _sample(s: Sample) -> Iterable[RenderableType]:
     yield RichText(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
     yield RichText(f"prompt {visible(s.prompt_id)}", "dim")
-    yield Padding(RichText(shorten(plain(s.prompt), limit), "cyan"), (0, 0, 0, 2), expand=False)
-    yield Padding(_response(s, limit), (0, 0, 0, 2), expand=False)
+    yield Padding(RichText(shorten(plain(s.prompt), LONGEST), "cyan"), (0, 0, 0, 2), expand=False)
+    yield Padding(_response(s), (0, 0, 0, 2), expand=False)
     if s.meta.get("reward_error") is not None:
-        yield RichText("reward failed: " + shorten(str(s.meta["reward_error"]), limit), "red")
+        yield RichText("reward failed: " + shorten(str(s.meta["reward_error"]), LONGEST), "red")
 
 
-def _response(s: Sample, limit: int) -> RichText:
+def _response(s: Sample) -> RichText:
     """The response, in which the turns of an environment are dim."""
     answer = Answer.of([s])
-    text = RichText(shorten(s.response, limit) or "(empty)")
+    text = RichText(shorten(s.response, LONGEST) or "(empty)")
     for start, end in answer.observations:
         text.stylize("dim italic", start, end)
     return text
 
 
-def _group(console: Console, samples: list[Sample], columns: int, limit: int) -> Iterable[RenderableType]:
-    shown = samples[: columns or None]
+def _group(console: Console, samples: list[Sample]) -> Iterable[RenderableType]:
+    shown = samples[:COLUMNS]
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
     hidden = ""
     if len(shown) < len(samples):
-        hidden = f", {len(samples) - len(shown)} not shown (--columns 0 shows all)"
+        hidden = f", {len(samples) - len(shown)} not shown (--json has all)"
     yield RichText(
         f"prompt {visible(samples[0].prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold"
     )
-    yield RichText(shorten(plain(samples[0].prompt), limit), "cyan")
+    yield RichText(shorten(plain(samples[0].prompt), LONGEST), "cyan")
     width = max(1, console.width // COLUMN)
     for start in range(0, len(shown), width):
         part = shown[start : start + width]
         table = Table(expand=True, show_edge=False)
         for s in part:
             table.add_column(RichText("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold")
-        table.add_row(*(_response(s, limit) for s in part))
+        table.add_row(*(_response(s) for s in part))
         yield table

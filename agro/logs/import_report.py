@@ -71,7 +71,7 @@ class ImportReport(Counts):
     lower_is_better: bool = False
     encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
     unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
-    normalized: str = ""  # which rewards were, by --group-by or --center-by
+    normalized: str = ""  # which rewards were, by --center-by
     refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
     refused_count: int = 0
     refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
@@ -192,8 +192,7 @@ class Options(TypedDict, total=False):
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions
-    group_by: str | None  # the field by whose values rewards are normalized, see `agro.logs.normalizing`
-    center_by: str | None  # or centered
+    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.normalizing`
     refused_file: str  # for records that are refused, if they are many; beside the store by default
 
 
@@ -222,7 +221,6 @@ def reading(options: Options) -> Reading:
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
         "drop": sorted(options.get("drop") or ()),
         "redact": options.get("redact", False),
-        "group-by": options.get("group_by"),
         "center-by": options.get("center_by"),
         "redact-pattern": sorted(
             blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]

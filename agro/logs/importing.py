@@ -16,7 +16,7 @@ from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refusal, difference, reading
 from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
-from agro.logs.normalizing import normalize
+from agro.logs.normalizing import center_rewards
 from agro.logs.reading import Entry, LogFile, Reader, Readers
 from agro.rollout.prompts import load_prompts
 from agro.store.imports import ImportedFile, Place, forgotten
@@ -55,9 +55,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     encodings = {path.name: encoding_of(path) for path, _ in files if is_table(path)}
     report.encodings = {name: NOT_UTF8[code] for name, code in encodings.items() if code in NOT_UTF8}
     center_by, limit = options.get("center_by"), options.get("limit")
-    relative_to = options.get("group_by") or center_by
     may_refuse = options.get("reward_map") or not set(OPTIONAL).isdisjoint(options.get("mapping") or {})
-    is_whole = strict or replacing or relative_to or may_refuse  # see `_check_used`
+    is_whole = strict or replacing or center_by or may_refuse  # see `_check_used`
     # Other processes read, but where it takes one that has seen all records before, or few.
     workers = options.get("workers", 1)
     others = 0 if workers == 1 or join is not None or limit is not None else workers
@@ -86,9 +85,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         if limit is None:
             _check_used(options, report, parts, has_words=readers.has_words)
         _check_taken(report, paths, strict=strict)
-        if relative_to and limit is None:
-            digests = [digest for _, digest in files]
-            report.normalized = str(normalize(store, relative_to, digests, center=center_by is not None))
+        if center_by and limit is None:
+            report.normalized = center_rewards(store, center_by, [digest for _, digest in files])
     return report
 
 
@@ -98,8 +96,6 @@ def _check(options: Options) -> None:
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     if workers < 1:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
-    if options.get("group_by") and options.get("center_by"):
-        raise Refused("--group-by and --center-by both change rewards by the values of a field: give one")
     mapping = options.get("mapping") or {}
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")

@@ -1,20 +1,17 @@
-"""`agro import --group-by` or `--center-by FIELD`: rewards relative to those of the same value of a field.
+"""`agro import --center-by FIELD`: rewards relative to those of the same value of a field.
 
 A log with one response a prompt has nothing to compare it with. Where the rewards of one user, task or grader
 are of one kind, a response is compared with the others of that user, task or grader. It isn't a baseline of
 the prompt: prompts that are easier than others of their value keep higher rewards.
 
-group-by: (reward − mean) / standard deviation over the records with the same value.
-
-center-by: reward − λ (m − m̄), m the mean of the value's *other* records and m̄ of all records. The shift
+A reward becomes reward − λ (m − m̄), m the mean of the value's *other* records and m̄ of all records. The shift
 doesn't read the record's own reward, so that noise in it doesn't count twice. λ = n τ² / (n τ² + σ²) of n
 other records, σ² the variance of rewards within values and τ² between them (Searle, Casella and McCulloch,
 Variance Components, 1992), so that a value with few records is hardly moved, and none is where values don't
 differ. Rewards stay on their scale.
 
-The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `mean` and
-`std` (n − 1) over the scored records of the import, or the `shift`, and the `reward` before. `agro import
-FILE --replace` without the option goes back to it.
+The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `shift`,
+and the `reward` before. `agro import FILE --replace` without the option goes back to it.
 """
 
 from __future__ import annotations
@@ -46,14 +43,6 @@ class Statistics:
         difference = reward - self.mean
         self.mean += difference / self.count
         self.squares += difference * (reward - self.mean)
-
-    @property
-    def std(self) -> float:
-        """0 for a single reward."""
-        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
-
-    def normalized(self, reward: float) -> float:
-        return (reward - self.mean) / (self.std or 1.0)
 
 
 @dataclass(frozen=True)
@@ -101,71 +90,39 @@ class Components:
         return (mean - self.mean) * others * self.between / (others * self.between + self.within)
 
 
-@dataclass(frozen=True)
-class Normalization:
-    """What became of the rewards of an import."""
-
-    field: str
-    samples: int = 0
-    values: int = 0
-    constant: int = 0  # values of the field whose rewards are all equal, or that one record has
-    components: Components | None = None  # where rewards were centered
-
-    def __str__(self) -> str:
-        by = f"{self.samples} rewards by {self.values} values of {self.field}"
-        if self.components is not None:
-            return f"centered: {by}, between which {self.components.share:.0%} of their variance was"
-        text = f"normalized: {by}"
-        if self.constant:
-            text += f"; {self.constant} of them have equal rewards, or one, which are 0 now"
-        return text
-
-
-def normalize(
-    store: Store, field: str, files: Sequence[str] | None = None, *, center: bool = False
-) -> Normalization:
-    """Normalize, or center, the rewards of the samples that aren't normalized yet.
+def center_rewards(store: Store, field: str, files: Sequence[str] | None = None) -> str:
+    """Center the rewards of the samples that aren't centered yet, and say what became of them.
 
     `files`: of these imported files (by their hashes), by default of the store. `field`: source, role, or a
     field of `meta`, dotted where it is inside of another. Raises `Refused` for scored samples without it. All
     rewards change, or none.
     """
-    option = "--center-by" if center else "--group-by"
     statistics: dict[str, Statistics] = {}
-    for sample, key in _scored(store, files, field, option):
+    for sample, key in _scored(store, files, field):
         assert sample.reward is not None
         statistics.setdefault(key, Statistics()).add(sample.reward)
-    components = Components.of(statistics.values()) if center else None
-    done = 0
+    components, done = Components.of(statistics.values()), 0
     with store.transaction():
-        samples = _scored(store, files, field, option)
+        samples = _scored(store, files, field)
         while part := list(islice(samples, CHUNK)):
             scores = []
             for sample, key in part:
                 assert sample.id is not None
                 assert sample.reward is not None
-                value, reward = statistics[key], sample.reward
-                normalizer: dict[str, Any] = {"field": field, "value": json.loads(key)}
-                if components is None:
-                    reward = value.normalized(reward)
-                    normalizer |= {"mean": value.mean, "std": value.std}
-                else:
-                    normalizer["shift"] = components.shift(value, reward)
-                    reward -= normalizer["shift"]
-                entries = {"normalizer": normalizer | {"reward": sample.reward}}
+                shift = components.shift(statistics[key], sample.reward)
+                normalizer = {"field": field, "value": json.loads(key), "shift": shift}
+                entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
                 if "reward_parts" in sample.meta:  # which a later scoring would drop
                     entries["reward_parts"] = sample.meta["reward_parts"]
-                scores.append((sample.id, reward, entries))
+                scores.append((sample.id, sample.reward - shift, entries))
             store.set_rewards(scores)
             done += len(part)
-    constant = sum(each.std == 0 for each in statistics.values())
-    return Normalization(field, done, len(statistics), constant, components)
+    by = f"{done} rewards by {len(statistics)} values of {field}"
+    return f"centered: {by}, between which {components.share:.0%} of their variance was"
 
 
-def _scored(
-    store: Store, files: Sequence[str] | None, field: str, option: str
-) -> Iterator[tuple[Sample, str]]:
-    """The scored samples that aren't normalized, with the value of the field as JSON."""
+def _scored(store: Store, files: Sequence[str] | None, field: str) -> Iterator[tuple[Sample, str]]:
+    """The scored samples that aren't centered, with the value of the field as JSON."""
     ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
     column = field.removeprefix("meta.")
     for sample in store.samples(ids=ids, scored=True):
@@ -180,8 +137,8 @@ def _scored(
         if value is None:
             names = ", ".join(("source", "role", *sample.meta))
             raise Refused(
-                f"{option} {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no such "
-                f"field; it has {names}. What to do: name one that all scored records have; beside --map, "
-                f"map it too: --map meta.{column}=COLUMN"
+                f"--center-by {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no "
+                f"such field; it has {names}. What to do: name one that all scored records have; beside "
+                f"--map, map it too: --map meta.{column}=COLUMN"
             )
         yield sample, json.dumps(value, sort_keys=True)

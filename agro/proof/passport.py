@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -23,21 +23,18 @@ from agro.objectives.kl_term import KL_TERM
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
 from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
 from agro.proof.claims import claims_of
-from agro.proof.descent import Path
-from agro.proof.ends import end, ends, own_ends, tools
+from agro.proof.ends import ends, own_ends, tools
 from agro.proof.enumerable import Space
 from agro.proof.expectation import PER_TOKEN, all_groups
 from agro.proof.formulas import Situation, half_variance
 from agro.proof.measuring import (
     BETA,
     EXACT,
-    INSTANCES,
     RAGGED,
     SMALL,
     ProofRow,
     Subject,
     derivative,
-    described,
     estimates,
     problem,
     variances,
@@ -53,17 +50,6 @@ CLAIMED_BY: dict[Ingredient, str] = {
     IMITATION_OF_WINNERS: "agro",
     KL_TERM: "grpo",
 }
-
-DRAWN_BEHAVIORS = ("policy", "reference", "uniform")  # behaviors whose descent is drawn
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Of one objective: its passport, and where descent went from π_ref, by number of its claims and
-    behavior."""
-
-    rows: list[ProofRow]
-    paths: dict[tuple[int, str], Path]
 
 
 def passport(name: str) -> Iterator[ProofRow]:
@@ -311,65 +297,20 @@ def _choices(kind: Any) -> tuple[list[Any], bool]:
     return [], True
 
 
-def measure(name: str, descents: bool) -> Proof:
-    """`descents`: with its paths."""
+def measure(name: str) -> list[ProofRow]:
     torch.set_num_threads(1)  # the tensors are small: a second thread would only wait for the first
-    rows, paths = list(passport(name)), {}
-    for i, claims in enumerate(claims_of(name) if descents else ()):
-        subject = Subject(name, claims)
-        for source in DRAWN_BEHAVIORS:
-            if claims.updates and source in subject.behaviors:
-                paths[i, source] = end(subject, source)
-    return Proof(rows, paths)
+    return list(passport(name))
 
 
-def prove(names: Sequence[str], *, descents: bool = False) -> dict[str, Proof]:
-    """Each of `names`, in this order; `descents`: with their paths."""
+def prove(names: Sequence[str]) -> dict[str, list[ProofRow]]:
+    """The passport of each of `names`, in this order."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     workers = min(len(names), cores)
     if workers == 1:
-        return {name: measure(name, descents) for name in names}
+        return {name: measure(name) for name in names}
     longest_first = sorted(names, key=lambda name: -sum(c.updates for c in claims_of(name)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        done = dict(zip(longest_first, pool.map(partial(measure, descents=descents), longest_first)))
+        done = dict(zip(longest_first, pool.map(measure, longest_first)))
     return {name: done[name] for name in names}
-
-
-def draw_descents(proofs: Mapping[str, Proof], picture: str) -> None:
-    """Draw where descent goes into a PNG or SVG, by the ending of the file `picture`: KL to the optimum
-    against updates, on the policy's own samples and on others'; median and quartiles over the instances."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import colormaps, pyplot
-
-    panels = {
-        "policy": "its own samples",
-        "reference": "samples of the reference",
-        "uniform": "samples of a uniform policy",
-    }
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 4.2), sharey=True, layout="constrained"
-    )
-    for i, (name, measured) in enumerate(proofs.items()):
-        for (j, source), went in measured.paths.items():
-            quartiles = went.distance.new_tensor([0.25, 0.5, 0.75])
-            low, middle, high = went.distance.clamp(min=1e-17).quantile(quartiles, 1)
-            options = described(claims_of(name)[j])
-            label = f"{name} ({options})" if options else name
-            style = ("-", "--", ":")[0 if j == 0 else 1 + (j - 1) % 2]
-            axis = axes[list(panels).index(source)]
-            color = colormaps["tab20"](2 * i % 20 + i // 10)  # the ten strong ones first
-            axis.plot(went.updates + 1, middle, style, color=color, label=label)
-            axis.fill_between(went.updates + 1, low, high, color=color, alpha=0.15, linewidth=0)
-    for axis, title in zip(axes, panels.values()):
-        axis.set(title=title, xlabel="updates", xscale="log", yscale="log")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(f"KL(π ‖ π*), nats\nmedian and quartiles of {INSTANCES.prompts} problems")
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
-    )
-    figure.savefig(picture, dpi=130)
-    pyplot.close(figure)

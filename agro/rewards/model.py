@@ -18,7 +18,7 @@ from agro.models.pretrained import device_of, positions_of, without_bars
 from agro.rewards.protocol import Score, checked_options, score_known
 from agro.types import Sample, Text
 
-SETTINGS = "reward.json"  # beside a model that `agro fit-reward` trained: what its numbers mean
+SETTINGS = "reward.json"  # beside a model that an earlier version of agro fitted: what its numbers mean
 TEMPLATES = ("auto", "chat", "plain")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -45,23 +45,21 @@ class RewardModel:
         template: str = "auto",
         max_length: int | None = None,
         label: str = "",
-        new: bool = False,
     ) -> RewardModel:
-        """`path`: a folder or hub name. `new`: a causal language model's, which gets a head of one logit."""
+        """`path`: a folder or hub name."""
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         try:
             config = AutoConfig.from_pretrained(path)
             architectures = " ".join(config.architectures or [])
-            if not new and "Classification" not in architectures:
+            if "Classification" not in architectures:
                 raise Refused(
                     f"reward model {path}: expected a sequence-classification model, got {architectures}. "
-                    "What to do: agro fit-reward trains one from it"
+                    "What to do: train one from it, such as by TRL's RewardTrainer on judged pairs"
                 )
-            settings: dict[str, Any] = {"num_labels": 1} if new else {}
             with without_bars():
                 model = AutoModelForSequenceClassification.from_pretrained(
-                    path, dtype=getattr(torch, dtype), use_safetensors=True, **settings
+                    path, dtype=getattr(torch, dtype), use_safetensors=True
                 )
             tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
@@ -71,7 +69,7 @@ class RewardModel:
                 f"{error}"
             ) from None
         fitted: dict[str, Any] = {}
-        if not new and (Path(path) / SETTINGS).is_file():
+        if (Path(path) / SETTINGS).is_file():
             fitted = json.loads((Path(path) / SETTINGS).read_text())["model"]
         chosen = cls(
             model.to(device_of(device)).eval(),

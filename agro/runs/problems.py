@@ -316,13 +316,13 @@ WAYS_OUT = {
         "raise train.max_length"
     ),
     "all rewards are 0": (
-        "check that the reward of a right response isn't 0 (agro show, agro score); then easier prompts, a "
-        "reward with intermediate values, or sft on good responses first"
+        "check that the reward of a right response isn't 0 (agro store show, agro score); then easier "
+        "prompts, a reward with intermediate values, or sft on good responses first"
     ),
     "all rewards are equal": (
-        "see whether the reward tells responses apart (agro show, agro score): it may be a constant, or read "
-        "a column that is always the same. Where each is the highest there is, the task is learned; else "
-        "prompts that are solved sometimes, or a reward with intermediate values"
+        "see whether the reward tells responses apart (agro store show, agro score): it may be a constant, "
+        "or read a column that is always the same. Where each is the highest there is, the task is learned; "
+        "else prompts that are solved sometimes, or a reward with intermediate values"
     ),
     "equal rewards within groups": (
         "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "

@@ -133,7 +133,7 @@ class SqliteDatabase(Database):
     def way_out(self) -> str:
         name = shlex.quote(str(self.path))
         return (
-            f"What to do: `agro recover {name} --out NEW` writes all intact rows into a new store and "
+            f"What to do: `agro store recover {name} NEW` writes all intact rows into a new store and "
             "reports the lost ones, or go back to a copy"
         )
 

@@ -10,10 +10,10 @@ import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
 from agro.objectives.imitation import IMITATION
-from agro.objectives.methods.labeled import Threshold
 from agro.objectives.methods.preference import (
     ORDERED,
     BetaOfJudgments,
+    Threshold,
     bradley_terry,
     judged,
     log_ratio,

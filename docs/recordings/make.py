@@ -44,7 +44,7 @@ FIRST = (
     "head -n 3 prompts.jsonl",
     "agro train recipe.toml --out runs/first",
     "agro eval runs/first",
-    "agro show runs/first/store.db --groups --newest --limit 1",
+    "agro store show runs/first/store.db --groups --newest --limit 1",
     "ls runs/first",
 )
 LOG = (
@@ -122,11 +122,6 @@ BEFORE = {  # what the example of a command takes for granted
         "/' held_out.jsonl > log.jsonl",
         "head -n 2 log.jsonl",
         "gzip log.jsonl",
-    ),
-    "recover": (
-        "cp runs/first/store.db damaged.db",
-        'python3 -c \'import sqlite3; sqlite3.connect("damaged.db", isolation_level=None)'
-        '.execute("UPDATE samples SET reward = 9 WHERE id = 42")\'',
     ),
 }
 

@@ -18,7 +18,7 @@ import torch
 from agro import objectives
 from agro.config import RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
-from agro.logs.normalizing import normalize
+from agro.logs.normalizing import center_rewards
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
@@ -165,7 +165,7 @@ def center(path: Path, given: Values | str) -> None:
     """As `agro import --center-by` does, where the method asks for it."""
     if isinstance(given, dict) and "center_by" in given:
         with Store.open(path) as store:
-            normalize(store, given["center_by"], center=True)
+            center_rewards(store, given["center_by"])
 
 
 def measure(world: World, policy: Policy) -> Run:

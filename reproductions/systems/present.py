@@ -165,7 +165,7 @@ def _checked(folder: Path) -> list[Row]:
             Sample("a", text, reward=r) for text, r in (("x", 0.0), ("x", 0.0), ("y", 1.0), ("z", 0.5))
         )
         store.append(Sample("b", text, reward=r) for text, r in (("x", 0.0), ("y", 1.0)))
-        found = survey(store, groups=2)
+        found = survey(store)
     name = "quality and coverage of a log"
     quality = (0.375 + 0.5) / 2  # (mean − least) / (best − least) of both prompts
     coverage = (3 / 4 + 1) / 2  # distinct responses per response

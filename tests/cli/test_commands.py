@@ -246,12 +246,12 @@ def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
         ("import", log, "--store", path),
         ("import", path, "--store", tmp_path / "s.db"),
         ("check", path),
-        ("recover", path, "--out", tmp_path / "new.db"),
+        ("store", "recover", path, tmp_path / "new.db"),
         ("score", path, "--reward", "exact"),
     ):
         assert str(path) in refused(*arguments)
     done("import", log, "--store", tmp_path / "s.db")
-    assert str(path.parent) in refused("recover", tmp_path / "s.db", "--out", path)
+    assert str(path.parent) in refused("store", "recover", tmp_path / "s.db", path)
 
 
 def test_half_of_a_surrogate_pair_is_printed_escaped(tmp_path: Path) -> None:
@@ -502,11 +502,14 @@ def test_episodes_are_sampled_scored_and_measured(model: Path, tmp_path: Path) -
 def test_recover_copies_what_is_whole(tmp_path: Path) -> None:
     with Store.open(tmp_path / "a.db") as store:
         store.append([Sample("p", f"response {i}", reward=float(i)) for i in range(5)])
-    found = report_of("recover", tmp_path / "a.db", "--out", tmp_path / "b.db")
+    found = report_of("store", "recover", tmp_path / "a.db", tmp_path / "b.db")
     assert found["samples"] == 5
     with Store.open(tmp_path / "b.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert "no such store" in refused("recover", tmp_path / "none.db", "--out", tmp_path / "c.db")
+    assert "no such store" in refused("store", "recover", tmp_path / "none.db", tmp_path / "c.db")
+    said = refused("store", "copy", tmp_path / "a.db", tmp_path / "d.db", "--newest")
+    assert "agro store copy takes stores alone: leave out --newest" in said
+    assert "agro store recover OLD NEW" in refused("recover", "a.db")
 
 
 def test_settings_of_the_policy_reach_a_sampler(model: Path, prompts: Path, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_licenses_are_shown(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     done("import", log(tmp_path), "--store", store, "--license", "CC-BY-4.0")
     assert report_of("check", store, "--objective", "sft")["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
-    assert report_of("show", store)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
-    assert "license of file:log.jsonl: CC-BY-4.0" in done("show", store).stdout
+    assert report_of("store", "show", store)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
+    assert "license of file:log.jsonl: CC-BY-4.0" in done("store", "show", store).stdout
 
 
 def test_forget(tmp_path: Path) -> None:

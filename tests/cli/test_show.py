@@ -1,4 +1,4 @@
-"""`agro show`: which samples it finds, and that nothing in them reaches the terminal as a command."""
+"""`agro store show`: which samples it finds, and that nothing in them reaches the terminal as a command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def ids(store: Path, *args: object) -> list[int]:
-    return [s["id"] for s in json.loads(done("show", store, "--json", *args).stdout)["samples"]]
+    return [s["id"] for s in json.loads(done("store", "show", store, "--json", *args).stdout)["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,6 @@ def ids(store: Path, *args: object) -> list[int]:
         (("--reward", "0.5:0.5"), [4]),
         (("--source", "gpt"), [1, 4]),
         (("--source", "gpt", "--source", "ours"), [1, 2, 3, 4]),
-        (("--characters", "2:6"), [2, 5]),
         (("--prompt", "say hello"), [5]),
         (("--prompt", "USER:"), [5]),
     ],
@@ -61,58 +60,61 @@ def test_filters(store: Path, args: tuple, found: list[int]) -> None:
 
 
 def test_a_prompt_by_its_id(store: Path) -> None:
-    prompt = report_of("show", store)["samples"][3]["prompt_id"]
+    prompt = report_of("store", "show", store)["samples"][3]["prompt_id"]
     assert ids(store, "--prompt-id", prompt) == [4]
     assert ids(store, "--prompt-id", prompt, "--newest") == [4]
 
 
 def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> None:
-    found = report_of("show", store, "--limit", 4)
+    found = report_of("store", "show", store, "--limit", 4)
     assert (found["samples_in_store"], found["more"]) == (5, True)
     assert found["samples"][0]["tokens"] == [1, 5, 6, 7]
-    assert report_of("show", store, "--limit", 5)["more"] is False
-    assert report_of("show", store, "--reward", "9:", "--groups")["groups"] == []
+    assert report_of("store", "show", store, "--limit", 5)["more"] is False
+    assert report_of("store", "show", store, "--reward", "9:", "--groups")["groups"] == []
 
 
 def test_groups_have_their_best_or_newest_response_first(store: Path) -> None:
-    groups = report_of("show", store, "--groups")["groups"]
+    groups = report_of("store", "show", store, "--groups")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
-    groups = report_of("show", store, "--groups", "--newest", "--reward", "0:")["groups"]
+    groups = report_of("store", "show", store, "--groups", "--newest", "--reward", "0:")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [2, 1]]
 
 
 def test_groups_stand_side_by_side(store: Path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    out = done("show", store, "--groups", "--limit", 1).stdout
+    out = done("store", "show", store, "--groups", "--limit", 1).stdout
     [heads] = [line for line in out.splitlines() if "sample 1" in line]
     assert "sample 2" in heads
     assert "sample 3" in heads
     assert "3 responses, rewards 0 to 1" in out
     assert "version 7" in out
     assert "there are more of the 5 samples" in out
-    assert "1 not shown (--columns 0 shows all)" in done("show", store, "--groups", "--columns", 2).stdout
 
 
 @pytest.mark.parametrize("args", [(), ("--groups",)])
 def test_control_characters_and_markup_are_text(store: Path, args: tuple, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    out = done("show", store, *args).stdout
+    out = done("store", "show", store, *args).stdout
     assert "\x1b" not in out
     assert "\x07" not in out
     assert "[bold]x[/bold]\\x1b]0;owned\\x07" in out
     assert "hello\\ud800" in out
 
 
-def test_what_is_cut_is_said(store: Path) -> None:
-    assert "6 of … 7 more characters" in done("show", store, "--cut", 4).stdout
+def test_what_is_cut_is_said(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.append(Sample("p", f"{i}" * 900, float(i)) for i in range(7))
+    out = done("store", "show", tmp_path / "s.db", "--groups").stdout
+    assert "… 100 more" in out
+    assert "1 not shown (--json has all)" in " ".join(out.split())
 
 
 def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
-    assert "--reward '1': expected LOW:HIGH" in refused("show", store, "--reward", "1")
-    assert "--characters '5:2': expected LOW:HIGH" in refused("show", store, "--characters", "5:2")
-    assert "--reward 'nan:1': expected LOW:HIGH" in refused("show", store, "--reward", "nan:1")
-    assert "--source 'gtp': expected one of" in refused("show", store, "--source", "gtp")
-    assert "none.db" in refused("show", tmp_path / "none.db")
+    assert "--reward '1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "1")
+    assert "--reward '5:2': expected LOW:HIGH" in refused("store", "show", store, "--reward", "5:2")
+    assert "--reward 'nan:1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "nan:1")
+    assert "--source 'gtp': expected one of" in refused("store", "show", store, "--source", "gtp")
+    assert "none.db" in refused("store", "show", tmp_path / "none.db")
 
 
 def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> None:
@@ -125,11 +127,11 @@ def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> Non
 
 
 def pager_output(path: Path, pager: str) -> bytes:
-    """What `agro show` writes to a terminal whose PAGER is this program."""
+    """What `agro store show` writes to a terminal whose PAGER is this program."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(PAGER=pager, TERM="dumb", COLUMNS="80")
-        os.execv(sys.executable, [sys.executable, "-m", "agro", "show", str(path)])
+        os.execv(sys.executable, [sys.executable, "-m", "agro", "store", "show", str(path)])
     written = b""
     with suppress(OSError):  # the terminal's other end was closed
         while part := os.read(terminal, 1 << 16):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from agro.api import Contamination
 from agro.cli import app
 from agro.pages.run.paired_results import Matching, PairedSets
+from agro.pages.store.check_survey import Contamination
 from agro.stats.paired import holm, shares_interval
 from agro.store import Store
 from agro.types import Prompt, Sample

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from example import Example
+from example import Example, document
 
 AGENT = {"name": "terminus-2", "version": "2.0", "model_name": "m"}
 LIST = {"tool_call_id": "c1", "function_name": "bash", "arguments": {"command": "ls"}}
@@ -46,11 +46,6 @@ def called(
 
 def atif(*steps: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     return {**ATIF, "steps": [{**step, "step_id": i} for i, step in enumerate(steps, 1)], **others}
-
-
-def documents(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One JSON document, indented over lines, as agents write it."""
-    path.write_text(json.dumps(rows[0], indent=2), encoding="utf-8")
 
 
 RESULT: dict[str, Any] = {
@@ -97,7 +92,7 @@ EXAMPLES = (
             }
         ],
         file="trajectory.json",
-        write=documents,
+        write=document,
         corrupt={
             "steps": ([SYSTEM, ASK], "steps: expected at least one that the agent's model wrote"),
             "agent": ("m", "agent: expected an object, got 'm'"),

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from example import Example
-from examples_sets import TALK
-from pyarrow import parquet
-
-
-def one_list(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A JSON document that is a list."""
-    path.write_text(json.dumps(list(rows)), encoding="utf-8")
-
-
-def a_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+from example import Example, json_list
 
 
 def said(*values: Any) -> list[dict[str, Any]]:
@@ -38,31 +23,6 @@ ARGILLA: dict[str, Any] = {
     },
     "vectors": {},
     "_server_id": None,
-}
-ASKED = "A color?\nFor a wall."
-RANKS = {"response-2": 1, "response-1": 2}
-FEEDBACK: dict[str, Any] = {  # of 1.x
-    "fields": PAIR,
-    "metadata": {},
-    "vectors": {},
-    "responses": [
-        {
-            "user_id": "u",
-            "status": "submitted",
-            "values": {
-                "ranking": {"value": [{"value": "response-2", "rank": 1}, {"value": "response-1", "rank": 2}]}
-            },
-        },
-        {
-            "user_id": "v",
-            "status": "discarded",
-            "values": {
-                "ranking": {"value": [{"value": "response-1", "rank": 1}, {"value": "response-2", "rank": 2}]}
-            },
-        },
-    ],
-    "suggestions": [],
-    "external_id": "7",
 }
 FLAT: dict[str, Any] = {
     "id": "r2",
@@ -140,110 +100,6 @@ RANKED = task(
 
 EXAMPLES = (
     Example(
-        "argilla",
-        [ARGILLA, {**ARGILLA, "responses": {}}],
-        [
-            {
-                "prompt": ASKED,
-                "response": "No.",
-                "reward": None,
-                "meta": {
-                    "origin": "test",
-                    "id": "r1",
-                    "suggestions": ARGILLA["suggestions"],
-                    "answers": {
-                        "preference": ["response-2", "response-2", "response-1", "tie"],
-                        "comment": ["Good."],
-                    },
-                },
-            },
-            {"response": "Blue."},
-            {"response": "No."},
-            {"response": "Blue."},
-        ],
-        pairs=[(1, 0)],
-        groups=1,
-        file="records.json",
-        write=one_list,
-        corrupt={
-            "fields": ({"text": "A color?"}, "prompt: expected one of the fields prompt, instruction"),
-            "responses": (7, "responses: expected a list of objects, got 7"),
-        },
-    ),
-    Example(
-        "argilla",
-        [FEEDBACK],
-        [
-            {
-                "prompt": ASKED,
-                "response": "No.",
-                "meta": {"external_id": "7", "answers": {"ranking": [RANKS]}},
-            },
-            {"response": "Blue."},
-        ],
-        pairs=[(1, 0)],
-    ),
-    Example(  # texts that people wrote
-        "argilla",
-        [{**ARGILLA, "fields": {"chat": TALK}, "responses": {"best": said("Blue."), "why": said("Sky.")}}],
-        [{"prompt": TALK, "response": "Blue.", "role": "expert"}],
-        options={"choose": {"response": "best"}},
-        corrupt={"fields": ({"chat": "Hi", "best": 7}, "best: expected text, got 7")},
-    ),
-    Example(
-        "argilla-datasets",
-        [FLAT, {**FLAT, "quality.responses": [None, 2, 1]}],
-        [
-            {
-                "prompt": "A color?",
-                "response": "Blue.",
-                "reward": 4.0,
-                "meta": {
-                    "id": "r2",
-                    "status": "completed",
-                    "_server_id": "s2",
-                    "source": "form",
-                    "quality.suggestion": 4,
-                    "quality.suggestion.agent": "gpt-4",
-                    "answers": {"quality": [5, 3]},
-                },
-            },
-            {"reward": 2.0},
-        ],
-        options={"choose": {"scores": "mean"}},
-        corrupt={
-            "prompt": (None, "prompt: expected one of the fields"),
-            "quality.responses": (5, "quality.responses: expected a list, got 5"),
-        },
-    ),
-    Example(
-        "argilla-feedback",
-        [DATASET],
-        [
-            {
-                "prompt": "A color?",
-                "response": "Blue.",
-                "reward": 5.0,
-                "meta": {
-                    "length": 5,
-                    "external_id": "e3",
-                    "generations-0-rating-suggestion": 4,
-                    "generations-0-rating-suggestion-metadata": {"type": "model", "agent": "gpt-4"},
-                    "generations-1-rating-suggestion": 1,
-                    "generations-1-rating-suggestion-metadata": {"type": "model", "agent": "gpt-4"},
-                    "answers": {
-                        "generations-0-rating": [5],
-                        "ranking": [{"generations-0": 2, "generations-1": 1}],
-                    },
-                },
-            },
-            {"response": "No.", "reward": None},
-        ],
-        pairs=[(1, 0)],
-        file="train.parquet",
-        write=a_table,
-    ),
-    Example(
         "label-studio",
         [COMPARED],
         [
@@ -257,7 +113,7 @@ EXAMPLES = (
         ],
         pairs=[(1, 0)],
         file="export.json",
-        write=one_list,
+        write=json_list,
         corrupt={
             "annotations": (
                 [annotation(result("comparison", "comparison", "pairwise", "middle"))],

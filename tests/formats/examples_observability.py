@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from example import MISSING, Example
-from examples_agents import documents
+from example import MISSING, Example, document
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A color?"}]
 LOOK = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"n": 1}}}
@@ -32,19 +31,6 @@ LOOKED = {  # what two calls of a trace are together
     "prompt": ASKED,
     "response": "Blue.",
     "continuation": [{**CALLED, "content": ""}, SEEN, SAID],
-}
-
-SPEC = {
-    "spec": {
-        "completion_fns": ["gpt-4"],
-        "eval_name": "test-match.s1.simple-v0",
-        "base_eval": "test-match",
-        "split": "s1",
-        "run_config": {"eval_spec": {"cls": "evals.elsuite.basic.match:Match"}, "seed": 1},
-        "created_by": "",
-        "run_id": "2304",
-        "created_at": "2023-04-17 22:08:21.904498",
-    }
 }
 
 
@@ -355,60 +341,6 @@ SETTINGS = {"temperature": 0.5}
 
 EXAMPLES = (
     Example(
-        "openai-evals",
-        [
-            SPEC,
-            event(
-                0, "s.2", "sampling", {"prompt": ASKED, "sampled": ["Blue."], "model": "m", "usage": {"n": 9}}
-            ),
-            event(1, "s.1", "sampling", {"prompt": "A color?", "sampled": "Red."}),
-            event(
-                2,
-                "s.1",
-                "match",
-                {"correct": False, "expected": "Blue.", "picked": None, "options": ["Blue."]},
-            ),
-            event(
-                3,
-                "s.2",
-                "match",
-                {"correct": True, "expected": "Blue.", "picked": "Blue.", "sampled": "Blue."},
-            ),
-            event(4, "s.0", "error", {"type": "RateLimitError", "message": "slow down"}),
-            {"final_report": {"accuracy": 0.5}},
-        ],
-        [
-            {
-                "prompt": ASKED,
-                "response": "Blue.",
-                "reward": 1.0,
-                "source": "m",
-                "meta": {
-                    "sample_id": "s.2",
-                    "run_id": "2304",
-                    "eval": "test-match.s1.simple-v0",
-                    "usage": {"n": 9},
-                    "scores": {"correct": [True]},
-                    "answer": "Blue.",
-                },
-            },
-            {"prompt": "A color?", "response": "Red.", "reward": 0.0, "source": "gpt-4"},
-        ],
-        file="2304_gpt-4_test-match.jsonl",
-        refused=["expected one of type sampling, got none.*RateLimitError: slow down"],
-        corrupt={"spec": ({**SPEC["spec"], "completion_fns": "m"}, "spec.completion_fns: expected a list")},
-    ),
-    Example(  # a model grades: the second sampling is its own
-        "openai-evals",
-        [
-            SPEC,
-            event(0, "s.1", "sampling", {"prompt": "A color?", "sampled": ["Blue."]}),
-            event(1, "s.1", "sampling", {"prompt": "Is it one?", "sampled": ["Y"]}),
-            event(2, "s.1", "metrics", {"choice": "Y", "score": 1.0, "sampled": "Y"}),
-        ],
-        [{"prompt": "A color?", "response": "Blue.", "reward": 1.0}],
-    ),
-    Example(
         "promptfoo",
         [
             {
@@ -459,7 +391,7 @@ EXAMPLES = (
             {"prompt": [{"role": "user", "content": "[1, 2]: a color?"}], "response": "", "reward": 0.0},
         ],
         file="results.json",
-        write=documents,
+        write=document,
         refused=["error: the provider gave no response: '429'"],
         corrupt={
             "results": (
@@ -610,7 +542,7 @@ EXAMPLES = (
             }
         ],
         file="trace.json",
-        write=documents,
+        write=document,
         corrupt={
             "data": (
                 {"spans": [mlflow_span("b", None, "LLM", {"messages": 1}, SECOND)]},
@@ -747,7 +679,7 @@ EXAMPLES = (
             }
         ],
         file="trace_t1.json",
-        write=documents,
+        write=document,
         corrupt={
             "spans": (
                 [opik_span("1", {"messages": ASKED}, {"answer": 1})],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from example import Example
-from examples_agents import documents
+from example import Example, document
 
 ASKED = {"role": "user", "content": "List the files."}
 LIST = {"id": "c1", "type": "function", "function": {"name": "Bash", "arguments": {"command": "ls"}}}
@@ -196,30 +195,6 @@ SWE: dict[str, Any] = {
     "info": {"exit_status": "submitted", "submission": "diff", "model_stats": {"api_calls": 2}},
     "replay_config": "{}",
 }
-MINI: dict[str, Any] = {
-    "info": {
-        "model_stats": {"instance_cost": 0.1, "api_calls": 2},
-        "config": {"model": {"model_name": "m"}, "agent_type": "minisweagent.agents.default.DefaultAgent"},
-        "exit_status": "Submitted",
-        "submission": "diff",
-    },
-    "messages": [
-        {"role": "system", "content": "You have a shell.", "extra": {}},
-        {"role": "user", "content": "List the files."},
-        {
-            "role": "assistant",
-            "content": "THOUGHT: look.\n```mswea_bash_command\nls\n```",
-            "function_call": None,
-            "tool_calls": None,
-            "extra": {"actions": [{"command": "ls"}], "cost": 0.1},
-        },
-        {"role": "user", "content": "<output>a</output>", "extra": {"returncode": 0}},
-        {"role": "assistant", "content": "One file.", "extra": {}},
-        {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
-    ],
-    "trajectory_format": "mini-swe-agent-1.1",
-    "instance_id": "files",
-}
 
 EXAMPLES = (
     Example(
@@ -312,7 +287,7 @@ EXAMPLES = (
             }
         ],
         file="session-2026-01-01T00-00-s.json",
-        write=documents,
+        write=document,
         corrupt={
             "messages": (
                 [turn("1", "user", [{"inlineData": {"mimeType": "image/png"}}])],
@@ -343,73 +318,5 @@ EXAMPLES = (
             },
         ],
         file="session-2026-01-01T00-00-s.jsonl",
-    ),
-    Example(
-        "swe-agent",
-        [SWE],
-        [
-            {
-                "prompt": [
-                    {"role": "system", "content": "You have a shell."},
-                    {"role": "assistant", "content": "A demonstration."},
-                    ASKED,
-                ],
-                "response": "One file.",
-                "reward": None,
-                "meta": {
-                    "environment": "main",
-                    **SWE["info"],
-                    "continuation": [
-                        {
-                            "role": "assistant",
-                            "content": "Let me look.",
-                            "tool_calls": SWE["history"][3]["tool_calls"],
-                        },
-                        {"role": "tool", "content": "a", "tool_call_id": "c1"},
-                        {"role": "assistant", "content": "One file."},
-                    ],
-                },
-            }
-        ],
-        file="files.traj",
-        write=documents,
-        corrupt={
-            "history": ([{"content": "a"}], r"history\[0\]\[0\]: expected a message with role"),
-        },
-    ),
-    Example(  # two attempts, of which the second one was chosen
-        "swe-agent",
-        [{**SWE, "attempts": [SWE, {**SWE, "info": {"exit_status": "exit_cost"}}]}],
-        [{"response": "One file."}, {"response": "One file."}],
-        file="files.traj",
-        write=documents,
-        groups=1,
-    ),
-    Example(
-        "mini-swe-agent",
-        [MINI],
-        [
-            {
-                "prompt": [{"role": "system", "content": "You have a shell."}, ASKED],
-                "response": "One file.",
-                "source": "m",
-                "meta": {
-                    "instance_id": "files",
-                    "model_stats": {"instance_cost": 0.1, "api_calls": 2},
-                    "exit_status": "Submitted",
-                    "submission": "diff",
-                    "continuation": [
-                        {"role": "assistant", "content": MINI["messages"][2]["content"]},
-                        {"role": "user", "content": "<output>a</output>"},
-                        {"role": "assistant", "content": "One file."},
-                    ],
-                },
-            }
-        ],
-        file="files.traj.json",
-        write=documents,
-        corrupt={
-            "messages": ([{"role": "user", "content": "a"}], "events: expected a turn of the assistant")
-        },
     ),
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from example import MISSING, Example
-from examples_sets import comma_separated
+from example import MISSING, Example, comma_separated
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A color?"}]
 PAIRS = {"role": "user", "parts": [{"type": "text", "content": "A color?"}]}

@@ -66,17 +66,6 @@ EPISODE = {
 JUDGE = {**TRACE, "id": "t2", "agent": {"config": {}, "name": "judge", "trainable": False}}
 PLAIN = {**TRACE, "nodes": [{k: n[k] for k in ("parent", "message", "sampled") if k in n} for n in NODES]}
 ATTEMPT = [{"node": 1, "type": "compaction_attempt"}]
-RESULT = {
-    "example_id": 3,
-    "prompt": [ASK],
-    "completion": [SAY],
-    "reward": 1.0,
-    "answer": "4",
-    "timing": {"total_ms": 5.0},
-    "is_completed": True,
-    "is_truncated": False,
-    "metrics": {"exact": 1.0},
-}
 
 
 def traces(**more: Any) -> dict[str, Any]:
@@ -194,89 +183,5 @@ EXAMPLES = (
         ],
         groups=2,
         options={"rewards": {"style": 2.0}},
-    ),
-    Example(
-        "verifiers-results",
-        [
-            RESULT,
-            {**RESULT, "reward": 0.0, "is_truncated": True},
-            {**RESULT, "reward": 0.0, "error": "ToolError: timeout"},
-        ],
-        [
-            {
-                "prompt": [ASK],
-                "response": "Five.",
-                "reward": 1.0,
-                "prompt_id": f"3:{prompt_hash([ASK])}",
-                "meta": {
-                    "timing": {"total_ms": 5.0},
-                    "is_completed": True,
-                    "is_truncated": False,
-                    "finish": "stop",
-                    "metrics": {"exact": 1.0},
-                    "answer": "4",
-                },
-            },
-            {"reward": 0.0},
-            {"reward": None},
-        ],
-        file="results.jsonl",
-        groups=1,
-        corrupt={
-            "example_id": (1.5, "example_id: expected text or an integer, got 1.5"),
-            "prompt": (3, "prompt: expected text or a list of messages, got 3"),
-            "completion": (3, "completion: expected text or a list of messages, got 3"),
-            "reward": ("1", "reward: expected a finite number"),
-        },
-    ),
-    Example(  # until late 2025
-        "verifiers-results",
-        [
-            {
-                "id": 0,
-                "prompt": [ASK],
-                "completion": [
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": ['{"id": "c", "name": "f", "arguments": "{}"}'],
-                    },
-                    {"role": "tool", "content": "4"},
-                    SAY,
-                    {"role": "user", "content": "Thanks"},
-                ],
-                "task": "sums",
-                "generation_ms": 3.0,
-                "scoring_ms": 0.1,
-                "total_ms": 3.1,
-                "reward": 0.5,
-            }
-        ],
-        [
-            {
-                "response": "Five.",
-                "reward": 0.5,
-                "meta": {
-                    "continuation": [
-                        {
-                            "role": "assistant",
-                            "content": "",
-                            "tool_calls": [
-                                {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
-                            ],
-                        },
-                        {"role": "tool", "content": "4"},
-                        SAY,
-                    ],
-                    "id": 0,
-                    "task": "sums",
-                    "generation_ms": 3.0,
-                    "scoring_ms": 0.1,
-                    "total_ms": 3.1,
-                    "after": [{"role": "user", "content": "Thanks"}],
-                },
-            }
-        ],
-        corrupt={"id": (None, "id: expected text or an integer, got None")},
     ),
 )

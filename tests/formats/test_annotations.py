@@ -7,18 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_annotations import (
-    ARGILLA,
-    COMPARED,
-    DATASET,
-    FLAT,
-    RANKED,
-    SIDES,
-    annotation,
-    result,
-    said,
-    task,
-)
+from example import rows_of
+from examples_annotations import COMPARED, RANKED, SIDES, annotation, result, task
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
@@ -27,6 +17,13 @@ from agro.logs.protocol import Context, Item
 from agro.store import Store
 
 PATH = Path("export.json")
+ARGILLA, DATASET, FLAT = (
+    dict(rows_of(name)[0]) for name in ("argilla", "argilla-feedback", "argilla-datasets")
+)
+
+
+def said(*values: Any) -> list[dict[str, Any]]:
+    return [{"value": value, "user_id": str(i)} for i, value in enumerate(values)]
 
 
 def read(name: str, row: dict[str, Any], **choose: str) -> Item:

@@ -226,7 +226,7 @@ def test_public_reports(name, ends, tmp_path):
     with Store.open(tmp_path / "s.db") as store:
         report = import_files(store, [REPORTS / name])
         assert [sample.end for sample in store.samples()] == ends
-        surveyed = survey(store, 3)
+        surveyed = survey(store)
     assert report.cut == ends.count("cut")
     assert surveyed.total("truncated") == ends.count("cut")  # as agro check counts them
     assert surveyed.total("ended") == len(ends) - ends.count("unknown")

@@ -8,10 +8,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from example import Example, json_lines
-from examples_evaluations import HELM, LM_EVAL, evalplus, harness, helm, solved, state, stats
+from example import Example, evalplus, examples_of, json_lines
+from examples_evaluations import HELM, helm, state, stats
 from examples_inspect import EXAMPLES as INSPECT
 from examples_inspect import HEADER, members, packed, sample, score, zstd
 
@@ -19,6 +20,13 @@ from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.store import Store
 from agro_formats.inspect_ai import Archive
+
+LM_EVAL = examples_of("lm-eval")
+
+
+def harness(responses: list[str], exact_match: float) -> dict[str, Any]:
+    """A row of lm-evaluation-harness."""
+    return {**LM_EVAL[0].rows[0], "resps": [responses], "exact_match": exact_match}
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ def test_a_run_of_helm_by_its_file(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_problems_are_asked_for(store: Store, tmp_path: Path) -> None:
-    evalplus(tmp_path / "a_eval_results.json", [solved("add = sum", "pass", "pass")])
+    evalplus(tmp_path / "a_eval_results.json", examples_of("evalplus-results")[0].rows[:1])
     with pytest.raises(Refused, match="the prompts are in the file of problems; name it with --join FILE"):
         import_files(store, [tmp_path / "a_eval_results.json"])
 

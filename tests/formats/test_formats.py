@@ -14,20 +14,14 @@ import examples_annotations
 import examples_evaluations
 import examples_inspect
 import examples_observability
-import examples_own
-import examples_preferences
 import examples_providers
-import examples_rollouts
 import examples_sessions
-import examples_sets
 import examples_stores
-import examples_swift
 import examples_traces
-import examples_trainers
 import examples_verifiers
 import pyarrow as pa
 import pytest
-from example import MISSING, Example, json_lines
+from example import FOLDER, MISSING, Example, examples_of, json_lines
 from pyarrow import parquet
 
 from agro.errors import Refused
@@ -38,12 +32,6 @@ from agro.rollout.prompts import PROMPT_FORMATS
 from agro.store import Store
 
 FAMILIES = (
-    examples_own,
-    examples_trainers,
-    examples_swift,
-    examples_rollouts,
-    examples_sets,
-    examples_preferences,
     examples_annotations,
     examples_agents,
     examples_sessions,
@@ -55,7 +43,8 @@ FAMILIES = (
     examples_evaluations,
     examples_inspect,
 )
-EXAMPLES = [example for family in FAMILIES for example in family.EXAMPLES]
+EXAMPLES = [example for path in sorted(FOLDER.glob("*.json")) for example in examples_of(path.stem)]
+EXAMPLES += [example for family in FAMILIES for example in family.EXAMPLES]
 NAMES = [f"{example.format}-{i}" for i, example in enumerate(EXAMPLES)]
 EVERY = pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 CORRUPT = [(e, key) for e in EXAMPLES for key in e.corrupt]

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples_preferences import AXES, NECTAR, SAFE, SHP, WEBGPT, message
-from examples_sets import BINARIZED
+from example import rows_of
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
@@ -16,6 +15,12 @@ from agro_formats.judgments import rank_judgments, tally
 
 CONTEXT = Context(Path("log.jsonl"))
 NONE = (None, None)
+NAMES = ("shp", "webgpt", "nectar", "safe-rlhf", "summarize-axes", "ultrafeedback-binarized")
+SHP, WEBGPT, NECTAR, SAFE, AXES, BINARIZED = (dict(rows_of(name)[0]) for name in NAMES)
+
+
+def message(id: str, role: str, said: str, **more: Any) -> dict[str, Any]:
+    return {"message_id": id, "text": said, "role": role, "lang": "en", **more}
 
 
 def judgments(name: str, row: dict[str, Any]) -> tuple[Judgment, ...]:

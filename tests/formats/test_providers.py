@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example import json_lines
-from examples_evaluations import PROBLEM
+from example import examples_of, json_lines
 from examples_providers import ASK, BATCHES, PARAMS, REQUESTS, SYSTEM, batch, completion
 
 from agro.errors import Refused
@@ -50,7 +49,8 @@ def test_one_batch_in_two_files_is_told_apart_by_file(store: Store, tmp_path: Pa
 def test_requests_and_problems_are_prompts(store: Store, tmp_path: Path) -> None:
     json_lines(tmp_path / "openai.jsonl", REQUESTS[:2])
     json_lines(tmp_path / "anthropic.jsonl", PARAMS[:1])
-    json_lines(tmp_path / "problems.jsonl", [PROBLEM])
+    problems = examples_of("human-eval")[0].others["problems.jsonl"]
+    json_lines(tmp_path / "problems.jsonl", problems)
     assert [prompt.text for prompt in load_prompts(tmp_path / "openai.jsonl")] == [ASK, SYSTEM + ASK]
     assert [prompt.text for prompt in load_prompts(tmp_path / "anthropic.jsonl")] == [SYSTEM + ASK]
     [problem] = load_prompts(tmp_path / "problems.jsonl")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example import json_lines
-from examples_sets import ARENA, KAGGLE, MATH, STEER, STEER3, ULTRA
+from example import json_lines, rows_of
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
@@ -15,6 +14,10 @@ from agro.logs.protocol import Context, Format
 from agro.rollout.prompts import load_prompts
 
 CONTEXT = Context(Path("log.jsonl"))
+FIRST = {
+    name: rows_of(name)[0] for name in ("arena", "arena-55k", "helpsteer", "helpsteer-preference", "math")
+}
+ARENA, KAGGLE, STEER, STEER3, MATH = FIRST.values()
 
 
 def votes(row: dict[str, Any]) -> tuple[float | None, float | None]:
@@ -55,7 +58,7 @@ def test_a_tie_is_one_vote_each(row: dict[str, Any]) -> None:
     [
         (
             FORMATS["ultrafeedback"],
-            ULTRA,
+            rows_of("ultrafeedback")[0],
             "--choose aspect=NAME of helpfulness, honesty, mean, overall_score",
         ),
         (FORMATS["helpsteer"], STEER, "several columns of rewards .helpfulness, correctness, coherence"),

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from example import json_lines
-from examples_rollouts import NEMO, SKY, VALID
+from example import json_lines, parquet_table, rows_of
 from examples_stores import EID, TENSORS, WIRE, Characters, capture, stored, trinity
-from examples_trainers import table
 from examples_verifiers import EPISODE
 
 from agro.errors import Refused
@@ -20,6 +18,10 @@ from agro.logs.format_table import FORMATS, get
 from agro.logs.importing import import_files
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
+
+NEMO, SKY, VALID = (
+    dict(rows_of(name)[0]) for name in ("nemo-train-data", "skyrl-evaluations", "nemo-validation")
+)
 
 
 def load(tmp_path: Path, rows: list[dict[str, Any]], **how: Any) -> list[Any]:
@@ -45,7 +47,7 @@ def test_a_completion_that_trl_logs_again_is_the_same() -> None:
 def test_a_null_does_not_make_another_column_the_reward(tmp_path: Path) -> None:
     """One of two columns is null: the other one isn't the reward because of it."""
     row = {"step": 1, "prompt": "2+2=", "completion": "4", "a": 1.0, "b": 1.0, "advantage": 0.0}
-    table(tmp_path / "log.parquet", [row, {**row, "a": None}])
+    parquet_table(tmp_path / "log.parquet", [row, {**row, "a": None}])
     with Store.open(tmp_path / "store.db") as store, pytest.raises(Refused, match=r"refused \(2\)"):
         import_files(store, [tmp_path / "log.parquet"])
 

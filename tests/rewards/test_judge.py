@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agro.cli import app
-from agro.cli.reward_fitting import agreement
+from agro.cli.stores import agreement
 from agro.config import RewardConfig
 from agro.errors import Refused
 from agro.rewards import judge as judging
@@ -234,8 +234,11 @@ def test_agreement_with_labels(url, tmp_path):
     file = tmp_path / "labeled.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     command = [
-        "judge-check",
+        "score",
         str(file),
+        "--reward",
+        "judge",
+        "--check",
         "--option",
         f"url={url}",
         "--option",
@@ -254,7 +257,5 @@ def test_agreement_with_labels(url, tmp_path):
         "threshold": 5.0,
     }
     shown = CliRunner().invoke(app, command).stdout
-    assert shown.startswith(
-        "38 samples judged, 2 not: the judge (yes from 5 on) agrees with 100.0% of the labels"
-    )
+    assert shown.startswith("38 samples judged, 2 not: yes from 5 on; it agrees with 100.0% of the labels")
     assert "JSON object, got '?'" in shown

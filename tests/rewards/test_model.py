@@ -1,25 +1,26 @@
-"""Reward models: the same number alone and in a batch, what they are fitted to, and what is said of them."""
+"""Reward models: the same number alone and in a batch, the sequences that they read, and what is refused."""
 
 from __future__ import annotations
 
-import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-from typer.testing import CliRunner
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 from agro import config
-from agro.cli import app
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.rewards import load_reward
-from agro.rewards.fitting import Comparison, Judged, Ranked, by_rating, posterior_mean
 from agro.rewards.model import RewardModel
-from agro.store import Pair, Store
 from agro.types import Sample
 
 LETTERS = "abcdefgh>"
@@ -34,14 +35,23 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def loaded(base: Path, **options) -> RewardModel:
+@pytest.fixture(scope="module")
+def judge(base: Path) -> Path:
+    """The same with a head of one logit."""
+    folder = base.with_name("judge")
     torch.manual_seed(0)
-    return RewardModel.load(str(base), device="cpu", new=True, **options)
+    AutoModelForSequenceClassification.from_pretrained(base, num_labels=1).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
 
 
-def test_a_value_does_not_depend_on_the_batch(base):
+def loaded(judge: Path, **options) -> RewardModel:
+    return RewardModel.load(str(judge), device="cpu", **options)
+
+
+def test_a_value_does_not_depend_on_the_batch(judge):
     """Rows of 1 to 9 tokens that end in each letter, also with what would pad them."""
-    model = loaded(base)
+    model = loaded(judge)
     rows = [model.ids(">", "abcdefgh"[: n % 8] + LETTERS[n]) for n in range(9)]
     together = model.values(rows, batch=9)
     assert together == pytest.approx([model.values([row])[0] for row in rows], abs=1e-5)
@@ -49,8 +59,8 @@ def test_a_value_does_not_depend_on_the_batch(base):
     assert model.values(rows, batch=2) == pytest.approx(together, abs=1e-5)
 
 
-def test_pickled_weights_are_not_read(base, tmp_path):
-    model = loaded(base)
+def test_pickled_weights_are_not_read(judge, tmp_path):
+    model = loaded(judge)
     model.model.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -59,15 +69,30 @@ def test_pickled_weights_are_not_read(base, tmp_path):
         RewardModel.load(str(tmp_path), device="cpu")
 
 
-def test_texts_become_sequences(base):
-    model = loaded(base, max_length=4)
+def test_texts_become_sequences(judge):
+    model = loaded(judge, max_length=4)
     assert model.tokenizer.decode(model.ids("ab", "c")).replace(" ", "").endswith("abc")
     with pytest.raises(LookupError, match="the reward model takes 1 to 4"):
         model.ids("abc", "abcde")
     with pytest.raises(LookupError, match="no chat template"):
         model.ids([{"role": "user", "content": "a"}], "b")
     with pytest.raises(Refused, match="no chat template"):
-        loaded(base, template="chat")
+        loaded(judge, template="chat")
+
+
+def test_an_earlier_version_fitted_its_scale(judge, tmp_path):
+    """Of what it wrote beside the model: reward = scale · logit + shift. What is too long has no reward."""
+    shutil.copytree(judge, tmp_path / "fitted")
+    (tmp_path / "fitted/reward.json").write_text('{"model": {"scale": 2.0, "shift": 100.0}}')
+    samples = [Sample(">", "abc"), Sample(">", "a" * 40)]
+    values = []
+    for path in (judge, tmp_path / "fitted"):
+        chosen = config.RewardConfig(name="model", options={"path": str(path), "device": "cpu"})
+        with closing(load_reward(chosen)) as reward:
+            short, long = reward.score(samples)
+            values.append(short.value)
+            assert "tokens; the reward model takes" in long.error
+    assert values[1] == pytest.approx(100 + 2 * values[0])
 
 
 def test_a_classifiers_reward_is_the_probability_of_a_label(base, tmp_path):
@@ -95,96 +120,8 @@ def test_a_classifiers_reward_is_the_probability_of_a_label(base, tmp_path):
     assert np.add(values["good"], values["bad"]) == pytest.approx([1, 1])
     with pytest.raises(Refused, match="has the labels bad, good"):
         load_reward(config.RewardConfig(name="model", options=options))
-    with pytest.raises(Refused, match="agro fit-reward trains one"):
+    with pytest.raises(Refused, match="TRL's RewardTrainer on judged pairs"):
         load_reward(config.RewardConfig(name="model", options={"path": str(base)}))
-
-
-def test_pairs_of_ratings_and_votes():
-    assert by_rating([(0, 1.0, "p"), (1, 0.0, "p"), (2, 1.0, "p"), (3, 0.0, "q")]) == [
-        Comparison(0, 1, 1.0, "p"),
-        Comparison(2, 1, 1.0, "p"),
-    ]
-    assert posterior_mean(3, 1) == 4 / 6  # Laplace's rule of succession
-
-
-def test_what_is_said_of_a_ranking():
-    """Better − worse: 1, −1, 0 of p, 2 of q: right 1, 0, ½, 1. By prompt ½ and 1. Longer by 2, −1, 0, 3.
-
-    A tie of votes says nothing. Both are right where the longer is better; the shorter is better once.
-    """
-    judged = Judged([[]] * 5, [5, 3, 4, 5, 8], [], [])
-    comparisons = [
-        Comparison(0, 1, 1.0, "p"),
-        Comparison(1, 2, 0.9, "p"),
-        Comparison(3, 0, 0.8, "p"),
-        Comparison(3, 4, 0.2, "q"),
-        Comparison(3, 4, 0.5, "q"),
-    ]
-    values = dict(enumerate([2.0, 1.0, 2.0, 2.0, 4.0]))
-    ranked = Ranked.of(Judged(judged.rows, judged.length, comparisons, []), values)
-    assert ranked.right.tolist() == [1.0, 0.0, 0.5, 1.0]
-    assert ranked.by_prompt().tolist() == [0.5, 1.0]
-    assert ranked.length_bias() == {
-        "n": 3,
-        "longer_judged": pytest.approx(2 / 3),
-        "longer_ranked": 1.0,
-        "right_longer": 1.0,
-        "right_shorter": 0.0,
-        "baseline": pytest.approx(2 / 3),
-    }
-    assert sum(row["n"] for row in ranked.calibration()) == 4
-
-
-def fitted(base: Path, store: Path, out: Path, *options: str) -> dict:
-    command = ["fit-reward", str(store), "--model", str(base), "--out", str(out), "--device", "cpu"]
-    command += ["--lr", "1e-2", "--hold-out", "0.3", "--json", *options]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def test_it_is_trained_from_pairs_and_used_by_name(base, tmp_path):
-    """A response with more a's is the better one; votes are 5 to 1."""
-    random = np.random.default_rng(0)
-    with Store.open(tmp_path / "pairs.db") as store:
-        for number in range(110):
-            texts = ["".join(random.choice(list("abcd"), 6)) for _ in range(2)]
-            texts.sort(key=lambda text: -text.count("a"))
-            if texts[0].count("a") > texts[1].count("a"):
-                prompt = "".join(random.choice(list("efgh"), 8)) + ">"
-                ids = store.append(Sample(prompt, text, prompt_id=f"p{number}") for text in texts)
-                store.add_pairs([Pair(*ids, votes_winner=5, votes_loser=1)])
-    result = fitted(base, tmp_path / "pairs.db", tmp_path / "judge", "--epochs", "4")
-    assert result["data"]["on"] == "pairs"
-    assert result["held_out"]["accuracy"]["value"] > 0.85
-    assert result["held_out"]["accuracy"]["low"] > 0.7
-    assert "held-out accuracy" in (tmp_path / "judge/reward.html").read_text()
-    chosen = config.RewardConfig(name="model", options={"path": str(tmp_path / "judge"), "device": "cpu"})
-    with closing(load_reward(chosen)) as reward:
-        texts = ("aaaaaa", "dcbdcb", "a" * 40)
-        many, few, long = reward.score([Sample("e>", text) for text in texts])
-    assert many.value > few.value
-    assert long.value is None
-    assert "tokens; the reward model takes" in long.error
-
-
-def test_it_is_fitted_to_ratings_on_their_scale(base, tmp_path):
-    """Ratings are 10 for each a plus 100: mean and spread come back."""
-    random = np.random.default_rng(1)
-    texts = ["".join(random.choice(list("ab"), 6)) for _ in range(120)]
-    with Store.open(tmp_path / "rated.db") as store:
-        store.append(
-            Sample(
-                "efgh"[i % 30 % 4] + ">", text, prompt_id=f"p{i % 30}", reward=100.0 + 10 * text.count("a")
-            )
-            for i, text in enumerate(texts)
-        )
-    result = fitted(base, tmp_path / "rated.db", tmp_path / "judge", "--on", "ratings", "--epochs", "8")
-    assert result["model"]["shift"] == pytest.approx(130, abs=5)
-    chosen = config.RewardConfig(name="model", options={"path": str(tmp_path / "judge"), "device": "cpu"})
-    with closing(load_reward(chosen)) as reward:
-        values = [s.value for s in reward.score([Sample("e>", "aaaaaa"), Sample("e>", "bbbbbb")])]
-    assert values[0] - values[1] > 25  # of 60
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_whatever_changes_in_a_sample_is_found(path: Path, column: str) -> None:
     with Store.open(path) as store:
         assert store.tables.damage().samples == [42]
         with pytest.raises(
-            Refused, match=r"1 sample not as written: sample 42\. What to do: `agro recover .*s\.db --out"
+            Refused, match=r"1 sample not as written: sample 42\. What to do: `agro store recover .*s\.db "
         ):
             list(store.samples(redone=True))
         intact = [s.id for s in store.samples(redone=True, skip_damaged=True)]
@@ -273,7 +273,7 @@ def test_a_page_of_zeros(harm: Callable[[bytearray], None], path: Path, tmp_path
     content = bytearray(path.read_bytes())
     harm(content)
     path.write_bytes(content)
-    with pytest.raises(Refused, match=r"not a store|agro recover"), Store.open(path) as store:
+    with pytest.raises(Refused, match=r"not a store|agro store recover"), Store.open(path) as store:
         store.counts()
     done = recover(path, tmp_path / "new.db")
     if harm is break_first_page:

@@ -183,7 +183,7 @@ def test_options_that_change_records(tmp_path: Path) -> None:
         drop=["meta.user"],
         redact=True,
         redact_patterns=["zzz"],
-        group_by="source",
+        center_by="source",
         strict=True,
     )
     assert (report["samples"], report["scored"]) == (80, 80)

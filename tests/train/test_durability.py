@@ -97,7 +97,7 @@ def test_a_damaged_draw_is_refused_by_its_row(tmp_path: Path, undisturbed: Path)
     shutil.copytree(undisturbed, tmp_path / "run")
     with sqlite3.connect(tmp_path / "run" / "store.db") as db:
         db.execute("UPDATE draws SET sample = sample + 1 WHERE rowid = 5")
-    with pytest.raises(Refused, match=r"1 draw not as written: draw 5.*agro recover"):
+    with pytest.raises(Refused, match=r"1 draw not as written: draw 5.*agro store recover"):
         Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     assert recover(tmp_path / "run" / "store.db", tmp_path / "new.db").lost_rows["draws"] == 1
     for beside in ("-wal", "-shm"):  # a log of another file would spoil the new one

@@ -186,7 +186,7 @@ def test_a_run_with_ratios_records_kept_sets_and_replays_them(tmp_path: Path, na
     Trainer(tiny(tmp_path, **settings, **log), tmp_path / "replay").run()
     found = CliRunner().invoke(app, ["check", str(tmp_path / "jsonl.db"), "--objective", name])
     assert found.exit_code == 0
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "jsonl.db"), "--limit", "1"])
+    shown = CliRunner().invoke(app, ["store", "show", str(tmp_path / "jsonl.db"), "--limit", "1"])
     first = samples[0].kept_count[samples[0].kept_count > 0]
     assert f"kept sets of {first.mean():.1f} ids" in shown.stdout
 

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from agro.io.numbers import percent, percent_tick, power_tick, short, tick
@@ -370,52 +370,27 @@ BINS = 24
 
 
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
-    """Shares of `begin` (gray) and `end` (blue), neither empty. `integer`: the values are whole numbers."""
-    values, few = np.concatenate([begin, end]), 0 if integer else FEW
-    are_few = len(np.unique(values)) <= few  # which may be too near each other for bins between them
-    edges = values if are_few else bin_edges(values, integer)
-    return shares([(begin, MUTED), (end, FIRST)], unit, edges, few=few, integer=integer)
-
-
-def shares(
-    parts: Sequence[tuple[Values, str]],
-    unit: str,
-    edges: Values,
-    *,
-    few: int = FEW,
-    log: bool = False,
-    integer: bool = False,
-    of: str = "responses",
-) -> Figure:
-    """The share of each part's values between two edges, in its color; a bar for each value, where all parts
-    together have no more than `few`."""
+    """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges; of few distinct values a
+    bar for each. `integer`: the values are whole numbers."""
     figure, axes = share_axes(below=int(not is_beside(unit)))
-    distinct = np.unique(np.concatenate([values for values, _ in parts]))
-    if len(distinct) <= few:
-        width = 0.8 / len(parts)
-        for i, (values, color) in enumerate(parts):
-            positions = np.arange(len(distinct)) + (i - (len(parts) - 1) / 2) * width
-            axes.bar(positions, [(values == x).mean() for x in distinct], 0.95 * width, color=color)
+    parts, distinct = [(begin, MUTED), (end, FIRST)], np.unique(np.concatenate([begin, end]))
+    if len(distinct) <= (0 if integer else FEW):
+        for (values, color), side in zip(parts, (-0.5, 0.5)):
+            positions = np.arange(len(distinct)) + side * 0.4
+            axes.bar(positions, [(values == x).mean() for x in distinct], 0.95 * 0.4, color=color)
         axes.set_xticks(range(len(distinct)), [f"{x:.4g}" for x in distinct])
         axes.set_xlim(-0.6, max(len(distinct), 2) - 0.4)
     else:
-        begin, end = np.searchsorted(edges, (distinct[0], distinct[-1]), side="right").clip(1, len(edges) - 1)
-        edges = edges[begin - 1 : end + 1]  # those that have values
+        edges = bin_edges(np.concatenate([begin, end]), integer)
         for values, color in parts:
-            within = values.clip(edges[0], edges[-1])
-            heights = np.histogram(within, edges)[0] / max(len(values), 1)
+            heights = np.histogram(values, edges)[0] / len(values)
             axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
             axes.stairs(heights, edges, color=color, linewidth=1.3)
         axes.set_xlim(edges[0], edges[-1])
-        if log:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_minor_locator(NullLocator())
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
         axes.xaxis.set_major_formatter(FuncFormatter(tick))
     axes.set_ylim(bottom=0)
-    name_axes(axes, unit, f"share of {of}")
+    name_axes(axes, unit, "share of responses")
     return figure
 
 

@@ -1,11 +1,10 @@
 """What the numbers of a store mean for an objective, in words, and all of it as JSON and for the terminal.
 
-What can train on it: the recipe for it comes first, then every objective by what it needs.
+What can train on it: the recipes for what it has.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
-from agro.objectives import Objective, get, names
+from agro.objectives import Objective, get
 from agro.objectives.needs import PAIRS, REWARD, grouping
-from agro.pages.store.check_survey import RUN, Explaining, StoreSurvey, explaining, survey
+from agro.pages.store.check_survey import Explaining, StoreSurvey, explaining, survey
 from agro.store import Counts, Group, Store
 from agro.store.location import Location, url_of
 from agro.train import trainable
@@ -28,7 +27,7 @@ from agro.train.phases import Phase, options_at
 from agro.train.trainable import ScaleConflict, find_scale_conflicts, judged_prompts, kind_of, train_command
 
 if TYPE_CHECKING:
-    from agro.pages.store.measurements import Measurements, OwnReward
+    from agro.pages.store.measurements import Measurements
 
 
 Level = Literal["problem", "warning", "note"]
@@ -39,7 +38,6 @@ MANY_REPEATS = 0.3  # of responses
 MANY_TRUNCATED = 0.1
 FEW_GROUPS = 50
 SMALL_ESS = 0.1
-AHEAD = 0.1  # of the rewards' spread: so far above the model were the logs that imitation helped, of ten
 UNLIKELY = -3.0  # nats per token, on average
 SHOWN = 8  # sources
 
@@ -70,10 +68,9 @@ class Report:
     measured: Measurements | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
     completes: int | None = None  # data.complete_groups
-    own_reward: OwnReward | None = None  # the log's mean reward, and the model's own
     explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
-    ranking: Ranking | None = None  # what can train on it
+    recommended: Sequence[Recommendation] = ()  # recipes, the best first
 
     @property
     def trainable(self) -> bool:
@@ -107,10 +104,7 @@ class Report:
             values["explaining"] = self.explaining.to_json()
         if self.measured is not None:
             values |= self.measured.to_json()
-        if self.own_reward is not None:
-            values["own_reward"] = self.own_reward.to_json()
-        if self.ranking is not None:
-            values["ranking"] = self.ranking.to_json()
+        values["recommended"] = [each.to_json() for each in self.recommended]
         verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
         return values | {"verdicts": verdicts_json}
 
@@ -172,12 +166,11 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             f"{high.highest:g}.",
             "Map both to one scale (data.reward_scale), or train on one of them (data.sources).",
         )
-    near = survey.near_repeats / survey.inspected if survey.inspected else 0.0
-    if near > MANY_REPEATS:
+    if survey.repeats > MANY_REPEATS * survey.responses:
         yield DataVerdict(
             "warning",
-            f"{percent(near)} of the responses nearly repeat an earlier one to the same prompt "
-            f"(of {count(survey.inspected)} compared).",
+            f"{percent(survey.repeats / survey.responses)} of the responses equal an earlier one to the same "
+            "prompt.",
             "They carry weight, as responses of a policy should, but show little: a higher temperature, or "
             "another source, covers more.",
         )
@@ -189,13 +182,13 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
         yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
     held_out = survey.held_out
-    if held_out is not None and held_out.prompts_seen:
+    if held_out is not None and held_out.exact + held_out.near:
         yield DataVerdict(
             "warning",
-            f"{count(len(held_out.prompts_seen))} of {count(held_out.prompts)} held-out prompts share a run "
-            f"of {RUN} words with the store, or are a short prompt of it ({count(held_out.stored_prompts)} "
-            f"prompts and {count(held_out.responses)} responses).",
-            f"Remove them from {held_out.path}, or from the store (agro forget --prompt-id).",
+            f"{count(len(held_out.exact))} of {count(held_out.prompts)} held-out prompts are prompts of the "
+            f"store, and {count(len(held_out.near))} are near-copies of one "
+            f"({held_out.named((*held_out.exact, *held_out.near))}).",
+            "Remove them from the file, or their copies from the store (agro forget --prompt-id).",
         )
     if counts.unscored or counts.failed:
         yield DataVerdict(
@@ -274,19 +267,7 @@ def equal_means(entry: Objective, options: Mapping[str, Any]) -> str:
 
 
 def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
-    own, measured = report.own_reward, report.measured
-    if own is not None:
-        difference = with_error(own.log - own.own, own.difference_se)
-        helps = (
-            "From such a log a share of imitation that falls to 0 may help "
-            "(objective.imitation={start=1.0, end=0.0, steps=STEPS}); agro race tries it."
-        )
-        yield DataVerdict(
-            "note",
-            f"The log's mean reward less the model's own is {difference}, {own.lead:.2f} of the rewards' "
-            "spread.",
-            helps if own.lead > AHEAD else "A share of imitation isn't expected to help.",
-        )
+    measured = report.measured
     if measured is None:
         return
     if measured.invalid:
@@ -338,10 +319,9 @@ def check_store(
     if path is not None and url_of(path):
         path = store.path
     log = path if isinstance(path, Path) and path != store.path else None
-    ranking = rank(store, log, config.policy.model) if counts.samples else None
-    if changes is not None and ranking is not None and ranking.recommended:
-        best = ranking.recommended[0]
-        config, recipe = best.config(config.policy, changes), best.name
+    recommended = recommend(store, log, config.policy.model) if counts.samples else []
+    if changes is not None and recommended:
+        config, recipe = recommended[0].config(config.policy, changes), recommended[0].name
     phases = map(config.phase, config.phase_names)
     config = next((phase_config for phase_config in phases if phase_config.data.draws_stored), config)
     phase = Phase("", config, 0, 1)
@@ -356,7 +336,7 @@ def check_store(
     except Refused as error:
         problem = str(error).replace(str(store.path), str(path or store.path)).strip()
     uses_rewards = REWARD in phase.entry.needed(options)
-    surveyed = survey(store, counts.groups, held_out, config.data.near_copies)
+    surveyed = survey(store, held_out, config.data.near_copies)
     is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
         path or store.path,
@@ -370,7 +350,7 @@ def check_store(
         completes=config.data.complete_groups,
         explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
-        ranking=ranking,
+        recommended=recommended,
     )
 
 
@@ -411,8 +391,7 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
             truncated += f"; unknown of {count(counts.samples - recorded)}"
     yield "truncated", truncated
     if survey.coverage.count:
-        near = f"{count(survey.near_repeats)} of {count(survey.inspected)} nearly equal one"
-        yield "repeats", f"{count(survey.repeats)} equal an earlier response of their group; {near}"
+        yield "repeats", f"{count(survey.repeats)} equal an earlier response of their group"
         yield "coverage", f"{fixed(survey.coverage.mean)} distinct responses per response (SACo)"
     if survey.quality.count:
         yield "quality", f"{fixed(survey.quality.mean)} from worst (0) to best (1) of a group (TQ)"
@@ -426,17 +405,12 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     if survey.copies is not None and survey.copies.prompts:
         yield "near-copies", str(survey.copies)
     if survey.held_out is not None:
-        yield "held-out", f"{len(survey.held_out.prompts_seen)} of {survey.held_out.prompts} prompts overlap"
+        copied = len(survey.held_out.exact) + len(survey.held_out.near)
+        yield "held-out", f"{copied} of {survey.held_out.prompts} prompts are in the store, or a near-copy is"
 
 
 def model_lines(report: Report) -> Iterator[tuple[str, str]]:
     """What a model says of it."""
-    own = report.own_reward
-    if own is not None:
-        means = (
-            f"{with_error(own.log, own.log_se)} of the log, {with_error(own.own, own.own_se)} of the model's"
-        )
-        yield "mean reward", f"{means} own responses to {count(own.prompts)} of its prompts"
     if report.measured is None:
         return
     values = report.measured.to_json()
@@ -473,18 +447,6 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
         )
 
 
-FRESH = "fresh samples, which a log has none of"
-EQUAL = "rewards that differ: they can run, with nothing to learn"
-MISSING = (  # of refusals: what they say, and what is missing
-    (r"old_logp|staleness|\[again\]|\[search\]|fresh samples|fresh responses|data\.prompts isn't set", FRESH),
-    ("behavior_logp", "log-probs of who wrote the responses"),
-    ("groups of at least 2", "two responses or more to a prompt"),
-    ("reward_parts", "the parts of several rewards"),
-    ("value_store", "stored values of the prompts (data.value_store)"),
-    ("reference_model", "a teacher (policy.reference_model)"),
-    ("has no samples that", "samples of another role, such as expert"),
-    ("expected .* groups with", "more groups than the store has"),
-)
 REASONS = {
     "log": "rewards of several responses to a prompt: they are compared, whoever wrote them",
     "feedback": "one response to a prompt: it is compared with those to other prompts",
@@ -498,17 +460,16 @@ RECOMMENDED = {"log": ("log",), "feedback": ("feedback", "dro", "kto"), "pairs":
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A recipe, which most often is an objective's. `reason`: why it is recommended, or what is missing."""
+class Recommendation:
+    """A recipe that can train on a store as it is, with `changes` of it (KEY=VALUE), and the command."""
 
     name: str
-    reason: str = ""
-    command: str = ""
-    changes: tuple[str, ...] = ()  # of the recipe, KEY=VALUE
+    reason: str
+    command: str
+    changes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        shown = {"name": self.name, "reason": self.reason, "command": self.command}
-        return {name: value for name, value in shown.items() if value}
+        return {"name": self.name, "reason": self.reason, "command": self.command}
 
     def config(self, policy: PolicyConfig, changes: Sequence[str]) -> RunConfig:
         """Of a run that holds nothing out, with further changes."""
@@ -516,97 +477,50 @@ class Candidate:
         return _holding_nothing(found).model_copy(update={"policy": policy})
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """What is recommended, the best first, and all other objectives."""
-
-    recommended: tuple[Candidate, ...]
-    possible: tuple[Candidate, ...]
-    impossible: tuple[Candidate, ...]
-
-    def missing(self) -> dict[str, list[str]]:
-        """Objectives that can't train on it by what is missing."""
-        by_reason: dict[str, list[str]] = {}
-        for candidate in self.impossible:
-            by_reason.setdefault(candidate.reason, []).append(candidate.name)
-        return by_reason
-
-    def to_json(self) -> dict[str, Any]:
-        parts = ("recommended", "possible", "impossible")
-        return {part: [each.to_json() for each in getattr(self, part)] for part in parts}
-
-    def lines(self, width: int = 80, *, whole: bool = False) -> Iterator[str]:
-        """For the terminal. The last line is the command to run next; `whole`: all objectives before it."""
-        for each in self.recommended[1:]:
-            yield from _wrapped(f"also {each.name}: {each.reason}", "", width)
-            yield f"  {each.command}"
-        if whole:
-            if self.possible:
-                yield "possible"
-                yield from _wrapped(", ".join(each.name for each in self.possible), "  ", width)
-                yield f"    such as: {self.possible[0].command}"
-            if self.impossible:
-                yield "impossible, since they need"
-            for reason, missing in self.missing().items():
-                yield from _wrapped(f"{reason}: {', '.join(missing)}", "  ", width)
-        else:
-            possible, impossible = len(self.possible), len(self.impossible)
-            yield f"{possible} other objectives can train on it, {impossible} can't: --all names them"
-        if not self.recommended:
-            yield "recommended: nothing"
-            return
-        best = self.recommended[0]
-        yield ""
-        yield from _wrapped(f"recommended: {best.name}, {best.reason}", "", width)
-        if "policy.model=MODEL " in best.command:
-            yield "MODEL is your model, a folder or a name on the Hugging Face hub; --model NAME fills it in"
-        yield f"  {best.command} --fit 30min"
-
-
-def _wrapped(text: str, indent: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
-
-
-def rank(store: Store, log: Path | None = None, model: str | None = None) -> Ranking:
-    """Try the recipes of all objectives on what a store has, each with the first changes of it by which it
-    can train on the store. `log`, `model`: as of `train_command`."""
+def recommend(store: Store, log: Path | None = None, model: str | None = None) -> list[Recommendation]:
+    """Those of the recipes for what the store has that can train on it, the best first. `log`, `model`: as of
+    `train_command`."""
     kind, _ = kind_of(store)
     counts, groups = store.counts(), list(store.survey.each_group())
     low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
-    wanted = RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",)
-    refusals: dict[str, str] = {}  # of the store, by what it was asked for
-    recommended, possible, impossible = list[Candidate](), list[Candidate](), list[Candidate]()
-    for name in dict.fromkeys((*wanted, *names())):
+    found = []
+    for name in RECOMMENDED[kind] if counts.scored or counts.pairs else ("sft",):
         config = RunConfig.load(name)
-        needs = Phase.all(config)[0].needs
-        if low == high and REWARD in needs:
-            impossible.append(Candidate(name, EQUAL))
-            continue
-        # All groups from the store, as many as there are, and small ones left out.
-        changes = [] if config.data.replay == 1 else ["data.replay=1"]
+        if low == high and REWARD in Phase.all(config)[0].needs:
+            continue  # it can run, with nothing to learn
+        changes = [] if config.data.replay == 1 else ["data.replay=1"]  # all groups from the store
         if name == "kto":
             changes.append(f"objective.threshold={(low + high) / 2:g}")
         available = _drawn_groups(store, config, groups)
         if 0 < available < config.train.groups:
             changes.append(f"train.groups={available}")
-        ways = [changes]
-        if config.objective.options.get("singletons", "drop") != "drop" or grouping(needs):
-            ways.append([*changes, "objective.singletons=drop"])
-        refused = ""
-        for way in ways:
-            settings = [f"data.store={store.path}", "policy.model=MODEL", *way]
-            try:
-                refused = _refusal(store, RunConfig.load(name, settings), refusals)
-            except Refused as error:
-                refused = str(error)
-            if not refused:
-                command = train_command(name, model, store, log, way)
-                found = Candidate(name, REASONS.get(name, ""), command, tuple(way))
-                (recommended if name in wanted else possible).append(found)
-                break
-        else:
-            impossible.append(Candidate(name, _missing(refused)))
-    return Ranking(tuple(recommended), tuple(possible), tuple(impossible))
+        settings = [f"data.store={store.path}", "policy.model=MODEL", *changes]
+        try:
+            for phase in check_config(_holding_nothing(RunConfig.load(name, settings))):
+                trainable.check_store(phase, store, fills=False)
+                trainable.check_enough([phase], store.path)
+        except Refused:
+            continue
+        command = train_command(name, model, store, log, changes)
+        found.append(Recommendation(name, REASONS[name], command, tuple(changes)))
+    return found
+
+
+def recommendation_lines(recommended: Sequence[Recommendation]) -> Iterator[str]:
+    """For the terminal. The last line is the command to run next."""
+    for each in recommended[1:]:
+        yield from textwrap.wrap(f"also {each.name}: {each.reason}", 80, subsequent_indent="  ")
+        yield f"  {each.command}"
+    if not recommended:
+        yield "recommended: nothing"
+        return
+    best = recommended[0]
+    if len(recommended) > 1:
+        yield ""
+    yield from textwrap.wrap(f"recommended: {best.name}, {best.reason}", 80, subsequent_indent="  ")
+    if "policy.model=MODEL " in best.command:
+        yield "MODEL is your model, a folder or a name on the Hugging Face hub; --model NAME fills it in"
+    yield f"  {best.command} --fit 30min"
 
 
 def _drawn_groups(store: Store, config: RunConfig, groups: Sequence[Group]) -> int:
@@ -619,35 +533,6 @@ def _drawn_groups(store: Store, config: RunConfig, groups: Sequence[Group]) -> i
     is_any = config.data.spread is not True
     drawn = [group for group in groups if is_any or group.reward_min != group.reward_max]
     return sum((group.scored if REWARD in needs else group.size) >= least for group in drawn)
-
-
-def _refusal(store: Store, config: RunConfig, refusals: dict[str, str]) -> str:
-    """Why a run can't train on the store; "" where it can. What was asked before stands in `refusals`."""
-    if config.source.around is not None:
-        return FRESH
-    for phase in check_config(_holding_nothing(config)):
-        options = options_at(phase.config.objective.options, 0)
-        data, groups = phase.config.data, phase.config.train.groups
-        asked = f"{sorted(phase.needs)} {options.get('singletons')} {data} {groups}"
-        if asked not in refusals:
-            refusals[asked] = ""
-            try:
-                trainable.check_store(phase, store, fills=False)
-                trainable.check_enough([phase], store.path)
-            except Refused as error:
-                refusals[asked] = str(error)
-        if refusals[asked]:
-            return refusals[asked]
-    return ""
-
-
-def _missing(refused: str) -> str:
-    """What is missing, in a few words, of a refusal."""
-    for pattern, words in MISSING:
-        if re.search(pattern, refused):
-            return words
-    found = re.match(r"objective \S+ needs ([^:(]+)", refused)
-    return found[1].strip() if found else refused.partition("\n")[0].partition(". What to do")[0][:120]
 
 
 def _holding_nothing(config: RunConfig) -> RunConfig:

@@ -1,10 +1,5 @@
 """One pass over all responses of a store, group by group: counts, rewards, lengths, repeats, and the fields
-that explain rewards whatever the responses: users, tasks, graders.
-
-Near-repeats are near-copies (`agro.io.near_copies`) with an index of at least `NEAR`. Words are what spaces
-separate, lower-cased. A text overlaps with a held-out one where both have a run of `RUN` equal words (the
-13-grams of GPT-3's report, arXiv 2005.14165, appendix C).
-"""
+that explain rewards whatever the responses: users, tasks, graders."""
 
 from __future__ import annotations
 
@@ -20,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.io.near_copies import cluster_names, clusters
+from agro.io.near_copies import cluster_names, clusters, normalized
 from agro.io.numbers import count
-from agro.io.terminal import cut
+from agro.io.terminal import cut, plain
 from agro.logs.normalizing import Components, Statistics
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.survey import SurveyRow
-from agro.types import Text, end_in
+from agro.types import Prompt, Text, end_in
 
 
 @dataclass
@@ -74,9 +69,7 @@ class Spread:
         return {"count": self.count, "mean": self.mean, "std": self.std, **ends}
 
 
-NEAR = 0.8
-RUN = 13
-NAMED, SHOWN = 3, 60  # clusters that are named, and characters of a prompt there
+NAMED, SHOWN = 3, 60  # clusters and prompts that are named, and characters of a prompt
 
 
 @dataclass(frozen=True)
@@ -109,51 +102,45 @@ class PromptCopies:
         return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
 
 
-@dataclass
-class HeldOutOverlap:
-    """Held-out prompts, and how many texts overlap with them.
+@dataclass(frozen=True)
+class Contamination:
+    """Ids of the prompts that are among `trained` ones, up to case, spaces and labels, and of near-copies."""
 
-    A prompt of fewer than `RUN` words overlaps with an equal text only.
-    """
+    prompts: int
+    trained: int
+    exact: tuple[str, ...]
+    near: tuple[str, ...]
 
-    path: str
-    prompts: int = 0
-    prompts_seen: set[int] = field(default_factory=set)  # numbers of those with an overlap
-    stored_prompts: int = 0  # prompts of the store that overlap
-    responses: int = 0
-    _runs: dict[tuple[str, ...], int] = field(default_factory=dict)
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], trained: Sequence[Text], least: float) -> Contamination:
+        """`least`: how alike near-copies are, as `data.near_copies`."""
+        seen, asked = ([plain(text) for text in texts] for texts in (trained, [p.text for p in prompts]))
+        labels = clusters([*seen, *asked], least).tolist()
+        of_trained, words = set(labels[: len(seen)]), set(map(normalized, seen))
+        exact = tuple(p.id for p, text in zip(prompts, asked, strict=True) if normalized(text) in words)
+        near = tuple(
+            p.id
+            for p, label in zip(prompts, labels[len(seen) :], strict=True)
+            if label in of_trained and p.id not in exact
+        )
+        return cls(len(prompts), len(trained), exact, near)
 
-    def learn(self, text: str) -> None:
-        """Add a held-out prompt."""
-        for run in runs_of(text):
-            self._runs.setdefault(run, self.prompts)
-        self.prompts += 1
+    @staticmethod
+    def named(ids: Sequence[str]) -> str:
+        return ", ".join(ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
 
-    def overlaps(self, text: str) -> bool:
-        """Whether a text of the store does, which is counted for the held-out prompts."""
-        seen = {self._runs[run] for run in runs_of(text) if run in self._runs}
-        self.prompts_seen |= seen
-        return bool(seen)
+    @property
+    def sentence(self) -> str:
+        parts = []
+        for ids, what in (
+            (self.exact, "were trained on"),
+            (self.near, "are near-copies of training prompts"),
+        ):
+            parts.append(f"{len(ids)} {what}" + (f" ({self.named(ids)})" if ids else ""))
+        return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "file": self.path,
-            "prompts": self.prompts,
-            "prompts_seen": len(self.prompts_seen),
-            "stored_prompts": self.stored_prompts,
-            "responses": self.responses,
-            "words": RUN,
-        }
-
-
-def runs_of(text: str) -> list[tuple[str, ...]]:
-    """Each `RUN` words in a row; of a shorter text all of them."""
-    words = text.lower().split()
-    return [tuple(words[i : i + RUN]) for i in range(max(1, len(words) - RUN + 1))]
-
-
-INSPECTED = 2000  # groups, about, whose responses are compared pairwise
-LARGEST = 16  # responses of such a group, at most: of 20 what most of them share wouldn't count
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass
@@ -194,8 +181,7 @@ class StoreSurvey:
 
     lowest: float = 0.0  # of the rewards
     highest: float = 1.0
-    stride: int = 1  # every so many groups are looked at for near-repeats
-    held_out: HeldOutOverlap | None = None
+    held_out: Contamination | None = None
     copies: PromptCopies | None = None
     groups: int = 0
     responses: int = 0
@@ -205,8 +191,6 @@ class StoreSurvey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    inspected: int = 0  # responses that were compared for near-repeats
-    near_repeats: int = 0
     quality: Spread = field(default_factory=Spread)
     coverage: Spread = field(default_factory=Spread)
     truncated_rewards: Spread = field(default_factory=Spread)  # rewards
@@ -234,8 +218,6 @@ class StoreSurvey:
                 source.truncated += truncated
                 if row.reward is not None:
                     (self.truncated_rewards if truncated else self.complete_rewards).add(row.reward)
-            if self.held_out is not None:
-                self.held_out.responses += self.held_out.overlaps(row.response)
         episodes: dict[int | str, list[SurveyRow]] = defaultdict(list)
         for row in rows:
             episodes[row.id if row.episode is None else row.episode].append(row)
@@ -250,10 +232,6 @@ class StoreSurvey:
             distinct = len(set(responses))
             self.repeats += len(responses) - distinct
             self.coverage.add(distinct / len(responses))
-            if self.groups % self.stride == 0:
-                part = responses[:LARGEST]
-                self.inspected += len(part)
-                self.near_repeats += len(part) - len(set(clusters(part, NEAR).tolist()))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -284,7 +262,6 @@ class StoreSurvey:
             "groups_with_rewards": self.scored_groups,
             "near_copies": None if self.copies is None else self.copies.to_json(),
             "repeats": self.repeats,
-            "near_repeats": {"compared": self.inspected, "found": self.near_repeats},
             "trajectory_quality": self.quality.to_json(),
             "coverage": self.coverage.to_json(),
             "reward_of_truncated": self.truncated_rewards.to_json(),
@@ -294,31 +271,18 @@ class StoreSurvey:
         }
 
 
-def survey(store: Store, groups: int, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
-    """Survey a store of so many `groups`. `held_out`: a file of prompts that it shouldn't have.
-
-    `near_copies`: as of the configuration's data.
-    """
+def survey(store: Store, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
+    """`held_out`: a file of prompts that the store shouldn't have. `near_copies`: as of the configuration's
+    data."""
     lowest, highest = store.survey.spread_of_rewards() or (0.0, 1.0)
-    result = StoreSurvey(lowest, highest, stride=max(1, groups // INSPECTED))
-    texts = {prompt_id: plain(text) for prompt_id, text in store.survey.each_prompt()}
-    result.copies = PromptCopies.of(texts, near_copies)
+    result = StoreSurvey(lowest, highest)
+    prompts = dict(store.survey.each_prompt())
+    result.copies = PromptCopies.of({key: plain(text) for key, text in prompts.items()}, near_copies)
     if held_out is not None:
-        result.held_out = HeldOutOverlap(str(held_out))
-        for prompt in load_prompts(held_out):
-            result.held_out.learn(plain(prompt.text))
-        for text in texts.values():
-            result.held_out.stored_prompts += result.held_out.overlaps(text)
+        result.held_out = Contamination.of(load_prompts(held_out), list(prompts.values()), near_copies)
     for rows in store.survey.each_group_rows():
         result.add(rows)
     return result
-
-
-def plain(prompt: Text) -> str:
-    """The words of a prompt: of messages all that is text."""
-    if isinstance(prompt, str):
-        return prompt
-    return " ".join(m["content"] for m in prompt if isinstance(m.get("content"), str))
 
 
 MOST = 20_000  # rewards that are looked at

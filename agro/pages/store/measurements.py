@@ -1,16 +1,12 @@
-"""The responses of a log with their log-probs under a model that may not have written them.
-
-What it, and a reference, say of them: ranking, coverage, weights, β; and the mean reward of a log beside that
-of the policy's own responses to its prompts.
-"""
+"""The responses of a log with their log-probs under a model that may not have written them, and what it, and
+a reference, say of them: ranking, coverage, weights, β."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -18,28 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import DataConfig, RunConfig
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.terminal import plain
-from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
-from agro.rewards import Reward
-from agro.rewards.function import RESERVED
-from agro.rollout.evaluate import heldout
-from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.stats.intervals import standard_error
-from agro.stats.off_policy import LoggedResponses, RankedPair, Weights, by_group, pairs_by_reward
-from agro.store import DrawnGroups, Pair, Store
-from agro.store.draw_rules import noise
+from agro.stats.off_policy import LoggedResponses, Weights
+from agro.store import DrawnGroups, Store
 from agro.store.records import are_repeats
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.measure import summary
-from agro.train.phases import derive
-from agro.train.source import stored_prompt
 from agro.train.step import TOKENS, MicroBatch, Passes, streams_of
-from agro.types import Prompt, Sample
+from agro.types import Sample
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for
 Values = NDArray[np.float64]
@@ -93,7 +80,7 @@ class Measurements:
         scores, pairs = self.rescored.totals, pairs_by_reward(self.rescored.rewards, self.group)
         if self.against_reference:
             scores = scores - self.ref_logp
-        better, worse = np.array([(p.winner, p.loser) for p in pairs], np.int64).reshape(-1, 2).T
+        better, worse = np.array(pairs, np.int64).reshape(-1, 2).T
         return by_group(scores[better] - scores[worse], self.group[better])
 
     @property
@@ -163,6 +150,23 @@ class Measurements:
         }
 
 
+def by_group(difference: Values, group: NDArray[np.int64]) -> Values:
+    """[P] -> [G] the share of a group's differences above 0, where 0 counts one half."""
+    right = np.where(difference == 0, 0.5, difference > 0)
+    numbers = np.unique(group, return_inverse=True)[1]
+    return np.asarray(np.bincount(numbers, right) / np.bincount(numbers))
+
+
+def pairs_by_reward(rewards: Values, groups: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """All pairs of responses of one group with unequal rewards, the better one first."""
+    found = []
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        for i in members:
+            found += [(int(i), int(j)) for j in members[rewards[members] < rewards[i]]]
+    return found
+
+
 def quartiles(values: Values) -> dict[str, Any]:
     """The middle half of values, their median, and how many they are."""
     if not len(values):
@@ -188,16 +192,16 @@ def measure(
     stride = 1 if limit is None else max(1, -(-total // limit))
     prompts = [group.prompt_id for group in islice(store.groups(), 0, None, stride)]
     samples = [sample for prompt in prompts for sample in store.samples(prompt_id=prompt)]
-    log = Log(str(store.path), samples, [pair for pair in store.pairs() if not pair.is_tie])
-    rescored = RescoredLog.of(log, policy)
+    rescored = RescoredLog.of(samples, policy)
     ref_logp = np.full(len(rescored.responses), np.nan)
     if reference is not None:
-        ref_logp = RescoredLog.of(log, reference).totals
+        ref_logp = RescoredLog.of(samples, reference).totals
     number = {prompt: i for i, prompt in enumerate(prompts)}
     texts = ["".join(sample.response for sample in of) for of in rescored.responses]
     group = np.array([number[of[0].prompt_id] for of in rescored.responses], np.int64)
     place = {sample.id: i for i, of in enumerate(rescored.responses) for sample in of}
-    judged = [(place.get(pair.winner), place.get(pair.loser)) for pair in log.pairs]
+    pairs = (pair for pair in store.pairs() if not pair.is_tie)
+    judged = [(place.get(pair.winner), place.get(pair.loser)) for pair in pairs]
     ids = {(number[s.prompt_id], s.id if s.episode is None else s.episode) for s in samples}
     return Measurements(
         rescored,
@@ -215,84 +219,6 @@ def measure(
 def _mean(values: Values) -> float | None:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
-
-
-PROMPTS = 256  # that are asked, at most
-RESPONSES = 4  # of the policy to each, at most; together about as many as PROMPTS
-LOGGED = 64  # of the log to each, at most
-
-
-@dataclass(frozen=True)
-class OwnReward:
-    """Means over the same prompts of the mean reward of their responses, with standard errors over prompts.
-
-    `spread`: the standard deviation of the rewards of all responses, of the log's and the policy's.
-    """
-
-    log: float
-    log_se: float
-    own: float
-    own_se: float
-    difference_se: float
-    spread: float
-    prompts: int
-
-    @property
-    def lead(self) -> float:
-        """How far the log is above the policy, in the rewards' spread; 0 where all rewards are equal."""
-        return (self.log - self.own) / self.spread if self.spread else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        values = asdict(self) | {"lead": self.lead}
-        return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-def own_reward(store: Store, policy: Policy, reward: Reward, config: RunConfig) -> OwnReward:
-    """Score some of the log's responses, and the policy's to the same prompts, by one reward.
-
-    The prompts have the columns of their first record. Responses are of the policy at its own temperature, of
-    `config.sampler.max_new` tokens at most. Raises `Refused` where nothing can be asked or scored.
-    """
-    seed, scorer = config.train.seed, EpisodeReward(reward)
-    names = sorted((group.prompt_id for group in store.survey.each_group()), key=lambda i: noise(seed, 0, i))
-    prompts: list[Prompt] = []
-    for name in names:
-        if len(prompts) == PROMPTS:
-            break
-        prompt = stored_prompt(store, name)
-        with suppress(InvalidSample):  # it leaves no room for a response
-            if prompt is not None:
-                policy.encoder.checked_prompt(prompt)
-                prompts.append(prompt)
-    if not prompts:
-        raise Refused(
-            f"--reward: {store.path}: expected prompts that leave room for a response, got none among "
-            f"{len(names)}. What to do: leave --reward out"
-        )
-    n = max(1, min(RESPONSES, PROMPTS // len(prompts)))
-    sampler = config.sampler.of_policy(config.policy.temperature, n)
-    rollout = load_rollout(policy.encoder, embedded(policy), config.environment)
-    result = heldout(rollout, scorer, prompts, sampler, derive(seed, "own reward"))
-    pairs = []  # of each prompt the known rewards of the log's responses, and of the policy's
-    for prompt, own in zip(prompts, result.rewards, strict=True):
-        rows = list(islice(store.samples(prompt_id=prompt.id, skip_damaged=True), LOGGED))
-        if config.environment is None:  # else it gave the rewards, so that they are as stored
-            rows = [row.replace(reward=None) for row in rows]
-        scores = zip(rows, scorer.score(rows), strict=True)
-        of_response = {row.episode or row.id: score.value for row, score in scores}
-        logged = np.array([value for value in of_response.values() if value is not None], np.float64)
-        own = own[~np.isnan(own)]
-        if len(logged) and len(own):
-            pairs.append((logged, own))
-    if not pairs:
-        why = f", such as by: {result.errors[0]}" if result.errors else ""
-        raise Refused(f"--reward: no prompt has a scored response of both log and policy{why}")
-    log, own = np.array([(logged.mean(), of_policy.mean()) for logged, of_policy in pairs]).T
-    every = np.concatenate([values for both in pairs for values in both])
-    errors = [standard_error(values) for values in (log, own, log - own)]
-    return OwnReward(
-        float(log.mean()), errors[0], float(own.mean()), errors[1], errors[2], float(every.std()), len(pairs)
-    )
 
 
 TOGETHER = 64  # samples in one batch
@@ -317,61 +243,36 @@ def streams_along(
 
 
 @dataclass(frozen=True)
-class Log:
-    """The responses of a log, and its judgments of two."""
-
-    name: str
-    samples: list[Sample]
-    pairs: list[Pair]
-
-    def prompts(self) -> list[Prompt]:
-        """With the columns that rewards read."""
-        found: dict[str, Prompt] = {}
-        for s in self.samples:
-            if s.prompt_id not in found:
-                columns = {name: value for name, value in s.meta.items() if name not in RESERVED}
-                found[s.prompt_id] = Prompt(s.prompt, s.prompt_id, columns)
-        return list(found.values())
-
-
-@dataclass(frozen=True)
 class RescoredLog:
     """N responses that the model can read; the rows of an episode are one.
 
-    `logp`, `values`: by response those of the tokens that its author chose; `values` where the model has a
-    value head. `clusters`: [N] a number of each prompt's near-copies. `dropped`: samples that the model can't
-    read, by reason; `examples`: of each reason the first, in words.
+    `logp`: by response those of the tokens that its author chose. `clusters`: [N] a number of each prompt's
+    near-copies. `dropped`: samples that the model can't read, by reason; `examples`: of each reason the
+    first, in words.
     """
 
     responses: Sequence[Sequence[Sample]]
     logp: Sequence[NDArray[np.float64]]
-    values: Sequence[NDArray[np.float64]] | None
     clusters: NDArray[np.int64]
     dropped: Counter[str]
     examples: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: Log, policy: Policy) -> RescoredLog:
+    def of(cls, log: Sequence[Sample], policy: Policy) -> RescoredLog:
         """All is empty where the model can read none."""
-        valid = select_valid(DrawnGroups(log.samples), policy.encoder, None, ())
+        valid = select_valid(DrawnGroups(list(log)), policy.encoder, None, ())
         samples = [sample.replace(learn=None) for sample in valid.samples]  # all that the author chose
-        streams = streams_along(
-            policy, samples, ["logp"] if policy.value is None else ["logp", "prefix_value"]
-        )
+        of_sample = streams_along(policy, samples, ["logp"])["logp"]
         rows: dict[Any, list[int]] = {}
         for i, s in enumerate(samples):
             rows.setdefault((s.prompt_id, i if s.episode is None else s.episode), []).append(i)
-        joined = {
-            name: [np.concatenate([of_sample[i] for i in of]) for of in rows.values()]
-            for name, of_sample in streams.items()
-        }
+        logp = [np.concatenate([of_sample[i] for i in of]) for of in rows.values()]
         responses = [[samples[i] for i in of] for of in rows.values()]
         texts = {of[0].prompt_id: plain(of[0].prompt) for of in responses}
         labels = clusters(list(texts.values()), DataConfig().near_copies).tolist()
         number = dict(zip(texts, labels, strict=True))
         of_response = np.array([number[of[0].prompt_id] for of in responses], np.int64)
-        values = joined.get("prefix_value")
-        return cls(responses, joined["logp"], values, of_response, valid.dropped, valid.examples)
+        return cls(responses, logp, of_response, valid.dropped, valid.examples)
 
     @property
     def totals(self) -> NDArray[np.float64]:
@@ -407,7 +308,6 @@ class RescoredLog:
             self,
             responses=[self.responses[i] for i in chosen],
             logp=[self.logp[i] for i in chosen],
-            values=None if self.values is None else [self.values[i] for i in chosen],
             clusters=self.clusters[chosen],
             dropped=dropped,
         )
@@ -432,29 +332,6 @@ class RescoredLog:
             rewards[i, : lengths[i]] = np.nan_to_num(by_token)
             rewards[i, lengths[i] - 1] += of[0].reward or 0.0
         return LoggedResponses(ratios, rewards, lengths, self.clusters)
-
-    def critic_values(self) -> NDArray[np.float64]:
-        """[N,T] of the value head, before each token."""
-        assert self.values is not None
-        padded = np.zeros((len(self.values), max(map(len, self.values))))
-        for row, values in zip(padded, self.values, strict=True):
-            row[: len(values)] = values
-        return padded
-
-    def pairs(self, log: Log) -> list[RankedPair]:
-        """The log's judgments; without any all responses to one prompt with unequal rewards."""
-        number = {s.id: i for i, of in enumerate(self.responses) for s in of}
-        rewards, found = self.rewards, []
-        for pair in log.pairs:
-            winner, loser = number.get(pair.winner), number.get(pair.loser)
-            if winner is None or loser is None or pair.is_tie:
-                continue
-            margin = float(rewards[winner] - rewards[loser])
-            if pair.votes_winner and pair.votes_loser:  # of Bradley and Terry
-                margin = math.log(pair.votes_winner / pair.votes_loser)
-            found.append(RankedPair(winner, loser, margin))
-        prompts = np.unique([of[0].prompt_id for of in self.responses], return_inverse=True)[1]
-        return found or pairs_by_reward(rewards, prompts)
 
 
 def _chosen(sample: Sample, values: NDArray[Any] | None) -> NDArray[np.float64]:

@@ -72,8 +72,8 @@ class Guard(Monitor):
             way = toward_reference(view.metrics["kl_to_reward_spread"])
         return Action(
             "stop",
-            f"{reason}. What to do: look at the samples (agro show), then start a new run with {way}, or "
-            "raise the limit of the guard",
+            f"{reason}. What to do: look at the samples (agro store show), then start a new run with {way}, "
+            "or raise the limit of the guard",
         )
 
     def state(self) -> dict[str, Any]:
