@@ -54,6 +54,7 @@ from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
 from agro.runs.verdict import Ratings, Verdict
 from agro.stats.blind import Test, check_free, key_of, read_key, read_ratings, write_sheet
+from agro.stats.off_policy import WAY_OUT, value_on_log
 from agro.stats.paired import compare, holm
 from agro.stats.sequential import fewest_more
 from agro.store.location import url_of
