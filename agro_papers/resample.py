@@ -215,10 +215,9 @@ def shortest_right(children: Sequence[Sample], alpha: float, *, right: float = 1
     best: dict[str, Sample] = {}
     for child in children:
         siblings = rewards[child.prompt_id, child.meta["parent"]]
-        if total_reward(child) < right or math.fsum(siblings) / len(siblings) <= alpha:
-            continue
+        is_right = total_reward(child) >= right and math.fsum(siblings) / len(siblings) > alpha
         shortest = best.get(child.prompt_id)
-        if shortest is None or _length(child) < _length(shortest):
+        if is_right and (shortest is None or _length(child) < _length(shortest)):
             best[child.prompt_id] = child
     return list(best.values())
 

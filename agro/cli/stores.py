@@ -1,4 +1,4 @@
-"""Commands that score, export and delete what stores have, and `agro store`: copy, join, recover, show."""
+"""Commands that score, export and delete what stores have, and `agro store`: copy, recover, show."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, whic
 
 
 SEVERAL_STORES = (
-    "Several stores as one aren't read any more. What to do: agro export of each with the version that wrote "
-    "it, agro import of these files into one store, and name that here"
+    "Several stores as one aren't read any more. What to do: with the version that wrote them agro store "
+    "merge A.db B.db --out NEW.db, and name that here"
 )
 
 

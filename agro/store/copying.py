@@ -124,7 +124,7 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
     if not path.is_file():
         raise Refused(f"{path}: no such store")
     if target.exists():
-        raise Refused(f"{target}: there is such a file; give another --out")
+        raise Refused(f"{target}: there is such a file; give another name")
     with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         copied, new = Path(folder) / "copy.db", Path(folder) / "new.db"
         for ending in ("", "-wal"):

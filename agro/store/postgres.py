@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -34,12 +35,7 @@ except ImportError:
     ) from None
 
 from psycopg import errors
-from psycopg.abc import PQGen
-from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus
-from psycopg.pq.abc import PGresult
-from psycopg.waiting import Ready, Wait
 
 from agro.store.database import Database, P, Statement
 from agro.store.postgres_dialect import (
@@ -63,7 +59,6 @@ PATIENCE = 120.0  # seconds that a server may be away
 OPEN_SECONDS = 10.0  # the same when a store is opened
 RETRY_SECONDS = 0.2
 AT_ONCE = 16  # statements that write, in one trip
-PREPARED = 512  # statements of a connection
 HOLD = 3.0  # seconds that a client may have the lock without using it
 LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
 CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
@@ -89,7 +84,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND clock_timestamp() - a.state_change
     > make_interval(secs => coalesce(substring(a.application_name FROM '^agro ([0-9.]+)$')::float, 3))
 """
-_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow)
+# The last one is of a statement that the server doesn't have, after a pipeline that failed.
+_GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.InvalidSqlStatementName)
 # What a server says when it opens no connection and won't; of its code libpq doesn't tell.
 REFUSAL = re.compile(
     r"FATAL: .*(password|pg_hba\.conf|does not exist)|no password supplied|not support SSL|certificate"
@@ -158,6 +154,7 @@ class PostgresDatabase(Database):
         try:
             connection = psycopg.connect(
                 autocommit=True,
+                cursor_factory=psycopg.RawCursor,
                 **cast(Any, {**NETWORK, **self._parameters, **own}),
             )
         except psycopg.OperationalError as error:
@@ -169,7 +166,6 @@ class PostgresDatabase(Database):
             raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
         self._pid = connection.info.backend_pid
         register(connection.adapters)
-        self._pipeline = Pipeline(connection)
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -281,8 +277,9 @@ class PostgresDatabase(Database):
     def _rollback(self) -> None:
         self._pending = []
         if not self._connection.closed:
+            # A statement that psycopg hasn't seen, so that it forgets what it prepared, or failed to.
             with suppress(psycopg.Error):
-                self._connection.execute("ROLLBACK")
+                self._connection.execute(f"ROLLBACK -- {self.trips}")
 
     def _is_committed(self) -> bool:
         """Whether a transaction counts whose COMMIT wasn't answered; that of a server which still works on it
@@ -420,18 +417,29 @@ class PostgresDatabase(Database):
 
     def _trip(self, batch: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
         self.trips += 1
+        execute = partial(self._connection.execute, binary=True)
         try:
-            return [restored(rows, texts, self._long_ids) for rows, texts in self._pipeline.run(batch)]
+            if len(batch) == 1:
+                cursors = [execute(*batch[0])]
+            else:
+                with self._connection.pipeline():
+                    cursors = [execute(sql, args) for sql, args in batch]
+            return [self._rows(cursor) for cursor in cursors]
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
-        except (psycopg.Error, OverflowError) as error:
+        except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
+
+    def _rows(self, cursor: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement, with texts as they were; none where it returns none."""
+        result = cursor.pgresult
+        texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
+        return restored(cursor.fetchall(), texts, self._long_ids) if result.nfields else []
 
     def _long_ids(self, digests: set[str]) -> dict[str, str]:
         if not digests <= self._ids.keys():
             sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
-            [(rows, _)] = self._pipeline.run([(sql, [list(digests)])])
-            self._ids = dict(rows)
+            self._ids = dict(self._connection.execute(sql, [list(digests)], binary=True).fetchall())
         return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
@@ -441,97 +449,13 @@ class PostgresDatabase(Database):
             if self._open and isinstance(error, errors.AdminShutdown):
                 self._hold = min(2 * self._hold, LONGEST_HOLD)
             raise Lost(f"{self.path}: the connection was lost: {error}") from error
-        if isinstance(error, errors.NumericValueOutOfRange | OverflowError):
+        if isinstance(error, errors.NumericValueOutOfRange | OverflowError | struct.error):
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
         if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
         if isinstance(error, errors.DiskFull):
             raise Unwritable(f"{self.path}: the server's disk is full; nothing of it was stored") from error
         raise error
-
-
-class Pipeline:
-    """Statements that are sent together, before the first answer is read; each is prepared when it first
-    comes. psycopg's own pipeline, which waits for each of them, takes twice the CPU."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection, self._pgconn = connection, connection.pgconn
-        self._values = Transformer(connection)
-        self._prepared: dict[tuple[str, Any], bytes] = {}  # names, by statement and types of its arguments
-        self._count = 0  # of all names
-
-    def run(self, batch: Sequence[Statement]) -> list[tuple[list[tuple[Any, ...]], list[int]]]:
-        """The rows of each statement, and which of their columns are text. Raises the error of the first that
-        fails; those after it aren't run."""
-        values, pgconn, count = self._values, self._pgconn, len(batch)
-        if len(self._prepared) > PREPARED:
-            self._prepared, batch = {}, [("DEALLOCATE ALL", ()), *batch]
-        names = dict[tuple[str, Any], bytes]()  # of statements that are new
-        commands: list[Callable[[], None]] = []
-        prepares: list[tuple[str, Any] | None] = []  # by each command; None: it runs one
-        for sql, args in batch:
-            sent = values.dump_sequence(args, [PyFormat.AUTO] * len(args))
-            key, formats = (sql, values.types), values.formats
-            name = self._prepared.get(key) or names.get(key)
-            if name is None:
-                self._count += 1
-                name = names[key] = f"{self._count} {sql[:20]}".encode()
-                commands.append(partial(pgconn.send_prepare, name, sql.encode(), key[1]))
-                prepares.append(key)
-            commands.append(partial(pgconn.send_query_prepared, name, sent, formats, Format.BINARY))
-            prepares.append(None)
-        results, lost = list[PGresult](), None
-        try:
-            self._connection.wait(self._exchange(commands, results))
-        except psycopg.OperationalError as error:
-            lost = error  # unless the server has said why
-        finally:
-            if pgconn.pipeline_status != PipelineStatus.OFF:
-                pgconn.finish()
-        answers = []
-        for key_of_new, result in zip(prepares, results):
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise errors.error_from_result(result)
-            if key_of_new is None:
-                answers.append(self._rows(result))
-            else:
-                self._prepared[key_of_new] = names[key_of_new]
-        if lost or len(results) < len(commands):
-            raise lost or psycopg.OperationalError("the server ended the connection")
-        return answers[-count:]
-
-    def _exchange(self, commands: Sequence[Callable[[], None]], results: list[PGresult]) -> PQGen[None]:
-        """Send commands, and add what each is answered with to `results`; waits meanwhile."""
-        pgconn = self._pgconn
-        pgconn.enter_pipeline_mode()
-        for send in commands:
-            send()
-        pgconn.pipeline_sync()
-        while True:
-            ready = yield Wait.RW if pgconn.flush() else Wait.R
-            if not ready & Ready.R:
-                continue
-            pgconn.consume_input()
-            is_end = False  # of a command
-            while not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None and is_end:
-                    break
-                is_end = result is None
-                if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
-                    pgconn.exit_pipeline_mode()
-                    return
-                if result is not None:
-                    results.append(result)
-            if pgconn.status == ConnStatus.BAD:
-                return
-
-    def _rows(self, result: PGresult) -> tuple[list[tuple[Any, ...]], list[int]]:
-        if not result.nfields:
-            return [], []
-        self._values.set_pgresult(result)
-        texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
-        return self._values.load_rows(0, result.ntuples, tuple), texts
 
 
 def is_made(url: str) -> bool:

@@ -242,10 +242,13 @@ class Column(bytes):
                 pack = partial(struct.pack, f">i{number}", 8)
                 return cls(head + b"".join(NULL if value is None else pack(value) for value in values))
             except struct.error as error:
-                raise Refused(f"expected integers of 64 bits: {error}") from None
+                expected = "integers of 64 bits" if number == "q" else "numbers"
+                raise Refused(f"expected {expected}: {error}") from None
+        if kind == "BYTEA":
+            values, encode = [None if value is None else bytes(value) for value in values], bytes
         cells: dict[Any, bytes] = {None: NULL}  # of the different values: many are in all rows
         for value in set(values) - {None}:
-            cell = bytes(value) if kind == "BYTEA" else encode(value)
+            cell = encode(value)
             cells[value] = len(cell).to_bytes(4, "big") + cell
         return cls(head + b"".join(map(cells.__getitem__, values)))
 

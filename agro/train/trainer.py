@@ -188,6 +188,8 @@ class BaseTrainer:
         """Take the prompts of data.hold_out out of those to train on; returns notes."""
         data = self.config.data
         recorded: Clusters | None = read_clusters(self.out) if self.resume else None
+        if recorded is None and self.resume and (self.out / "metrics.jsonl").exists():
+            recorded = {}  # it began before near-copies were held out together
         if recorded is None and self.budget is not None:
             recorded = self.budget.clusters
         self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)

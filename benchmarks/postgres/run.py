@@ -122,10 +122,11 @@ def rows_of(file: Measured, server: Measured, of: str = "") -> list[dict[str, An
             "wall": statistics.median(walls),
             "wall_peer": statistics.median(peer_walls),
         }
-        kinds = {name + of: (both, None)}
+        kinds = {name + of: both}
         if name == "draw of 96":
-            kinds[f"{name}{of}, client alone"] = clients, 1 / DRAW_RATIO
-        for full, (ours, goal) in kinds.items():
+            kinds[f"{name}{of}, client alone"] = clients
+        goal = 1 / DRAW_RATIO if name == "draw of 96" else None
+        for full, ours in kinds.items():
             quartiles = (
                 statistics.quantiles([a / b for a, b in zip(ours, peers)], n=4) if len(ours) > 1 else []
             )
@@ -219,8 +220,10 @@ def main() -> None:
             rows.append(recording.row(name, ours, ratio=ratio, peer=peer, goal_a_second=RESPONSES))
     for row in rows:
         ours, peer = (statistics.median(row[key]) for key in ("ours", "peer"))
-        walls = f"; wall ms {row['wall']:.3g}, file {row['wall_peer']:.3g}; trips {row['trips']:g}"
-        print(f"{row['name']}: {ours:.4g}, file {peer:.4g}{walls if 'wall' in row else ''}", flush=True)
+        walls = ""
+        if "wall" in row:
+            walls = f"; wall ms {row['wall']:.3g}, file {row['wall_peer']:.3g}; trips {row['trips']:g}"
+        print(f"{row['name']}: {ours:.4g}, file {peer:.4g}{walls}", flush=True)
     recording.keep(RESULTS, recording.known(RESULTS) | {row["name"]: row for row in rows})
 
 
