@@ -233,8 +233,8 @@ class SqliteDatabase(Database):
             )
         if self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
             raise Refused(
-                f"{self.path}: a part of several stores that were one, which aren't read any more. What to do: "
-                "agro store merge of all parts with the version of agro that wrote them"
+                f"{self.path}: a part of several stores that were one, which aren't read any more. "
+                "What to do: agro store merge of all parts with the version of agro that wrote them"
             )
         if schema != SCHEMA:
             raise Refused(
