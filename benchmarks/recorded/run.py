@@ -130,9 +130,7 @@ def compare(was: Values | None, name: str, renamed: Mapping[str, str], new: Sequ
 
 def check(names: Sequence[str], renamed: Mapping[str, str], new: Sequence[str]) -> int:
     if not RECORDED.exists():
-        raise SystemExit(
-            f"{RECORDED}: no such file. What to do: `record` in a checkout of before, and copy it here"
-        )
+        raise SystemExit(f"{RECORDED}: missing; run record in a checkout of before, and copy it here")
     recorded = json.loads(RECORDED.read_text())
     print(f"recorded at {recorded['commit']}; here: {commit()}, {HERE.parents[1]}")
     for key, here in machine().items():
