@@ -311,7 +311,7 @@ OF_LOG = ("run", "model", "policy", "log", "as_json")
 
 def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     """What a model would earn by the responses of a log, and how sure that is."""
-    if not path.exists():
+    if url_of(path) is None and not path.exists():
         raise Refused(f"--log {path}: no such file")
     subject.look_at(subject.path)
     from agro.cli.measuring import policy_of  # here: what is missing is refused at once

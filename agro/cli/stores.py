@@ -63,6 +63,11 @@ def export(
             model in 16 bits, an adapter merged.
     """
     if url_of(store) is None and store.is_dir():
+        if file.suffix in (".jsonl", ".gz", ".parquet", ".gguf"):
+            raise Refused(
+                f"{file}: of a run or a model agro export writes a folder of safetensors. What to do: give a "
+                f"folder; the samples of a run are in {store / 'store.db'}"
+            )
         write_merged(store, file)
         print(json.dumps({"model": str(file)}) if as_json else f"wrote {file}")
         return
@@ -94,6 +99,7 @@ def score(
     missing: bool = False,
     check: bool = False,
     threshold: float | None = None,
+    label_threshold: float | None = None,
     timeout: float = 10.0,
     workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
     as_json: Json = False,
@@ -103,15 +109,18 @@ def score(
     missing: Only samples without a reward.
     check: Store nothing: say how far the reward agrees with the rewards that are there, as labels.
     threshold: With --check: from which on the reward says yes; half its maximum where it isn't given.
+    label_threshold: With --check: from which on a label says yes; 0.5 where labels are from 0 to 1.
     timeout: Seconds for one response.
     workers: Processes of a reward that has some: functions, math, regex; requests of a judge at a time.
     """
     config = RewardConfig(name=reward, options=options(option), timeout=timeout, workers=workers)
     if check:
-        _check_reward(store, config, threshold, as_json)
+        if missing:
+            raise Refused("--check reads the samples that have rewards; leave out --missing")
+        _check_reward(store, config, threshold, label_threshold, as_json)
         return
-    if threshold is not None:
-        raise Refused("--threshold is of --check, which isn't given; add it, or leave --threshold out")
+    if threshold is not None or label_threshold is not None:
+        raise Refused("--threshold and --label-threshold are of --check; add it, or leave them out")
     Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
     check_name(reward)
     from agro.rollout.rollout import EpisodeReward
@@ -161,23 +170,34 @@ def _complete_episodes(samples: Iterable[Sample], size: int) -> Iterator[list[Sa
         yield part
 
 
-LABELED = 0.5  # the reward from which on a label says yes
 RESAMPLES = 2000
 
 
-def _check_reward(labeled: Path, config: RewardConfig, threshold: float | None, as_json: bool) -> None:
+def _check_reward(
+    labeled: Path, config: RewardConfig, threshold: float | None, labeled_from: float | None, as_json: bool
+) -> None:
     """Say how far a reward, most often a judge, agrees with the labels of a store or log."""
     with opened_log(labeled) as store:
         samples = list(store.samples(scored=True))
     if not samples:
         raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
+    if labeled_from is None:
+        labels = [sample.reward for sample in samples if sample.reward is not None]
+        if not 0 <= min(labels) <= max(labels) <= 1:
+            raise Refused(
+                f"{labeled}: expected labels from 0 to 1, got {min(labels):g} to {max(labels):g}. "
+                "What to do: say with --label-threshold from which on one says yes"
+            )
+        labeled_from = 0.5
     with closing(load_reward(config)) as judge:
         least = judge.maximum / 2 if threshold is None and judge.maximum is not None else threshold
         if least is None:
             raise Refused(f"--threshold: expected one, since the reward {config.name} has no known maximum")
+        if not math.isfinite(least) or not math.isfinite(labeled_from):
+            raise Refused(f"expected finite thresholds, got {least} and {labeled_from}")
         scores = judge.score(samples)
     judged = [
-        (score.value >= least, sample.reward >= LABELED)
+        (score.value >= least, sample.reward >= labeled_from)
         for sample, score in zip(samples, scores, strict=True)
         if score.value is not None and sample.reward is not None
     ]
@@ -190,7 +210,8 @@ def _check_reward(labeled: Path, config: RewardConfig, threshold: float | None, 
     if report["kappa"] is not None:
         kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
     agrees = "" if not judged else f"; it agrees with {report['agreement']:.1%} of the labels, {kappa}"
-    print(f"{len(judged)} samples judged, {len(failed)} not: yes from {least:g} on{agrees}")
+    begin = f"yes from {least:g} on, labels from {labeled_from:g} on"
+    print(f"{len(judged)} samples judged, {len(failed)} not: {begin}{agrees}")
     for error in list(dict.fromkeys(failed))[:5]:
         print(f"  not judged: {error}")
 
@@ -288,9 +309,8 @@ def store(
     action: Annotated[
         Action,
         typer.Argument(
-            help="copy: a store to a new one, a file or postgresql://…; join: make one of several that "
-            "earlier versions had as one; recover: all that is undamaged into a new store, and what is lost; "
-            "show: samples, in a terminal all in a pager, elsewhere 10."
+            help="copy: a store to a new one, a file or postgresql://…; recover: all that is undamaged into "
+            "a new store, and what is lost; show: samples, in a terminal all in a pager, elsewhere 10."
         ),
     ],
     stores: Annotated[

@@ -58,10 +58,13 @@ def test_a_log_that_needs_a_map_is_for_import(tmp_path):
 
 
 def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
-    (tmp_path / "held.jsonl").write_text('{"prompt": "0>"}\n{"prompt": "9>"}\n')
-    found = run(tmp_path, ROWS, "--held-out", str(tmp_path / "held.jsonl"))
-    assert "1 of 2 held-out prompts are prompts of the store" in found.stdout
-    assert "held-out" in found.stdout
+    question = "Which of the rivers that flow into the sea at the town of the old bridge is the longest one{}"
+    held = [{"id": "same", "prompt": "0>"}, {"id": "copy", "prompt": question.format("?")}, {"prompt": "9>"}]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    rows = [{**ROWS[0], "prompt": question.format(", please?")}, *ROWS]
+    found = run(tmp_path, rows, "--held-out", str(tmp_path / "held.jsonl"))
+    assert "1 of 3 held-out prompts are prompts of the store, and 1 are near-copies" in found.stdout
+    assert "(same, copy)" in found.stdout
 
 
 def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):

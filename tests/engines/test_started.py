@@ -118,7 +118,7 @@ def test_a_server_of_adapters_has_the_base_and_room_for_them(tmp_path: Path) -> 
 
 
 def test_a_quantized_model_is_saved_once_and_served_from_there(tmp_path: Path) -> None:
-    """Not the model of `policy.model`, whose numbers are others. test_quantized.py has real ones."""
+    """Not the model of `policy.model`, whose numbers are others. tests/models has real ones."""
     Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
     policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2, merge=False)))
     policy.model.is_quantized = True

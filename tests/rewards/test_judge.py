@@ -257,5 +257,13 @@ def test_agreement_with_labels(url, tmp_path):
         "threshold": 5.0,
     }
     shown = CliRunner().invoke(app, command).stdout
-    assert shown.startswith("38 samples judged, 2 not: yes from 5 on; it agrees with 100.0% of the labels")
+    judged = "38 samples judged, 2 not: yes from 5 on, labels from 0.5 on"
+    assert shown.startswith(f"{judged}; it agrees with 100.0% of the labels")
+    assert "leave out --missing" in CliRunner().invoke(app, [*command, "--missing"]).stderr
+    file.write_text(
+        "".join(json.dumps({**record, "reward": 10 * record["reward"]}) + "\n" for record in records)
+    )
+    assert "expected labels from 0 to 1, got 0 to 10" in CliRunner().invoke(app, command).stderr
+    graded = CliRunner().invoke(app, [*command, "--label-threshold", "5", "--json"]).stdout
+    assert json.loads(graded) == report
     assert "JSON object, got '?'" in shown

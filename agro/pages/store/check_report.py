@@ -188,7 +188,7 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             f"{count(len(held_out.exact))} of {count(held_out.prompts)} held-out prompts are prompts of the "
             f"store, and {count(len(held_out.near))} are near-copies of one "
             f"({held_out.named((*held_out.exact, *held_out.near))}).",
-            "Remove them from the file, or their copies from the store (agro forget --prompt-id).",
+            "Remove them from the file of held-out prompts; these are its ids.",
         )
     if counts.unscored or counts.failed:
         yield DataVerdict(
