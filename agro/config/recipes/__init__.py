@@ -44,7 +44,7 @@ class Recipe:
 
     @property
     def title(self) -> str:
-        """The first lines of the comment, up to the indented commands; of an entry
+        """The first lines of the comment, up to the indented commands, "" where there are none; of an entry
         its title, and what the recipe lacks of the method."""
         if isinstance(self.source, Objective):
             recipe = self.source.recipe
@@ -52,10 +52,7 @@ class Recipe:
             return f"{recipe.title} Missing here: {recipe.missing}" if recipe.missing else recipe.title
         comment = re.match(r"(?:# .*\n)+?(?=#   )", self.text)
         if comment is None:
-            raise Refused(
-                f"recipe {self.name} ({self.source}): expected a comment in its first lines that says what "
-                "it is for, and below it the command, as a comment that is indented by three spaces"
-            )
+            return ""
         return " ".join(line.removeprefix("# ") for line in comment[0].splitlines())
 
     @property
