@@ -28,6 +28,8 @@ from agro.types import ROUNDING, Prompt, Role, Sample, thought_in
 from agro.types.kept_sets import ALL, flat
 from agro.types.sample import UNKNOWN_VERSION
 
+ATTRIBUTES = ("version", "proposed", "accepted", "failures", "measured", "check")  # of an engine
+
 
 class Rollout:
     """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
@@ -315,7 +317,7 @@ def _of_user(
     shares = "shares_weights" in declared(make)
     given = "(policy, version)" if shares else "(encoder, say)"
     try:
-        return make(*((policy, version) if shares else (policy.encoder, say)), **settings.options)
+        engine = make(*((policy, version) if shares else (policy.encoder, say)), **settings.options)
     except Refused:
         raise
     except Exception as error:
@@ -324,6 +326,13 @@ def _of_user(
             f"engine.options: {settings.kind} was called with {given} and the options {options}: "
             f"{explain(error, '')}"
         ) from error
+    missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
+    if missing:
+        raise Refused(
+            f"engine.kind: {settings.kind}: expected the attributes of agro.rollout.engines.Engine, got "
+            f"none called {', '.join(missing)}. What to do: set them when the engine is made"
+        )
+    return engine
 
 
 def load_rollout(

@@ -206,6 +206,13 @@ def test_what_it_says_wrong_is_refused(change: str, message: str, tmp_path: Path
         Trainer(tiny(tmp_path, engine__kind=f"{file}:Wrong"), tmp_path / "run").run()
 
 
+def test_an_engine_without_an_attribute_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bare.py"
+    file.write_text(Path(ENGINE.partition(":")[0]).read_text().replace("self.measured", "self.metrics"))
+    with pytest.raises(Refused, match=r"expected the attributes of .*Engine, got none called measured"):
+        Trainer(tiny(tmp_path, engine__kind=f"{file}:Generate"), tmp_path / "run").run()
+
+
 def test_changed_code_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(Path(ENGINE.partition(":")[0]).read_text())

@@ -54,6 +54,9 @@ class Engine(Protocol):
     the engine can do beyond decoding, see `agro.rollout.engines.capabilities`: a setting that needs anything
     else is refused. `measured` has metrics of `agro.runs.metrics` that it knows. `check` is called again and
     again while the engine decodes, and may raise `Interrupted`.
+
+    A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
+    **engine.options)` where it `can` share weights.
     """
 
     can: ClassVar[frozenset[Capability]]
