@@ -187,7 +187,7 @@ def _over_jobs(apart: Mapping[str, Sequence[float]]) -> str:
     worst = min(means, key=means.__getitem__)
     count = sum(len(apart[job]) for job in means)
     mean_of_jobs = f"{statistics.mean(means.values()):+.3f}{error}"
-    return f"{mean_of_jobs}<br>{len(means)} jobs, {count} runs; {worst} {means[worst]:+.2f}"
+    return f"{mean_of_jobs}<br>jobs: {len(means)}, runs: {count}; {worst} {means[worst]:+.2f}"
 
 
 def _others(runs: Sequence[Run]) -> str:

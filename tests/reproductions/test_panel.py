@@ -274,7 +274,7 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
     assert apart["better"] == pytest.approx((-0.2, -0.2))
     text = report.tables({"runs": runs})
     about = JOBS["own"].about
-    assert f"| own | {about} | 0.300 | 0.600 | 0.800 (2) | – |" in text
+    assert f"| own | {about} | 0.300 | 0.600 | – | 0.800 (2) | – |" in text
 
 
 def test_an_ablation_is_paired_by_job_rate_and_seed() -> None:
@@ -286,8 +286,21 @@ def test_an_ablation_is_paired_by_job_rate_and_seed() -> None:
     runs += [measured("better", "no weight", 1e-3, 0.0), measured("better", "FPA", 3e-3, 0.5)]
     runs += [measured("own", "FPA", 3e-3, 0.5)]
     text = report.tables({"runs": runs})
-    assert "| no weight | 2 | -0.150 ± 0.050 | -0.200 (own) |" in text
+    paired = "-0.150 ± 0.050<br>jobs: 2, runs: 3; own -0.20"
+    assert f"| no weight | – | – | {paired} | – |" in text  # not at all rates, so none is the best
     assert "| FPA | 0.003 | 2 | -0.100 | -0.300…+0.100 |" in text
+
+
+def test_a_rate_is_chosen_on_other_prompts_than_those_that_are_reported() -> None:
+    """3e-4 is ahead on the prompts that choose; .5 and .3 are of the others, so without the weight −.2."""
+    runs = []
+    for method, others in (("the default", 0.5), ("no weight", 0.3)):
+        for rate, choosing, reported in ((3e-4, 0.9, others), (1e-3, 0.1, 0.8), (3e-3, 0.2, 0.9)):
+            halves = {"reward_choosing": choosing, "reward_others": reported}
+            runs.append(measured("own", method, rate, (choosing + reported) / 2) | halves)
+    assert [run["rate"] for run in report.at_best(runs[:3])] == [3e-4]
+    assert report.paired_at_best(runs, "no weight") == {"own": [pytest.approx(-0.2)]}
+    assert "-0.200<br>jobs: 1, runs: 1; own -0.20 |" in report.tables({"runs": runs})
 
 
 def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:

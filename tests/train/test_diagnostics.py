@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, weights, write_prompts
+from tiny_runs import RESPONSE_ROUNDING, metrics, tiny, weights, whole_and_resumed, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
@@ -277,6 +277,18 @@ def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> 
     for name, beta, count in (("without", None, 1), ("with", 0.1, 0)):
         Trainer(tiny(tmp_path, phases=phases, train__steps=1, evaluate__beta=beta), tmp_path / name).run()
         assert capsys.readouterr().err.count("note: phase a, c: without a β") == count
+
+
+def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
+    def make(folder: Path) -> RunConfig:
+        held = write_prompts(folder / "held.jsonl", range(60, 64))
+        measured = {"evaluate__beta": 0.5, "evaluate__n": 2, "evaluate__every": 2, "data__eval_prompts": held}
+        return tiny(folder, objective={"name": "rloo"}, data__replay=0.5, **measured)
+
+    whole, resumed = map(metrics, whole_and_resumed(make, tmp_path, at=4))
+    for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "kl_to_reward_spread", "loss"):
+        assert [m[key] for m in resumed] == [m[key] for m in whole]
+    assert whole[1]["regret"] > 0
 
 
 def test_a_regret_without_unequal_rewards_is_unknown(tmp_path: Path) -> None:

@@ -155,6 +155,12 @@ def test_a_resumed_run_estimates_against_the_same_start(author: Path, tmp_path: 
     assert plain is not None
 
 
+def test_a_resumed_run_compares_with_the_same_start(tmp_path: Path) -> None:
+    plain, resumed = (metrics(run)[-1] for run in whole_and_resumed(config, tmp_path, 4))
+    assert [plain[name] for name in GAIN] == [resumed[name] for name in GAIN]
+    assert plain["eval_gain"] is not None
+
+
 def test_too_few_effective_responses_leave_it_unmeasured(copied: Path) -> None:
     rows = metrics(copied)
     for row in rows:
