@@ -347,7 +347,7 @@ def _recipe(config: RunConfig, log: Store | None) -> str:
     share = config.data.replay_at(0)
     if log is None:
         return "fresh" if share == 0 and config.train.groups > 1 else ""
-    kind, _ = kind_of(log)
+    kind = kind_of(log)
     if kind == "log" and share < 1:
         return "mixed"
     return kind if kind in ("log", "feedback") else ""

@@ -209,7 +209,7 @@ class Loop:
                 self.say(f"turn {record.turns[-1].number} goes on")
                 return record.turns[-1]
             with Store.open(self.store, read_only=True, create=False) as store:
-                recipe, _ = kind_of(store)
+                recipe = kind_of(store)
             number, start, rewarded = len(record.turns) + 1, record.served[-1], self._rewarded()
             turn = Turn(
                 number=number, start=start, rewarded=rewarded, recipe=recipe, overrides=self.overrides

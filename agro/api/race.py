@@ -313,7 +313,7 @@ def default_for(data: DataConfig) -> str:
     if data.store is None:
         return "fresh"
     with Store.open(location_of(data.store), read_only=True, create=False) as store:
-        return kind_of(store)[0]
+        return kind_of(store)
 
 
 def candidates(recipe: str, config: RunConfig, out: Path) -> list[Candidate]:

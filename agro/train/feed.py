@@ -257,7 +257,7 @@ class Feed:
             check_drawn(drawn.samples, data)
         for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
             anchored = [sample for sample in drawn.samples if need.applies_to(sample.role)]
-            missing = [named(s.id, s.prompt_id, s.truncation) for s in anchored if s.truncation]
+            missing = [named(s) for s in anchored if s.truncation]
             if missing:
                 raise BEHAVIOR_LOGP.refusal(self.phase.config.objective.name, missing, len(anchored))
         fresh = frozenset(made)

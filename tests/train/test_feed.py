@@ -218,7 +218,7 @@ def test_a_map_changes_rewards_and_those_of_tokens():
 
 
 def test_a_step_is_refused_too_where_scales_meet_that_the_store_did_not_show():
-    with pytest.raises(Refused, match="meet in a group of this step"):
+    with pytest.raises(Refused, match="meet in groups of this step"):
         check_drawn([*made("policy", 0.0, 1.0), *made("annotators", 4.0)], data())
     check_drawn([*made("policy", 0.0), *made("annotators", 4.0, prompt="2>")], data())
 

@@ -480,7 +480,7 @@ class Recommendation:
 def recommend(store: Store, log: Path | None = None, model: str | None = None) -> list[Recommendation]:
     """Those of the recipes for what the store has that can train on it, the best first. `log`, `model`: as of
     `train_command`."""
-    kind, _ = kind_of(store)
+    kind = kind_of(store)
     counts, groups = store.counts(), list(store.survey.each_group())
     low, high = store.survey.spread_of_rewards() or (0.0, 1.0)
     found = []
