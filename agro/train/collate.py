@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,26 +50,30 @@ def collate(
     row = {s.id: i for i, s in enumerate(samples)}
     lengths = [len(s.tokens) for s in samples if s.tokens is not None]
     T = max(lengths)
-    behavior = [s.behavior_logp for s in samples]
-    has_behavior = any(value is not None for value in behavior)
-    token_reward = [s.token_reward for s in samples]
-    extra = {}
-    if any(value is not None for value in token_reward):
-        extra["token_reward"] = _padded(token_reward, T, math.nan, torch.float64)
-    extra["hinted"] = torch.tensor([s.meta.get("hint") is not None for s in samples], dtype=torch.float64)
+    mask = _padded([s.mask for s in samples], T, 0, torch.bool)
+    hinted = [s.meta.get("hint") is not None for s in samples]
+    extra = {"hinted": torch.tensor(hinted, dtype=torch.float64)}
+    if any(s.token_reward is not None for s in samples):
+        extra["token_reward"] = _padded([s.token_reward for s in samples], T, math.nan, torch.float64)
+    meanings = [s.meta.get("meaning") for s in samples]
     if any("meaning" in s.meta for s in samples):
-        meanings = [s.meta.get("meaning") for s in samples]
         known = [math.nan if meaning is None else meaning for meaning in meanings]
         extra["meaning"] = torch.tensor(known, dtype=torch.float64)
-    mask = _padded([s.mask for s in samples], T, 0, torch.bool)
     if observed:
         extra["observed"] = _padded([s.observed for s in samples], T, 0, torch.bool)
+    behavior = None
+    if any(s.behavior_logp is not None for s in samples):
+        behavior = _padded([s.behavior_logp for s in samples], T, math.nan, torch.float32)
+    kept = None
+    if over_kept:
+        sets = [None if s.kept is None or s.kept_count is None else (s.kept, s.kept_count) for s in samples]
+        kept = KeptSets.of(sets, mask)
     batch = Batch.of(
         mask=mask,
         reward=[total_reward(s) for s in samples],
         group=[s.prompt_id for s in samples],
         response=[i if s.episode is None else (s.prompt_id, s.episode) for i, s in enumerate(samples)],
-        behavior_logp=_padded(behavior, T, math.nan, torch.float32) if has_behavior else None,
+        behavior_logp=behavior,
         age=[staleness(s, version) for s in samples],
         role=[s.role for s in samples],
         extra=extra,
@@ -79,10 +83,7 @@ def collate(
         lengths=lengths,
         ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
     )
-    if not over_kept:
-        return batch
-    sets = [None if s.kept is None or s.kept_count is None else (s.kept, s.kept_count) for s in samples]
-    return batch.replace(kept=KeptSets.of(sets, mask))
+    return batch.replace(kept=kept) if over_kept else batch
 
 
 def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
@@ -90,12 +91,12 @@ def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequen
     functions with a weight, within caps and behind gates; NaN where one that counts is unknown."""
     named = labeled(functions)
     weights = [part.weight for part in functions if part.weight]
-    parts = []
-    for sample in samples:
-        if unrecorded(sample, named):
-            parts.append([math.nan] * len(weights))
-        else:
-            parts.append(list(counted(sample.meta.get("reward_parts", {}), named).values()))
+    parts = [
+        [math.nan] * len(weights)
+        if unrecorded(sample, named)
+        else list(counted(sample.meta.get("reward_parts", {}), named).values())
+        for sample in samples
+    ]
     return _with_columns(batch, {"reward_parts": parts, "part_weights": [weights] * len(samples)})
 
 
@@ -154,27 +155,22 @@ class ReferenceCache:
         ids = [s.id for s in samples if s.id is not None]
         assert len(ids) == len(samples)
         cached = self.store.ledger.reference_logp(self.run, key, ids, until=self.until)
-        wanted = batch.mask.sum(1).tolist()
-        several = {i for i, count in Counter(ids).items() if count > 1}  # rows of one sample, never stored
-        missing = [
-            row
-            for row, i in enumerate(ids)
-            if i not in cached or i in several or len(cached[i]) != wanted[row]
-        ]
-        ref_logp = torch.zeros(batch.mask.shape, dtype=torch.float64, device=batch.mask.device)
+        sizes, times, device = batch.mask.sum(1).tolist(), Counter(ids), batch.mask.device
+        ref_logp = torch.zeros(batch.mask.shape, dtype=torch.float64, device=device)
+        missing = []
+        for row, i in enumerate(ids):
+            # Several rows of one sample are never stored.
+            if times[i] == 1 and i in cached and len(cached[i]) == sizes[row]:
+                known = torch.tensor(cached[i], dtype=torch.float64, device=device)
+                ref_logp[row, batch.mask[row]] = known
+            else:
+                missing.append(row)
         if missing:
-            rows = torch.tensor(missing, device=batch.mask.device)
-            ref_logp[rows] = self.learner.logp(batch.rows(rows), "reference").to(ref_logp.device)
-            new = {
-                ids[row]: ref_logp[row][batch.mask[row]].float().cpu().numpy()
-                for row in missing
-                if ids[row] not in several
-            }
+            rows = torch.tensor(missing, device=device)
+            ref_logp[rows] = self.learner.logp(batch.rows(rows), "reference").to(device)
+            single = [row for row in missing if times[ids[row]] == 1]
+            new = {ids[row]: ref_logp[row][batch.mask[row]].float().cpu().numpy() for row in single}
             self.store.ledger.keep_reference_logp(self.run, step, key, new)
-        for row in set(range(len(ids))) - set(missing):
-            ref_logp[row, batch.mask[row]] = torch.tensor(
-                cached[ids[row]], dtype=torch.float64, device=ref_logp.device
-            )
         return batch.replace(ref_logp=ref_logp)
 
 
@@ -202,16 +198,25 @@ def recording(phases: Sequence[Phase], phase: Phase) -> RunConfig:
 def describe(phases: Sequence[Phase], phase: Phase) -> str | None:
     """A note on a phase that samples with truncation: what its log-probs are over."""
     config = recording(phases, phase)
-    sampler, objective = config.sampler, config.objective.name
+    sampler = config.sampler
     if config.data.replay == 1 or not sampler.truncation:
         return None
-    over = "the vocabulary"
-    if sampler.records_kept and has_ratios(phase.needs):
-        over = "its kept sets"
-    text = f"phase {phase.name}: sampled with {sampler.truncation}; log-probs of {objective} are over {over}"
-    if sampler.records_kept:
-        text += ". Samples record the kept sets (sampler.keep_sets)"
-    return text
+    over = "its kept sets" if sampler.records_kept and has_ratios(phase.needs) else "the vocabulary"
+    records = ". Samples record the kept sets (sampler.keep_sets)" if sampler.records_kept else ""
+    return (
+        f"phase {phase.name}: sampled with {sampler.truncation}; log-probs of {config.objective.name} are "
+        f"over {over}{records}"
+    )
+
+
+def _rewards_of(samples: Iterable[Sample]) -> dict[str, dict[str | int | None, float]]:
+    """By prompt_id the known rewards of its responses; rows of one episode are one."""
+    rewards: dict[str, dict[str | int | None, float]] = {}
+    for s in samples:
+        reward = total_reward(s)
+        if not math.isnan(reward):
+            rewards.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = reward
+    return rewards
 
 
 class StoredValues:
@@ -232,12 +237,9 @@ class StoredValues:
 
         `prompts`: by id. Raises `Refused` where one of them has none, or is another prompt in the store.
         """
-        rewards_of: dict[str, dict[str | int | None, float]] = {}
         with Store.open(path, read_only=True, create=False) as store:
             store.experience.check_prompts(prompts.items())
-            for s in store.samples(scored=True):
-                response = s.id if s.episode is None else s.episode
-                rewards_of.setdefault(s.prompt_id, {})[response] = total_reward(s)
+            rewards_of = _rewards_of(store.samples(scored=True))
         missing = sorted(prompts.keys() - rewards_of.keys())
         if missing:
             raise Refused(
@@ -265,9 +267,9 @@ class StoredValues:
         """The batch of `samples` with `extra["stored_value"]` [B], of β = the option value_beta, or beta, and
         `extra["stored_quantile"]` [B]."""
         beta = options.get("value_beta") or options["beta"]
-        values = {p: self.value(p, beta) for p in {s.prompt_id for s in samples}}
-        quantiles = [self.quantile(s.prompt_id, total_reward(s)) for s in samples]
+        values = {name: self.value(name, beta) for name in {s.prompt_id for s in samples}}
         stored = [values[s.prompt_id] for s in samples]
+        quantiles = [self.quantile(s.prompt_id, total_reward(s)) for s in samples]
         return _with_columns(batch, {"stored_value": stored, "stored_quantile": quantiles})
 
 
@@ -304,12 +306,7 @@ class TrackedValues:
         ids = {s.id for s in samples if s.id is not None}
         names = list(dict.fromkeys(s.prompt_id for s in samples))
         rewards = self.store.experience.rewards(self.run, names, without=ids)
-        in_batch: dict[str, dict[str | int | None, float]] = {}  # known rewards of each prompt's responses
-        for s in samples:
-            reward = total_reward(s)
-            if not math.isnan(reward):
-                in_batch.setdefault(s.prompt_id, {})[s.id if s.episode is None else s.episode] = reward
-        means = {name: math.fsum(of.values()) / len(of) for name, of in in_batch.items()}
+        means = {name: math.fsum(of.values()) / len(of) for name, of in _rewards_of(samples).items()}
         values = {}
         for name in names:
             other_means = [mean for other, mean in means.items() if other != name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
@@ -44,39 +46,15 @@ def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[floa
     of: "likelihood", log π / T; "behavior", −|log π − log μ| / T with the recorded log-probs. One forward
     pass.
     """
-    if not samples:
-        return []
     batch = collate(samples, learner.version)
     groups, logp_BT = Groups.of(batch), learner.logp(batch)
     if of == "likelihood":
-        found_N = groups.mean_tokens(logp_BT)
+        mean_N = groups.mean_tokens(logp_BT)
     elif batch.behavior_logp is None:
-        return [float("nan")] * len(samples)
+        return [math.nan] * len(samples)
     else:
-        found_N = -groups.mean_tokens(logp_BT - batch.behavior_logp).abs()
-    return [float(x) for x in found_N[batch.response]]
-
-
-def of_groups(
-    learner: Learner, encoder: Encoder, samples: Sequence[Sample], of: str, max_length: int | None
-) -> dict[str, float]:
-    """By prompt_id, the mean over the valid samples of a group. Raises `Refused` where it isn't known."""
-    encoded = []
-    for sample in samples:
-        try:
-            encoded += encoder.rows(sample, max_length)
-        except InvalidSample:  # it would be dropped from the step
-            continue
-    values: dict[str, list[float]] = defaultdict(list)
-    for sample, value in zip(encoded, per_token(learner, encoded, of), strict=True):
-        if value != value:
-            raise Refused(
-                f'data.order = "closest" with data.closeness = "{of}" needs the recorded log-probs of all '
-                f"tokens, but sample {sample.id} (prompt {sample.prompt_id}) doesn't have them. What to do: "
-                'data.roles = ["policy"], or data.closeness = "likelihood"'
-            )
-        values[sample.prompt_id].append(value)
-    return {prompt_id: sum(closeness) / len(closeness) for prompt_id, closeness in values.items()}
+        mean_N = -groups.mean_tokens(logp_BT - batch.behavior_logp).abs()
+    return [float(x) for x in mean_N[batch.response]]
 
 
 def by_reward(samples: Sequence[Sample], power: float) -> dict[str, float]:
@@ -156,21 +134,18 @@ def select_valid(
             valid.samples += rows
         else:
             valid.dropped["no reward"] += 1
-    if drawn.damaged:
-        valid.dropped["damaged"] = len(drawn.damaged)
-    if broken:
-        intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
-        valid.select(intact, "another row of its episode was dropped")
+    valid.dropped += Counter(damaged=len(drawn.damaged))
+    intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
+    valid.select(intact, "another row of its episode was dropped")
     if guard is not None:
         valid.select(guard(valid.samples), "the policy has moved too far from it")
     if "pairs" in needs:
         valid.pairs, paired = _complete_pairs(valid)
         valid.select(paired, "the other response of its pair was dropped")
     if valid.dropped:
-        minimum = least_responses(set(needs), "expert")
+        minimum = least_responses(needs, "expert")
         had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
-        too_small = {name for name in has if has[name] < minimum <= had[name]}
-        large = [sample for sample in valid.samples if sample.prompt_id not in too_small]
+        large = [s for s in valid.samples if has[s.prompt_id] >= minimum or had[s.prompt_id] < minimum]
         valid.select(large, "group too small after others were dropped")
     return valid
 
@@ -178,8 +153,7 @@ def select_valid(
 def _complete_pairs(valid: Valid) -> tuple[list[Pair], list[Sample]]:
     """The pairs of which both responses are there, and the samples of these responses."""
     response = {s.id: (s.prompt_id, s.id if s.episode is None else s.episode) for s in valid.samples}
-    pairs = []
-    paired = set()
+    pairs, paired = [], set()
     for pair in valid.pairs:
         winner, loser = response.get(pair.winner), response.get(pair.loser)
         if winner is None or loser is None or winner == loser:  # two rows of one episode aren't a pair
@@ -250,24 +224,28 @@ class Feed:
 
         `made`: ids of those generated for this step. Raises `Refused` where rewards of different scales meet.
         """
-        data = self.phase.config.data
-        if data.reward_scale:
-            drawn = replace(drawn, samples=rescaled(drawn.samples, data))
+        config, data = self.phase.config, self.phase.config.data
+        drawn, fresh = replace(drawn, samples=rescaled(drawn.samples, data)), frozenset(made)
         if REWARD in self.needs and len({sample.source for sample in drawn.samples}) > 1:
             check_drawn(drawn.samples, data)
         for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
             anchored = [sample for sample in drawn.samples if need.applies_to(sample.role)]
-            missing = [named(s) for s in anchored if s.truncation]
-            if missing:
-                raise BEHAVIOR_LOGP.refusal(self.phase.config.objective.name, missing, len(anchored))
-        fresh = frozenset(made)
-        guard: Callable[[list[Sample]], list[Sample]] | None = None
-        if data.max_drift is not None:
-            guard = partial(self._not_drifted, fresh=fresh, max_drift=data.max_drift)
-        length = self.phase.config.train.max_length
-        valid = select_valid(drawn, self.learner.encoder, length, self.needs, guard)
+            if missing := [named(sample) for sample in anchored if sample.truncation]:
+                raise BEHAVIOR_LOGP.refusal(config.objective.name, missing, len(anchored))
+        limit = data.max_drift
+        guard = None if limit is None else partial(self._not_drifted, fresh=fresh, max_drift=limit)
+        valid = select_valid(drawn, self.learner.encoder, config.train.max_length, self.needs, guard)
         valid.made = fresh
         return valid
+
+    def _not_drifted(
+        self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float
+    ) -> list[Sample]:
+        """Those that were made for this step, or that fit data.max_drift."""
+        stored = [s for s in samples if s.id not in fresh]
+        close = per_token(self.learner, stored, "behavior") if stored else []
+        valid_ids = {s.id for s, value in zip(stored, close, strict=True) if value >= -max_drift} | fresh
+        return [s for s in samples if s.id in valid_ids]
 
     def choose(self, store: Store, picked: Selection, at: At) -> Selection:
         """Of the groups that were picked as candidates those to train on; else all."""
@@ -278,22 +256,30 @@ class Feed:
         if data.reward_power is not None:
             weights = by_reward(samples, data.reward_power)
         else:
-            length = self.phase.config.train.max_length
-            closeness = of_groups(self.learner, self.learner.encoder, samples, data.closeness, length)
-            weights = {group: value / data.temperature for group, value in closeness.items()}
+            weights = self._closeness(samples, data)
         every = dict.fromkeys(picked.groups, -math.inf) | weights  # without a valid sample they come last
         return Selection(rule, pick_likely(every, rule.groups, at))
 
-    def _not_drifted(
-        self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float
-    ) -> list[Sample]:
-        """Those that were made for this step, or that fit data.max_drift."""
-        stored = [s for s in samples if s.id not in fresh]
-        if not stored:
-            return samples
-        close = per_token(self.learner, stored, "behavior")
-        valid_ids = {s.id for s, value in zip(stored, close, strict=True) if value >= -max_drift} | fresh
-        return [s for s in samples if s.id in valid_ids]
+    def _closeness(self, samples: Sequence[Sample], data: DataConfig) -> dict[str, float]:
+        """By prompt_id the mean of data.closeness over a group's valid samples, in units of data.temperature.
+
+        Raises `Refused` where it isn't known.
+        """
+        encoded: list[Sample] = []
+        for sample in samples:
+            with suppress(InvalidSample):  # it would be dropped from the step
+                encoded += self.learner.encoder.rows(sample, self.phase.config.train.max_length)
+        values: dict[str, list[float]] = defaultdict(list)
+        known = per_token(self.learner, encoded, data.closeness) if encoded else []
+        for sample, value in zip(encoded, known, strict=True):
+            if math.isnan(value):
+                raise Refused(
+                    f'data.order = "closest" with data.closeness = "{data.closeness}" needs the recorded '
+                    f"log-probs of all tokens, but sample {sample.id} (prompt {sample.prompt_id}) doesn't "
+                    'have them. What to do: data.roles = ["policy"], or data.closeness = "likelihood"'
+                )
+            values[sample.prompt_id].append(value)
+        return {group: sum(of) / len(of) / data.temperature for group, of in values.items()}
 
     def batch(self, valid: Valid, step: int, options: dict[str, Any]) -> StepBatch | None:
         """The tensors of a step, with all that objective and diagnostics use; None without valid samples.
@@ -304,11 +290,11 @@ class Feed:
         """
         if not valid.samples:
             return None
-        samples, version, reward = valid.samples, self.learner.version, self.phase.config.reward
-        if reward.whiten != "none" or reward.clip is not None:
-            samples = shaped(samples, reward)
-        if reward.per_token or reward.per_step:
-            samples = by_token(samples, reward.per_step, self.learner.encoder.decode)
+        config, samples, version = self.phase.config, valid.samples, self.learner.version
+        if config.reward.whiten != "none" or config.reward.clip is not None:
+            samples = shaped(samples, config.reward)
+        if config.reward.per_token or config.reward.per_step:
+            samples = by_token(samples, config.reward.per_step, self.learner.encoder.decode)
         over_kept = has_ratios(self.needs)
         observed = OBSERVED_LOGP in self.needs
         batch = collate(samples, version, valid.pairs, over_kept=over_kept, observed=observed)
@@ -319,7 +305,7 @@ class Feed:
         if "old_value" in self.needs:
             batch = batch.replace(old_value=self.learner.values(batch))
         if REWARD_PARTS in self.needs:
-            batch = with_reward_parts(batch, samples, self.phase.config.reward.functions)
+            batch = with_reward_parts(batch, samples, config.reward.functions)
         if self.phase.takes_stored_value:
             assert self.values is not None
             batch = self.values.fill(batch, samples, options)
@@ -328,7 +314,7 @@ class Feed:
             batch = self.cache.fill(batch, samples, step)
         else:
             batch = self._with_reference(batch, recent, "ref_logp" in self.phase.entry.needed(options))
-        temperature = self.phase.config.policy.temperature
+        temperature = config.policy.temperature
         comparable = [
             is_recent and draws_from(sample, temperature, over_kept=over_kept)
             for sample, is_recent in zip(samples, recent, strict=True)

@@ -1,4 +1,4 @@
-"""The prompts of a run: those that it can ask and score, and those that it sets aside.
+"""The prompts of a run: those that it can ask and score, and those that it holds out.
 
 `data.hold_out_most` bounds how many are held out; RUN/set_aside.jsonl has those of them that the start and
 the trained model answer.
@@ -29,32 +29,13 @@ from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.queries import chosen
-from agro.store.split import Clusters, clusters_in
+from agro.store.split import Clusters, clusters_in, read_clusters
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
 from agro.types import Prompt, Text
 
-
-def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location) -> dict[str, Text]:
-    """By id, the prompts that phases with stored values train on, as far as is known before the run.
-
-    `path`: the store that phases draw from.
-    """
-    valued: dict[str, Text] = {}
-    samples_fresh = False
-    for phase in phases:
-        data = phase.config.data
-        samples_fresh = samples_fresh or data.samples_fresh  # what a phase samples is stored for later ones
-        if not phase.takes_stored_value:
-            continue
-        if samples_fresh:
-            valued |= {p.id: p.text for p in prompts}
-        if data.draws_stored and exists(path):
-            with Store.open(path, read_only=True) as store:
-                scored = store.samples(scored=True, **chosen(data))
-                valued |= {sample.prompt_id: sample.prompt for sample in scored}
-    return valued
+FEWEST, MOST = 20, 128  # held-out prompts: fewer tell too little; so many are answered, at most
 
 
 def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[str]]:
@@ -66,73 +47,36 @@ def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[s
     if not paths:
         return [], []
     prompts, repeated = read_prompts(paths, data.columns)
-    if not repeated:
-        return prompts, []
     text = f"data.{key}: {len(repeated)} prompts are there twice ({'; '.join(repeated[:3])})"
-    if data.invalid_prompts == "refuse":
+    if repeated and data.invalid_prompts == "refuse":
         raise Refused(f'{text}. What to do: keep one of each, or set data.invalid_prompts = "drop"')
-    return prompts, [f"{text}; they are dropped"]
+    return prompts, [f"{text}; they are dropped"] if repeated else []
 
 
-def near_copies(
-    data: DataConfig, prompts: Sequence[Prompt], store: Location, recorded: Clusters | None
-) -> tuple[Clusters, list[str]]:
-    """The clusters by which a run holds out prompts of its store and of `prompts`, and a note.
+def valid_prompts(
+    prompts: Sequence[Prompt], encoder: Encoder, data: DataConfig, key: str
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts of `data.{key}` that the model can be asked, and notes on those that are dropped.
 
-    `recorded`: those of a run that is resumed, which stay.
+    Raises `Refused` for the others, unless data.invalid_prompts drops them, and where none is valid.
     """
-    if recorded is not None:
-        return recorded, []
-    texts = texts_of(prompts, store)
-    clusters = clusters_in(texts.items(), data.near_copies)
-    if not clusters:
-        return {}, []
-    return clusters, [
-        f"data.hold_out: {len(clusters)} of {len(texts)} prompts are near-copies of others, in "
-        f"{len(set(clusters.values()))} clusters, each of which is held out or trained on completely "
-        "(data.near_copies)"
-    ]
-
-
-def texts_of(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
-    """By id the texts of prompts, and those of a store."""
-    texts = {prompt.id: prompt.text for prompt in prompts}
-    if store is not None and exists(store):
-        with Store.open(store, read_only=True) as opened:
-            texts |= dict(opened.survey.each_prompt())
-    return texts
-
-
-def copies_of_training(
-    data: DataConfig, held_out: Sequence[Prompt], prompts: Sequence[Prompt], store: Location
-) -> list[str]:
-    """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
-    that is drawn from."""
-    texts = texts_of(prompts, store if data.draws_stored else None)
-    ids = {prompt.id for prompt in held_out}
-    names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
-    trained = {name for prompt_id, name in names.items() if prompt_id not in ids}
-    copies = [prompt.id for prompt in held_out if names[prompt.id] in trained]
-    if not copies:
-        return []
-    return [
-        f"data.eval_prompts: {len(copies)} of {len(held_out)} held-out prompts are near-copies of prompts to "
-        f"train on (for one: {', '.join(copies[:3])}), so that what is measured on them is partly what was "
-        "learned by heart; near-copies are those of data.near_copies"
-    ]
-
-
-def split_prompts(
-    prompts: Sequence[Prompt], data: DataConfig, clusters: Clusters
-) -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts to train on, and those of `data.hold_out`; raises `Refused` where none is to train on."""
-    parts: tuple[list[Prompt], list[Prompt]] = ([], [])
+    valid, problems = [], {}
     for prompt in prompts:
-        parts[is_held_out(clusters.get(prompt.id, prompt.id), data.hold_out)].append(prompt)
-    if prompts and not parts[0]:
-        held_out = f"holds out all {len(prompts)} prompts of data.prompts"
-        raise Refused(f"data.hold_out = {data.hold_out:g} {held_out}; lower it")
-    return parts
+        try:
+            encoder.checked_prompt(prompt)
+            valid.append(prompt)
+        except InvalidSample as error:
+            problems[prompt.id] = str(error)
+    if not problems:
+        return valid, []
+    named = list(problems)[:3]
+    files = data.paths("eval_prompts" if key == "eval_prompts" else "prompts")  # others are of a store
+    lines = places(files, data.columns, named)
+    reasons = "; ".join((f"{lines[name]}: " if name in lines else "") + problems[name] for name in named)
+    text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({reasons})"
+    if data.invalid_prompts == "refuse" or not valid:
+        raise Refused(f'{text}. What to do: remove or shorten them, or set data.invalid_prompts = "drop"')
+    return valid, [f"{text}; they are dropped"]
 
 
 def check_scorable(
@@ -150,44 +94,157 @@ def check_scorable(
         if len(bad) > max_failed * len(prompts):
             reward.close()
             has = ", ".join(prompts[0].columns) or "none but the prompt"
-            way_out = 'or say which one it is, as in data.columns.NAME = "COLUMN"'
+            way_out = 'say which one it is, as in data.columns.NAME = "COLUMN"'
             if key == "hold_out":  # of a store
-                way_out = "or set data.ask_held_out = false"
+                way_out = "set data.ask_held_out = false"
             raise Refused(
-                f"{text}. The columns of the first are: {has}. What to do: add the column, {way_out}"
+                f"{text}. The columns of the first are: {has}. What to do: add the column, or {way_out}"
             )
-        if bad:
-            notes.append(text)
+        notes += [text] if bad else []
     return notes
 
 
-def valid_prompts(
-    prompts: Sequence[Prompt], encoder: Encoder, config: DataConfig, key: str
-) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `data.{key}` that the model can be asked, and notes on those that are dropped.
+def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location) -> dict[str, Text]:
+    """By id, the prompts that phases with stored values train on, as far as is known before the run.
 
-    Raises `Refused` for the others, unless data.invalid_prompts drops them, and where none is valid.
+    `path`: the store that phases draw from.
     """
-    valid, problems = [], {}
+    valued: dict[str, Text] = {}
+    samples_fresh = False
+    for phase in phases:
+        data = phase.config.data
+        samples_fresh = samples_fresh or data.samples_fresh  # what a phase samples is stored for later ones
+        if phase.takes_stored_value and samples_fresh:
+            valued |= {p.id: p.text for p in prompts}
+        if phase.takes_stored_value and data.draws_stored and exists(path):
+            with Store.open(path, read_only=True) as store:
+                scored = store.samples(scored=True, **chosen(data))
+                valued |= {sample.prompt_id: sample.prompt for sample in scored}
+    return valued
+
+
+def copies_of_training(
+    data: DataConfig, held_out: Sequence[Prompt], prompts: Sequence[Prompt], store: Location
+) -> list[str]:
+    """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
+    that is drawn from."""
+    texts = _texts(prompts, store if data.draws_stored else None)
+    ids = {prompt.id for prompt in held_out}
+    names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
+    trained = {name for prompt_id, name in names.items() if prompt_id not in ids}
+    copies = [prompt.id for prompt in held_out if names[prompt.id] in trained]
+    if not copies:
+        return []
+    return [
+        f"data.eval_prompts: {len(copies)} of {len(held_out)} held-out prompts are near-copies of prompts to "
+        f"train on (for one: {', '.join(copies[:3])}), so that what is measured on them is partly what was "
+        "learned by heart; near-copies are those of data.near_copies"
+    ]
+
+
+def _texts(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
+    """By id the texts of prompts, and those of a store."""
+    texts = {prompt.id: prompt.text for prompt in prompts}
+    if store is not None and exists(store):
+        with Store.open(store, read_only=True) as opened:
+            texts |= dict(opened.survey.each_prompt())
+    return texts
+
+
+class HoldOut(NamedTuple):
+    """The prompts that a run trains on, and those that it holds out of data.prompts and its store."""
+
+    prompts: list[Prompt]
+    set_aside: list[Prompt]  # up to `MOST` held-out ones, chosen by a hash, which can be answered
+    clusters: Clusters  # near-copies, which are held out or trained on together
+    notes: list[str]
+
+
+def hold_out(
+    config: RunConfig, prompts: Sequence[Prompt], location: Location, resumed: Path | None, budget: Budget
+) -> HoldOut:
+    """Split by `data.hold_out`. `resumed`: the folder of a run that goes on, which keeps its split.
+
+    Raises `Refused` where none of `prompts` is to train on.
+    """
+    data, clusters, notes = config.data, budget.clusters, list[str]()
+    if resumed is not None:
+        clusters = read_clusters(resumed)
+        if clusters is None and (resumed / "metrics.jsonl").exists():
+            clusters = {}  # it began before near-copies were held out together
+    texts = _texts(prompts, location) if clusters is None or not budget.bounded else {}
+    if clusters is None:
+        clusters, notes = _near_copies(texts, data)
+    if resumed is None and not budget.bounded and data.eval_prompts is None:
+        notes += _few(data, texts, clusters)
+    parts: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt in prompts:
-        try:
-            encoder.checked_prompt(prompt)
-            valid.append(prompt)
-        except InvalidSample as error:
-            problems[prompt.id] = str(error)
-    if not problems:
-        return valid, []
-    named = list(problems)[:3]
-    files = config.paths("eval_prompts" if key == "eval_prompts" else "prompts")  # others are of a store
-    lines = places(files, config.columns, named)
-    reasons = "; ".join((f"{lines[name]}: " if name in lines else "") + problems[name] for name in named)
-    text = f"data.{key}: {len(problems)} of {len(prompts)} prompts are invalid ({reasons})"
-    if config.invalid_prompts == "refuse" or not valid:
-        raise Refused(f'{text}. What to do: remove or shorten them, or set data.invalid_prompts = "drop"')
-    return valid, [f"{text}; they are dropped"]
+        parts[is_held_out(clusters.get(prompt.id, prompt.id), data.hold_out)].append(prompt)
+    if prompts and not parts[0]:
+        raise Refused(
+            f"data.hold_out = {data.hold_out:g} holds out all {len(prompts)} prompts of data.prompts; "
+            "lower it"
+        )
+    set_aside: list[Prompt] = []
+    if data.eval_prompts is None:
+        file = None if resumed is None else resumed / SET_ASIDE
+        if file is not None and file.exists():
+            set_aside = load_prompts(file)
+        elif data.prompts is not None:
+            set_aside = sorted(parts[1], key=lambda prompt: place(prompt.id))[:MOST]
+        else:
+            set_aside = _of_store(data, location, clusters)
+    if config.asks_held_out and set_aside:
+        notes.append(
+            f"data.hold_out: the start and the trained model answer {len(set_aside)} of the held-out prompts "
+            f"(RUN/{SET_ASIDE})"
+        )
+    return HoldOut(parts[0], set_aside, clusters, notes)
 
 
-FEWEST, MOST = 20, 128  # held-out prompts: fewer tell too little; so many are answered, at most
+def write_set_aside(folder: Path, prompts: Sequence[Prompt]) -> None:
+    """Keep those of a run, for a run that is resumed and for `agro eval RUN`."""
+    records = ({**prompt.columns, "prompt": prompt.text, "prompt_id": prompt.id} for prompt in prompts)
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write(folder / SET_ASIDE, "".join(lines))
+
+
+def _of_store(data: DataConfig, location: Location, clusters: Clusters) -> list[Prompt]:
+    """Held-out prompts of the store, without those of episodes."""
+    with Store.open(location, read_only=True) as store:
+        store.split.use(clusters)
+        rows = store.survey.summaries(**(chosen(data) | {"min_reward": None}))
+        single = {row.prompt_id for row in rows if row.episode is None}
+        ordered = sorted(filter(store.split.held_out(data), single), key=place)
+        stored = (stored_prompt(store, prompt_id) for prompt_id in ordered)
+        return list(islice((prompt for prompt in stored if prompt is not None), MOST))
+
+
+def _near_copies(texts: Mapping[str, Text], data: DataConfig) -> tuple[Clusters, list[str]]:
+    """The clusters by which a run that begins holds prompts out, and a note."""
+    clusters = clusters_in(texts.items(), data.near_copies)
+    note = (
+        f"data.hold_out: {len(clusters)} of {len(texts)} prompts are near-copies of others, in "
+        f"{len(set(clusters.values()))} clusters, each of which is held out or trained on completely "
+        "(data.near_copies)"
+    )
+    return clusters, [note] if clusters else []
+
+
+def _few(data: DataConfig, ids: Collection[str], clusters: Clusters) -> list[str]:
+    """A note where the share of `data.hold_out` holds out none of these prompts, or too few to tell much."""
+    names = [clusters.get(prompt_id, prompt_id) for prompt_id in ids]
+    held = sum(is_held_out(name, data.hold_out) for name in names)
+    if held >= FEWEST or not ids:
+        return []
+    text = f"data.hold_out: by their hashes {held} of {count(len(ids))} prompts are held out"
+    if held:
+        shows = "nothing can be shown" if held < LEAST else "only a large difference can be shown"
+        return [f"{text}, of which {shows}; data.eval_prompts or a larger share gives more"]
+    least = min(noise(0, 0, "hold_out", name) for name in names)
+    share = math.ceil(least / 2**64 * 1000 + 1) / 1000
+    way_out = f"data.hold_out={share} holds out some" if share < 1 else "data.eval_prompts gives others"
+    return [f"{text}, so that nothing compares the result with the start; {way_out}"]
 
 
 class Budget(NamedTuple):
@@ -196,73 +253,60 @@ class Budget(NamedTuple):
     config: RunConfig
     notes: tuple[str, ...] = ()
     clusters: Clusters | None = None  # by which the share was computed
+    bounded: bool = True  # whether data.hold_out_most was given
 
 
 def within_budget(config: RunConfig, location: Location, out: Path, *, resume: bool) -> Budget:
     """The share of `data.hold_out` that `data.hold_out_most` allows. A run that is resumed keeps its own."""
     recorded, data = out / "config.json", config.data
+    if data.hold_out_most is None:
+        return Budget(config, bounded=False)
     if resume and recorded.exists():
         before = RunConfig.load(recorded).data
         return Budget(_holding(config, before.hold_out, ask=before.ask_held_out))
-    phases = [phase.config.data for phase in Phase.all(config)]
-    if not data.hold_out or any(of_phase.eval_prompts or of_phase.eval_store for of_phase in phases):
-        return Budget(_holding(config, 0.0))
-    alone = Phase.all(_holding(config, 0.0))  # whether that has a reference, which stays the same
-    changes = any(phase.config.policy.reference in ("ema", "periodic") for phase in alone)
-    if data.store is not None and (changes or not any(phase.reads_reference for phase in alone)):
-        return _without(config, "stored groups are measured against a reference, and nothing else needs one")
+    nothing = _holding(config, 0.0)
+    phases = Phase.all(nothing)  # with a reference where the run has one anyway
+    configs = [phase.config for phase in phases]
+    if not data.hold_out or any(each.data.eval_prompts or each.data.eval_store for each in configs):
+        return Budget(nothing)
+    changes = any(each.policy.reference in ("ema", "periodic") for each in configs)
+    if data.store is not None and (changes or not any(phase.reads_reference for phase in phases)):
+        return _without(nothing, "stored groups are measured against a reference, and nothing else needs one")
     prompts, _ = configured_prompts(data, "prompts")
-    ids = {prompt.id for prompt in prompts}
-    if data.store is not None and exists(location):
-        with Store.open(location, read_only=True) as store:
-            ids |= {prompt_id for prompt_id, _ in store.survey.each_prompt()}
-    most = min(data.hold_out_most or 0, int(data.hold_out * len(ids)))
+    texts = _texts(prompts, location if data.store is not None else None)
+    most = min(data.hold_out_most, int(data.hold_out * len(texts)))
     if most < FEWEST:
-        return _without(config, f"a share of {data.hold_out:g} of {count(len(ids))} is fewer than {FEWEST}")
-    clusters, copied = near_copies(data, prompts, location, None)
-    share, held = largest_share(ids, clusters, most)
+        return _without(
+            nothing, f"a share of {data.hold_out:g} of {count(len(texts))} is fewer than {FEWEST}"
+        )
+    clusters, copied = _near_copies(texts, data)
+    share, held = largest_share(texts, clusters, most)
     if held < FEWEST:
-        return _without(config, "they have so many near-copies")
+        return _without(nothing, "they have so many near-copies")
     ask = data.ask_held_out
     if ask is None:  # those of a log where a reward is given that may score them
         ask = data.prompts is not None or (not config.reward.is_default and config.environment is None)
-    budgeted = _holding(config, share, ask=ask)
+    bounded = _holding(config, share, ask=ask)
     try:
-        check_enough(Phase.all(budgeted), location, clusters=clusters)
+        check_enough(Phase.all(bounded), location, clusters=clusters)
     except Refused:
-        return _without(config, "a step needs all groups that may be drawn")
+        return _without(nothing, "a step needs all groups that may be drawn")
     note = (
-        f"{count(held)} of {count(len(ids))} prompts are held out and never trained on, to compare the "
+        f"{count(held)} of {count(len(texts))} prompts are held out and never trained on, to compare the "
         "result with the start; data.hold_out=0 trains on all"
     )
-    return Budget(budgeted, (note, *copied), clusters)
+    return Budget(bounded, (note, *copied), clusters)
 
 
 def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[float, int]:
     """The largest share of which `draw_rules.is_held_out` holds out at most so many prompts, and how many."""
     sizes = Counter(clusters.get(prompt_id, prompt_id) for prompt_id in ids)
-    ordered = sorted((noise(0, 0, "hold_out", name), size) for name, size in sizes.items())
     held, below = 0, 0
-    for position, size in ordered:
+    for position, size in sorted((noise(0, 0, "hold_out", name), size) for name, size in sizes.items()):
         if held + size > most:
             break
         held, below = held + size, position
     return (below + position) / 2**65, held  # between the last that is held out and the next
-
-
-def few_held_out(data: DataConfig, ids: Collection[str], clusters: Clusters) -> list[str]:
-    """A note where the share of `data.hold_out` holds out none of these prompts, or too few to tell much."""
-    held = sum(is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out) for prompt_id in ids)
-    if held >= FEWEST or not ids:
-        return []
-    text = f"data.hold_out: by their hashes {held} of {count(len(ids))} prompts are held out"
-    if not held:
-        least = min(noise(0, 0, "hold_out", clusters.get(prompt_id, prompt_id)) for prompt_id in ids)
-        share = math.ceil(least / 2**64 * 1000 + 1) / 1000
-        way_out = f"data.hold_out={share} holds out some" if share < 1 else "data.eval_prompts gives others"
-        return [f"{text}, so that nothing compares the result with the start; {way_out}"]
-    shows = "nothing can be shown" if held < LEAST else "only a large difference can be shown"
-    return [f"{text}, of which {shows}; data.eval_prompts or a larger share gives more"]
 
 
 def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> RunConfig:
@@ -272,36 +316,4 @@ def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> Run
 
 def _without(config: RunConfig, reason: str) -> Budget:
     way_out = "data.eval_prompts, or agro rate RUN --prompts FILE, would compare the result with the start"
-    return Budget(_holding(config, 0.0), (f"no prompts are held out, since {reason}; {way_out}",))
-
-
-def set_aside(
-    config: RunConfig,
-    held_out: Sequence[Prompt],
-    location: Location,
-    clusters: Clusters,
-    recorded: Path | None,
-) -> list[Prompt]:
-    """Up to `MOST` held-out prompts, chosen by a hash: of `held_out`, those of data.prompts, or of the store.
-
-    `recorded`: the file of a run that is resumed, which are kept.
-    """
-    if recorded is not None and recorded.exists():
-        return load_prompts(recorded)
-    if config.data.prompts is not None:
-        return sorted(held_out, key=lambda prompt: place(prompt.id))[:MOST]
-    with Store.open(location, read_only=True) as store:
-        store.split.use(clusters)
-        is_held_out = store.split.held_out(config.data)
-        wanted = chosen(config.data) | {"min_reward": None}
-        single = {row.prompt_id for row in store.survey.summaries(**wanted) if row.episode is None}
-        ordered = sorted(filter(is_held_out, single), key=place)
-        stored = (stored_prompt(store, prompt_id) for prompt_id in ordered)
-        return list(islice((prompt for prompt in stored if prompt is not None), MOST))
-
-
-def write_set_aside(folder: Path, prompts: Sequence[Prompt]) -> None:
-    """Keep those of a run, for a run that is resumed and for `agro eval RUN`."""
-    records = ({**prompt.columns, "prompt": prompt.text, "prompt_id": prompt.id} for prompt in prompts)
-    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    write(folder / SET_ASIDE, "".join(lines))
+    return Budget(config, (f"no prompts are held out, since {reason}; {way_out}",))

@@ -180,7 +180,7 @@ class _StoreCheck:
         return f"{way_out}, or " if way_out else ""
 
     def refusal(
-        self, need: Need, names: Sequence[str], total: int, unit: str = "samples", count: int | None = None
+        self, need: Need, names: Sequence[str], total: int, unit: str = "rows", count: int | None = None
     ) -> Refused:
         """For `count` of `total` units that don't have a need; `names`: the first of them."""
         need = changed(need, way_out=self.otherwise() + need.way_out)

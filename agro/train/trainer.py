@@ -20,7 +20,7 @@ from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
-from agro.runs.folder import SET_ASIDE, STAGE, Run, check_out
+from agro.runs.folder import STAGE, Run, check_out
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers, load_trackers
@@ -29,13 +29,12 @@ from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
 from agro.store.queries import chosen
 from agro.store.shared import leased
-from agro.store.split import Clusters, read_clusters, write_clusters
+from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
 from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
-from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, write_set_aside
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor, heldout
@@ -67,7 +66,6 @@ class BaseTrainer:
     last weights; RUN/model has their average where `train.weights_average` is set.
     """
 
-    budget: Budget | None  # what data.hold_out_most came to
     policy: Policy
     reference: Policy | None
     store: Store
@@ -91,12 +89,9 @@ class BaseTrainer:
         check_out(out, resume=resume, accept=accept)
         self.out = Path(out) if out is not None else new_run_folder()
         self.location: Location = located(config.data.store, self.out)  # of the store
-        self.budget = None
-        if config.data.hold_out_most is not None:
-            self.budget = within_budget(config, self.location, self.out, resume=resume)
-            config = self.budget.config
-        self.phases = check_config(config)
-        self.config, self.epochs = resolve(config, self.phases, self.out, resume=resume)
+        self.budget = inputs.within_budget(config, self.location, self.out, resume=resume)
+        self.phases = check_config(self.budget.config)
+        self.config, self.epochs = resolve(self.budget.config, self.phases, self.out, resume=resume)
         if self.epochs:
             self.phases = check_config(self.config)
         self.resume, self.monitors, self.rewards, self.accept = resume, monitors, rewards or {}, accept
@@ -150,17 +145,20 @@ class BaseTrainer:
 
     def _prepare(self) -> Location:
         """Load and check what is cheap; returns where the store is."""
-        data = self.config.data
-        check_push(self.config.train)
+        config, data, path = self.config, self.config.data, self.location
+        check_push(config.train)
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
         self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
-        if self.budget is not None:
-            self.notes += self.budget.notes
-        path = self.location
         self.clusters: Clusters = {}
+        self.notes += self.budget.notes
         if data.hold_out:
-            repeated += self._hold_out(path)
+            resumed = self.out if self.resume else None
+            split = inputs.hold_out(config, self.prompts, path, resumed, self.budget)
+            self.prompts, self.set_aside, self.clusters, more = split
+            if config.asks_held_out and data.eval_prompts is None:
+                self.eval_prompts = self.set_aside
+            repeated += more
         self.notes += [*repeated, *notes_on_settings(self.phases)]
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         check_stores(self.phases, self.prompts, path, self.clusters)
@@ -169,54 +167,32 @@ class BaseTrainer:
             self.notes += inputs.copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
-            self.values = StoredValues.load(
-                data.value_store, inputs.valued_prompts(self.phases, self.prompts, path)
-            )
+            valued = inputs.valued_prompts(self.phases, self.prompts, path)
+            self.values = StoredValues.load(data.value_store, valued)
         named = {phase.name: phase.config.environment for phase in self.phases}
         self.environments = {name: load_environment(e) for name, e in named.items() if e is not None}
         self.reward: Reward | None = None
-        if self.config.scores:
-            self.reward = load_reward(self.config.reward, self.rewards)
+        if config.scores:
+            self.reward = load_reward(config.reward, self.rewards)
             if self.environments:
                 self.reward = EpisodeReward(self.reward)
             key = "eval_prompts" if data.eval_prompts else "hold_out"
             scored = {"prompts": self.prompts, key: self.eval_prompts}
-            self.notes += inputs.check_scorable(self.reward, scored, self.config.reward.max_failed)
+            self.notes += inputs.check_scorable(self.reward, scored, config.reward.max_failed)
         return path
-
-    def _hold_out(self, path: Location) -> list[str]:
-        """Take the prompts of data.hold_out out of those to train on; returns notes."""
-        data = self.config.data
-        recorded: Clusters | None = read_clusters(self.out) if self.resume else None
-        if recorded is None and self.resume and (self.out / "metrics.jsonl").exists():
-            recorded = {}  # it began before near-copies were held out together
-        if recorded is None and self.budget is not None:
-            recorded = self.budget.clusters
-        self.clusters, copied = inputs.near_copies(data, self.prompts, path, recorded)
-        if self.budget is None and not self.resume and data.eval_prompts is None:
-            copied += few_held_out(data, inputs.texts_of(self.prompts, path), self.clusters)
-        self.prompts, held_out = inputs.split_prompts(self.prompts, data, self.clusters)
-        if data.eval_prompts is None:
-            file = self.out / SET_ASIDE if self.resume else None
-            self.set_aside = set_aside(self.config, held_out, path, self.clusters, file)
-        if not self.config.asks_held_out or data.eval_prompts is not None or not self.set_aside:
-            return copied
-        self.eval_prompts = self.set_aside
-        asked = f"data.hold_out: the start and the trained model answer {len(self.set_aside)} of the held-out"
-        return [*copied, f"{asked} prompts (RUN/{SET_ASIDE})"]
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = inputs.valid_prompts(self.prompts, policy.encoder, data, "prompts")
-        held_out, key = self.eval_prompts, "eval_prompts"
         if self.set_aside:  # what the model can't be asked isn't missed there
-            held_out, key = self.set_aside, "hold_out"
-            data = data.model_copy(update={"invalid_prompts": "drop"})
-        held_out, dropped_there = inputs.valid_prompts(held_out, policy.encoder, data, key)
-        self.set_aside = held_out if self.set_aside else []
-        self.eval_prompts = held_out if self.eval_prompts else []
-        self.notes += [*dropped, *dropped_there, *(describe(name, e) for name, e in self.epochs.items())]
+            drop = data.model_copy(update={"invalid_prompts": "drop"})
+            self.set_aside, more = inputs.valid_prompts(self.set_aside, policy.encoder, drop, "hold_out")
+            self.eval_prompts = self.set_aside if self.eval_prompts else []
+        else:
+            held_out = self.eval_prompts
+            self.eval_prompts, more = inputs.valid_prompts(held_out, policy.encoder, data, "eval_prompts")
+        self.notes += [*dropped, *more, *(describe(name, e) for name, e in self.epochs.items())]
         return policy, self._load_reference(policy)
 
     def _load_policy(self) -> Policy:
@@ -227,27 +203,27 @@ class BaseTrainer:
 
     def _load_reference(self, policy: Policy) -> Policy | None:
         """The reference, which stays in memory for the complete run where any phase needs it."""
-        needed = any(phase.reads_reference for phase in self.phases)
-        if needed and self.config.policy.reference_is_served:
+        if not any(phase.reads_reference for phase in self.phases):
+            return None
+        if self.config.policy.reference_is_served:
             from agro.rollout.engines.teacher import ServedReference
 
             return ServedReference(self.config, policy)
-        return load_reference(self.phases[0].config.policy, policy) if needed else None
+        return load_reference(self.phases[0].config.policy, policy)
 
     def _train(self) -> None:
+        say = self.progress.say
         if self.config.data.hold_out:
             self.store.split.keep(self.folder.id, self.clusters)
             write_clusters(self.out, self.clusters)
             if self.set_aside:
-                write_set_aside(self.out, self.set_aside)
-        policy_notes = notes(self.policy, self.prompts, self.config)
-        for note in [*self.notes, *policy_notes, *self.folder.notes]:
-            self.progress.say(f"note: {note}")
-        self.progress.say(f"its page while it trains: agro report {self.out} --watch")
+                inputs.write_set_aside(self.out, self.set_aside)
+        for note in [*self.notes, *notes(self.policy, self.prompts, self.config), *self.folder.notes]:
+            say(f"note: {note}")
+        say(f"its page while it trains: agro report {self.out} --watch")
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
-            say = self.progress.say
             loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
             if self.config.source.kind == "elsewhere":
                 self.publications.begin(self.folder.record, self.prompts)
@@ -272,12 +248,8 @@ class BaseTrainer:
             shard = Shard(self.policy, self.reference, self.progress.say, mesh)
             assert shard.copy is not None
             self.engine = load_engine(self.config.engine, shard.copy, self.progress.say)
-            learner = Ranks(shard)
-            try:
-                with self.watch.naming():
-                    yield cast(Learner, learner)
-            finally:
-                learner.close()
+            with closing(Ranks(shard)) as learner, self.watch.naming():
+                yield cast(Learner, learner)
 
     @cached_property
     def publications(self) -> Publications:
@@ -293,14 +265,13 @@ class BaseTrainer:
         return load_engine(settings, self.policy, self.progress.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
-        config = phase.config
-        trained = {p.id for p in self.prompts}
-        if config.data.draws_stored:
+        data, trained = phase.config.data, {p.id for p in self.prompts}
+        if data.draws_stored:
             for note in check_store(phase, self.store):
                 self.progress.say(f"{phase.name}: {note}")
-            groups = self.store.groups(**chosen(config.data))
-            is_held_out = self.store.split.held_out(config.data)
-            stored = {g.prompt_id for g in groups if not is_held_out(g.prompt_id)}
+            is_held_out = self.store.split.held_out(data)
+            ids = [group.prompt_id for group in self.store.groups(**chosen(data))]
+            stored = {prompt_id for prompt_id in ids if not is_held_out(prompt_id)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed(phase, learner, self.values, self.store, self.folder.id, position.cached)
@@ -311,25 +282,14 @@ class BaseTrainer:
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
-        config, inline, run = phase.config, None, self.folder.id
+        config, run = phase.config, self.folder.id
+        inline: InlineSource | None = None
         source: Source
         if config.source.kind == "elsewhere":
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            prompts, seed = self.prompts, derive(config.train.seed, "prompts", phase.name)
-            if any("hint" in prompt.columns for prompt in prompts):
-                prompts = [without_hint(prompt) for prompt in prompts]
-            order = PromptOrder(prompts, seed)
-            if config.data.prompt_order == "uncertain":
-                assert config.data.value_half_life is not None
-                tracked = TrackedValues(self.store, run, learner, config.data.value_half_life)
-                order = UncertainOrder(prompts, seed, config.data.candidates, tracked)
-            is_here = "shares_weights" in declared(self.engine)
-            weights = None if is_here else self.out / "weights" / "served"
-            rollout, recorded = self._rollout(phase), recording(self.phases, phase)
-            more = self.reward, self.store, run, self.activity, weights
-            source = inline = InlineSource(recorded, rollout, order, *more)
+            source = inline = self._inline(phase, learner)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -348,6 +308,19 @@ class BaseTrainer:
         )
         return wrapper.make(source, context, options)
 
+    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
+        data, run = phase.config.data, self.folder.id
+        seed = derive(phase.config.train.seed, "prompts", phase.name)
+        prompts = [without_hint(prompt) if "hint" in prompt.columns else prompt for prompt in self.prompts]
+        order = PromptOrder(prompts, seed)
+        if data.prompt_order == "uncertain":
+            assert data.value_half_life is not None
+            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
+            order = UncertainOrder(prompts, seed, data.candidates, tracked)
+        weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
+        rollout, recorded = self._rollout(phase), recording(self.phases, phase)
+        return InlineSource(recorded, rollout, order, self.reward, self.store, run, self.activity, weights)
+
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
         if environment is None:
@@ -357,14 +330,14 @@ class BaseTrainer:
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
-        config, say = phase.config, self.progress.say
+        config, say, activity = phase.config, self.progress.say, self.activity
         shifts = config.objective.options.get("baseline_shift") == MEASURED
         monitors: list[Monitor] = [SamplerMismatch(config.guard), Guard(config.guard, phase.name)]
         if "shares_weights" not in capabilities(config.engine.kind):
             monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
         if self.eval_prompts:
             assert self.reward is not None
-            parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say
+            parts = self._rollout(phase), self.reward, self.eval_prompts, activity, say
             monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
             if shifts:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))
@@ -376,9 +349,7 @@ class BaseTrainer:
             encoder = self.policy.encoder
             prompts = heldout.prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
             if prompts:  # else none leaves room for a response
-                monitors.append(
-                    heldout.SampledKL(phase, learner, self._rollout(phase), prompts, self.activity)
-                )
+                monitors.append(heldout.SampledKL(phase, learner, self._rollout(phase), prompts, activity))
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         if len(config.reward.functions) > 1:
@@ -396,27 +367,28 @@ class BaseTrainer:
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
             return []
-        check_heldout(trained, groups.prompt_ids, "data.eval_store")
-        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
-        measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
-        if clusters < len(groups.prompt_ids):
-            measured += f", in {clusters} clusters of near-copies"
-        self.progress.say(f"{name}: {measured}")
+        ids = groups.prompt_ids
+        check_heldout(trained, ids, "data.eval_store")
+        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in ids})
+        among = f", in {clusters} clusters of near-copies" if clusters < len(ids) else ""
+        self.progress.say(f"{name}: {len(ids)} stored groups are measured and not trained on{among}")
         return [heldout.HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""
-        config, store, run = phase.config, self.store, self.folder.id
-        count = config.evaluate.side_by_side
-        prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:count]
-        if count and not prompts:
-            prompts = heldout.first_prompts(
-                config, store, run, self.prompts, self.policy.encoder, place, count
-            )
+        config, store, run, shown = (
+            phase.config,
+            self.store,
+            self.folder.id,
+            phase.config.evaluate.side_by_side,
+        )
+        prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:shown]
+        if shown and not prompts:
+            encoder = self.policy.encoder
+            prompts = heldout.first_prompts(config, store, run, self.prompts, encoder, place, shown)
         if not prompts:
             return []
-        held_out = bool(self.eval_prompts or config.data.hold_out)
         log = best_of_log(store, run, [prompt.id for prompt in prompts])
+        held_out = bool(self.eval_prompts or config.data.hold_out)
         initial = SideBySide.start(prompts, log, held_out=held_out)
-        rollout = self._rollout(phase)
-        return [SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]
+        return [SideBySideResponses(phase, self.out, self._rollout(phase), prompts, initial, self.activity)]
