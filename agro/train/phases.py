@@ -20,12 +20,10 @@ from agro.config import RunConfig, TrainConfig
 from agro.config.data import EXPECTED, are_numbers, is_schedule, value_at
 from agro.config.override import LENGTH
 from agro.errors import Refused
-from agro.io.datasets import on_hub
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
 from agro.objectives.needs import REWARD, judging, provided_by
 from agro.objectives.weights import MEASURED
-from agro.rollout.prompts import read_prompts
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
 from agro.types.sample import ROLES
@@ -150,8 +148,8 @@ class Phase:
         phases: list[Phase] = []
         begins = 0
         for name in config.phase_names:
-            own_config = config.phase(name)
-            phases.append(cls(name, own_config, begins, begins + (own_config.train.steps or 0)))
+            own = config.phase(name)
+            phases.append(cls(name, own, begins, begins + (own.train.steps or 0)))
             begins = phases[-1].ends
         return tuple(phases)
 
@@ -169,11 +167,8 @@ class Phase:
         """Whether it needs the reference in memory."""
         data, rule = self.config.data, self.config.evaluate
         is_measured = rule.beta is not None or data.has_held_out_groups
-        return (
-            bool(provided_by("reference", self.needs))
-            or is_measured
-            or (rule.kl and data.eval_prompts is not None)
-        )
+        measures_kl = rule.kl and data.eval_prompts is not None
+        return bool(provided_by("reference", self.needs)) or is_measured or measures_kl
 
     @property
     def takes_stored_value(self) -> bool:
@@ -211,14 +206,15 @@ class Phase:
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """All options of the objective, for those of a step. They are checked again where a schedule changes
         them."""
-        given = self.config.objective.options.values()
-        if any(isinstance(value, Mapping) or value == MEASURED for value in given):
-            return self.entry.resolve(self.config.objective.name, options)
-        return self._constant
+        return self._constant or self.entry.resolve(self.config.objective.name, options)
 
     @cached_property
-    def _constant(self) -> dict[str, Any]:
-        return self.entry.resolve(self.config.objective.name, self.config.objective.options)
+    def _constant(self) -> dict[str, Any] | None:
+        """Those of every step; None where steps have different ones."""
+        name, given = self.config.objective.name, self.config.objective.options
+        if any(isinstance(value, Mapping) or value == MEASURED for value in given.values()):
+            return None
+        return self.entry.resolve(name, given)
 
     def lr(self, position: Position, update: int) -> float:
         """The learning rate of update `update` (from 0) of the next step."""
@@ -302,37 +298,25 @@ def resolve(
     if resume and file.exists():
         recorded = json.loads(file.read_text(encoding="utf-8")).get("epochs", {})
     epochs_of: dict[str, Epochs] = {}
-    only_stored = True
-    for phase in phases:
-        name, epochs = phase.name, phase.config.train.epochs
-        only_stored = only_stored and not phase.config.data.samples_fresh
+    for number, phase in enumerate(phases, 1):
+        epochs, groups = phase.config.train.epochs, phase.config.train.groups
         if epochs is None:
             continue
-        if not only_stored:
+        if any(before.config.data.samples_fresh for before in phases[:number]):
+            got = ", ".join(f"{p.config.data.replay} ({p.name})" for p in phases)
             raise Refused(
-                f"phase {name}: train.epochs = {epochs:g} counts passes over groups that are stored when the "
-                "run begins: expected data.replay = 1 in this phase and all before it, got data.replay = "
-                f"{', '.join(f'{p.config.data.replay} ({p.name})' for p in phases)}. "
-                f"What to do: {_in_steps(phase, epochs)}"
+                f"phase {phase.name}: train.epochs = {epochs:g} counts passes over groups that are stored "
+                "when the run begins: expected data.replay = 1 in this phase and all before it, got "
+                f"data.replay = {got}. What to do: set train.steps instead, for fresh samples the number of "
+                f"prompts × {epochs:g} / {groups}"
             )
-        if name in recorded and recorded[name]["epochs"] == epochs:
-            epochs_of[name] = recorded[name]
-        else:
-            epochs_of[name] = _count(phase, epochs, folder)
-    return (_with_steps(config, epochs_of), epochs_of) if epochs_of else (config, {})
-
-
-def _in_steps(phase: Phase, epochs: float) -> str:
-    """What to set for so many passes over the prompts of a phase, with the steps where they are known."""
-    data, groups = phase.config.data, phase.config.train.groups
-    paths = data.paths("prompts")
-    if not paths or data.draws_stored or any(map(on_hub, map(Path, paths))):
-        return f"set train.steps instead, for fresh samples the number of prompts × {epochs:g} / {groups}"
-    prompts = len(read_prompts(paths, data.columns).prompts)
-    trained = max(1, round(prompts * (1 - data.hold_out)))
-    steps = math.ceil(epochs * trained / groups - 1e-9)
-    about = "about " if data.hold_out else ""  # a hash of their ids decides
-    return f"set train.steps = {steps} instead: {about}{count(trained)} prompts × {epochs:g} / {groups}"
+        stored = recorded.get(phase.name)
+        if stored is None or stored["epochs"] != epochs:
+            available = _available(phase, epochs, folder)
+            steps = math.ceil(epochs * available / groups - 1e-9)  # .1 × 30 is 3.0000000000000004
+            stored = {"epochs": epochs, "groups": available, "steps": max(1, steps)}
+        epochs_of[phase.name] = stored
+    return (_with_steps(config, epochs_of) if epochs_of else config), epochs_of
 
 
 def describe(name: str, epochs: Epochs) -> str:
@@ -342,10 +326,9 @@ def describe(name: str, epochs: Epochs) -> str:
     )
 
 
-def _count(phase: Phase, epochs: float, folder: Path) -> Epochs:
-    config = phase.config
-    path = located(config.data.store, folder)
-    groups = 0
+def _available(phase: Phase, epochs: float, folder: Path) -> int:
+    """How many stored groups a phase may draw."""
+    path, groups = located(phase.config.data.store, folder), 0
     if exists(path):
         with Store.open(path, read_only=True) as store:
             groups = len(store.draws.candidates(phase.rule(1), "", 0))
@@ -355,19 +338,16 @@ def _count(phase: Phase, epochs: float, folder: Path) -> Epochs:
             "none that may be drawn. What to do: import samples (agro import), widen the choice (agro "
             "check), or set train.steps"
         )
-    steps = math.ceil(epochs * groups / config.train.groups - 1e-9)  # .1 × 30 is 3.0000000000000004
-    return {"epochs": epochs, "groups": groups, "steps": max(1, steps)}
+    return groups
 
 
 def _with_steps(config: RunConfig, epochs: dict[str, Epochs]) -> RunConfig:
     values = config.model_dump()
+    sections = {phase["name"]: phase for phase in values["phases"]} or {config.phase_names[0]: values}
     for section in [values, *values["phases"]]:
         train = section.get("train", {})
         if train.get("epochs") is not None:
             section["train"] = {key: value for key, value in train.items() if key not in LENGTH}
-    if not config.phases:
-        values["train"]["steps"] = epochs[config.phase_names[0]]["steps"]
-    for phase in values["phases"]:
-        if phase["name"] in epochs:
-            phase["train"] = {**phase.get("train", {}), "steps": epochs[phase["name"]]["steps"]}
+    for name, counted in epochs.items():
+        sections[name]["train"] = {**sections[name].get("train", {}), "steps": counted["steps"]}
     return RunConfig.of(values)
