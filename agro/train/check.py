@@ -113,21 +113,18 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
 
 
 def _check_policy(phases: Sequence[Phase]) -> None:
-    """The adapter, the reference, and what the first phase begins with."""
-    config = phases[0].config
-    policy, source, lora, kind = config.policy, config.source, config.policy.lora, config.policy.reference
-    unset, resumes = LoRA(), lora is not None and lora.start is not None
-    moves = f'policy.reference = "{kind}" changes during the run'
+    """The adapter and the reference."""
+    config, policy, source = phases[0].config, phases[0].config.policy, phases[0].config.source
+    lora, kind, served = policy.lora, policy.reference, policy.reference_is_served
+    starts = lora is not None and lora.start is not None
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
-    served = "policy.reference_model is a URL, whose"
-    rows = {
+    moves = f'policy.reference = "{kind}" changes during the run, but'
+    rows: dict[str, object] = {
         "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
         "policy.model, or remove one of the two": lora is not None and policy.model is None,
-        **{
-            f"policy.lora.start has its own rank, alpha and targets, but policy.lora.{key} is set too; "
-            "set one of them": resumes and getattr(lora, key) != getattr(unset, key)
-            for key in ("rank", "alpha", "targets")
-        },
+        "policy.lora.start has its own rank, alpha and targets; remove those of [policy.lora], or start": (
+            starts and lora != LoRA(start=lora.start, merge=lora.merge)
+        ),
         **{
             f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
             f'{getattr(policy, key)} and policy.reference = "{kind}"': (
@@ -148,74 +145,66 @@ def _check_policy(phases: Sequence[Phase]) -> None:
         ),
         "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
         "remove it": policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases),
-        f"policy.cache_reference keeps log-probs of one reference, but {moves}; remove one of the two": (
-            policy.cache_reference and policy.reference_moves
+        f"{moves} policy.cache_reference keeps log-probs of one; remove one of the two": (
+            policy.reference_moves and policy.cache_reference
         ),
-        f"{served} model may change: leave policy.cache_reference out": (
-            policy.reference_is_served and policy.cache_reference
+        f"{moves} data.eval_store and data.hold_out are measured against one; remove one of the two": (
+            policy.reference_moves and config.data.has_held_out_groups
         ),
-        f"{served} log-probs are those at policy.temperature = 1: set it": (
-            policy.reference_is_served and policy.temperature != 1
+        "policy.reference_model is a URL, whose model may change and has log-probs at temperature 1: "
+        f"expected no policy.cache_reference and policy.temperature = 1, got {policy.temperature:g}": (
+            served and (policy.cache_reference or policy.temperature != 1)
         ),
-        f"data.eval_store and data.hold_out are measured against one reference, but {moves}; remove one of "
-        "the two": config.data.has_held_out_groups and policy.reference_moves,
         'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
         f'"{policy.dtype}" rounds away; use float32, an adapter ([policy.lora], whose weights are float32), '
         'or "periodic"': kind == "ema" and policy.dtype != "float32" and lora is None,
-        'train.start = "first" is for later phases: the first one begins with these weights': (
-            config.train.start == "first"
-        ),
     }
     refuse(rows)
 
 
 def _check_data(config: RunConfig, prefix: str) -> None:
     """What a phase draws and samples to, and a guard that would skip every step."""
-    data, guard = config.data, config.guard
+    data, guard, source = config.data, config.guard, config.source
     uncertain, completes = data.prompt_order == "uncertain", data.complete_groups is not None
-    order = 'data.prompt_order = "uncertain", but'
     spread = f"data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but"
-    scaled = "data.reward_scale maps rewards after the draw, but data."
     joins = f"data.complete_groups = {data.complete_groups}"
-    allowed = {name: data.roles if name in ROLES else data.sources for name in data.shares_at(0) if name}
+    compares = {"min_reward": data.min_reward is not None, "best_of_group": data.best_of_group}
+    shares = {name: "roles" if name in ROLES else "sources" for name in data.shares_at(0) if name}
     rows: dict[str, object] = {
-        f"{order} data.value_half_life isn't set, by which values are tracked": (
-            uncertain and not data.value_half_life
-        ),
-        f"{order} data.candidates is 1: there is nothing to choose from": uncertain and data.candidates == 1,
-        f'{order} source.kind = "elsewhere": collectors choose prompts': (
-            uncertain and config.source.kind == "elsewhere"
-        ),
+        'data.prompt_order = "uncertain" chooses in this process by tracked values: expected '
+        'data.value_half_life, data.candidates of 2 or more and source.kind = "inline", got '
+        f'{data.value_half_life}, {data.candidates} and "{source.kind}"': uncertain
+        and not (data.value_half_life and data.candidates > 1 and source.kind == "inline"),
         'guard.kl and guard.action = "skip": a policy whose updates are skipped keeps its KL, so every later '
-        'step would be skipped. What to do: "stop" or "rollback"': guard.action == "skip" and guard.kl,
+        'step would be skipped; use "stop" or "rollback"': guard.action == "skip" and guard.kl,
         f"data.replay = {data.replay} samples from prompts, but data.prompts isn't set; set it, or "
         "data.replay = 1": data.samples_fresh and not data.prompts,
-        f"data.experts = {data.experts} draws stored responses, but data.store isn't set": (
+        f"data.experts = {data.experts} draws stored responses, but data.store isn't set; set it": (
             data.experts and data.store is None
         ),
-        f"{spread} data.best_of_group draws only responses of one reward in a group": (
+        **{
+            f"data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it would be "
+            f"drawn; remove the share, or data.{key}": name not in (getattr(data, key) or [name])
+            for name, key in shares.items()
+        },
+        f"{spread} data.best_of_group draws only responses of one reward in a group; remove one of the two": (
             data.spread and data.best_of_group
         ),
-        f"{spread} sampler.n = 1 makes groups of one response": (
+        f"{spread} sampler.n = 1 makes groups of one response; raise it, or data.spread = false": (
             data.spread is True and data.samples_fresh and config.sampler.n == 1
         ),
-        f"{scaled}min_reward compares them as they are stored": (
-            data.reward_scale and data.min_reward is not None
-        ),
-        f"{scaled}best_of_group compares them as they are stored": data.reward_scale and data.best_of_group,
-        f"{scaled}spread compares them as they are stored": data.reward_scale and data.spread,
-        f"{joins} completes stored groups, but none is drawn: data.store and data.replay aren't set": (
+        **{
+            f"data.reward_scale maps rewards after the draw, but data.{key} compares them as stored; "
+            "remove one of the two": data.reward_scale and is_set
+            for key, is_set in {**compares, "spread": data.spread}.items()
+        },
+        f"{joins} completes stored groups, but none is drawn: set data.store and data.replay": (
             completes and (not data.draws_stored or data.store is None)
         ),
-        f"{joins} and data.spread exclude each other: whether rewards differ isn't known before it samples": (
-            completes and data.spread
-        ),
+        f"{joins} and data.spread exclude each other: whether rewards differ isn't known before it samples; "
+        "remove one of the two": completes and data.spread,
     }
-    for name, names in allowed.items():
-        key = "roles" if name in ROLES else "sources"
-        text = f"data.replay has a share of {name}, which data.{key} doesn't name, so it would draw nothing"
-        rows[text] = names is not None and name not in names
-    refuse(rows, prefix, ". What to do: set it, or change one of the two")
+    refuse(rows, prefix)
 
 
 def _check_engine(config: RunConfig, prefix: str) -> None:
@@ -224,7 +213,6 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     sglang = engine.dialect == "sglang"
-    excluded = "and engine.dialect = sglang exclude each other: it is vLLM's way"
     rows = {
         "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer. "
         'What to do: engine.kind = "vllm" and source.kind = "inline", or engine.sleep = false': (
@@ -241,8 +229,12 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         "engine.push = reload or transfer": (
             engine.uses_servers and engine.push == "adapter" and config.policy.lora is None
         ),
-        f"engine.push = transfer {excluded}": engine.uses_servers and sglang and engine.push == "transfer",
-        f"engine.api = generate {excluded}": engine.uses_servers and sglang and engine.api == "generate",
+        **{
+            f"engine.{key} = {of_vllm} and engine.dialect = sglang exclude each other: it is vLLM's way": (
+                engine.uses_servers and sglang and getattr(engine, key) == of_vllm
+            )
+            for key, of_vllm in {"push": "transfer", "api": "generate"}.items()
+        },
     }
     refuse(rows)
     if engine.uses_servers:
@@ -278,12 +270,8 @@ def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
 
 def _check_objective(phase: Phase, prefix: str) -> None:
     """What contradicts the objective of a phase, or what it needs of its samples."""
-    config, data, sampler, name = (
-        phase.config,
-        phase.config.data,
-        phase.config.sampler,
-        phase.config.objective.name,
-    )
+    config, data, sampler = phase.config, phase.config.data, phase.config.sampler
+    name = config.objective.name
     first = options_at(config.objective.options, 0)
     needs = phase.entry.needs(phase.resolved(first))
     if config.train.steps is not None:  # else it isn't known yet
