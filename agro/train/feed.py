@@ -46,6 +46,8 @@ def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[floa
     of: "likelihood", log π / T; "behavior", −|log π − log μ| / T with the recorded log-probs. One forward
     pass.
     """
+    if not samples:
+        return []
     batch = collate(samples, learner.version)
     groups, logp_BT = Groups.of(batch), learner.logp(batch)
     if of == "likelihood":
@@ -243,7 +245,7 @@ class Feed:
     ) -> list[Sample]:
         """Those that were made for this step, or that fit data.max_drift."""
         stored = [s for s in samples if s.id not in fresh]
-        close = per_token(self.learner, stored, "behavior") if stored else []
+        close = per_token(self.learner, stored, "behavior")
         valid_ids = {s.id for s, value in zip(stored, close, strict=True) if value >= -max_drift} | fresh
         return [s for s in samples if s.id in valid_ids]
 
@@ -270,7 +272,7 @@ class Feed:
             with suppress(InvalidSample):  # it would be dropped from the step
                 encoded += self.learner.encoder.rows(sample, self.phase.config.train.max_length)
         values: dict[str, list[float]] = defaultdict(list)
-        known = per_token(self.learner, encoded, data.closeness) if encoded else []
+        known = per_token(self.learner, encoded, data.closeness)
         for sample, value in zip(encoded, known, strict=True):
             if math.isnan(value):
                 raise Refused(
