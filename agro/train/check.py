@@ -271,23 +271,18 @@ def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
 def _check_objective(phase: Phase, prefix: str) -> None:
     """What contradicts the objective of a phase, or what it needs of its samples."""
     config, data, sampler = phase.config, phase.config.data, phase.config.sampler
-    name = config.objective.name
-    first = options_at(config.objective.options, 0)
+    options, name = config.objective.options, config.objective.name
+    first = options_at(options, 0)
     needs = phase.entry.needs(phase.resolved(first))
     if config.train.steps is not None:  # else it isn't known yet
-        phase.resolved(options_at(config.objective.options, config.train.steps))
+        phase.resolved(options_at(options, config.train.steps))
     temperature, compared = config.policy.temperature, grouping(needs)
-    evaluates = config.evaluate.every and measures_heldout_kl(config)
-    # Ratios need the kept sets of truncated samples; to a greedy choice there is none.
-    reports = "reports_kept_sets" in capabilities(config.engine.kind)
-    records = reports and sampler.keep_sets is not False and sampler.temperature > 0
-    record = ', or record which tokens it keeps (engine.kind = "hf" and sampler.keep_sets = true)'
+    follows = REF_LOGP in needs and (data.samples or (config.evaluate.every and measures_heldout_kl(config)))
     rows: dict[str, object] = {
         f"objective.beta with target_kl follows kl_ref, the KL to the reference of an objective that needs "
         f"it, got {name}. It is measured on fresh samples, got data.replay = {data.replay}, or at "
         "evaluations, which need evaluate.every, evaluate.kl, and evaluate.kl_samples or data.eval_prompts. "
-        "What to do: set these, or a number for beta": is_tuned(config.objective.options.get("beta"))
-        and not (REF_LOGP in needs and (data.samples or evaluates)),
+        "What to do: set these, or a number for beta": is_tuned(options.get("beta")) and not follows,
         'objective.baseline = "step" compares a response with the step\'s other groups, and train.groups '
         'is 1. What to do: raise train.groups, or set objective.baseline = "others"': (
             first.get("baseline") == "step" and config.train.groups == 1
@@ -297,59 +292,71 @@ def _check_objective(phase: Phase, prefix: str) -> None:
         "objective of single responses, such as sft": data.best_of_group and compared is not None,
         f"data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but objective "
         f"{name} draws judged pairs. What to do: data.spread = false": data.spread and PAIRS in needs,
-        f"data.complete_groups = {data.complete_groups} samples responses without judgments, but objective "
-        f"{name} needs pairs; change one of the two": data.complete_groups and PAIRS in needs,
-        f"objective {name} needs pairs, which fresh samples don't have, but data.replay = {data.replay}. "
-        "What to do: data.replay = 1, from a data.store with judged pairs (agro import) and recipe pairs, "
-        'source.around = "rivals" with data.experts, or an objective on rewards': PAIRS in needs
-        and data.samples_fresh
-        and "judges_pairs" not in source_abilities(config),
-        f"objective {name} needs {OBSERVED_LOGP.what}, but there is neither [environment] nor data.store. "
-        f"What to do: {OBSERVED_LOGP.way_out}": OBSERVED_LOGP in needs
-        and config.environment is None
-        and data.store is None,
-        f"objective {name} needs {BEHAVIOR_LOGP} over the same tokens as the trainer's, but sampler has "
-        f"{sampler.truncation}: what it excludes makes ratios to the policy biased. What to do: sample "
-        f"without it{record * (sampler.temperature > 0)}, or use an objective that doesn't need them, such "
-        "as agro": BEHAVIOR_LOGP in needs and data.samples and sampler.truncation and not records,
-        f"objective {name} needs {MEANING.what}, but reward.meaning isn't set. What to do: "
-        f'{MEANING.way_out}; or set objective.equivalent = "reward"': MEANING in needs
-        and data.samples
-        and config.reward.meaning is None,
-        f"objective {name} needs {FRESH.what}, but train.updates = {config.train.updates}. What to do: "
-        f"{FRESH.way_out}": FRESH in needs and config.train.updates > 1,
         f"objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature "
         f"({temperature}), no truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
         f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
         f"{sampler.skip_layers}": FRESH in needs and not sampler.is_of_policy(temperature),
     }
     refuse(rows, prefix)
-    _check_staleness(config, needs, f"{prefix}objective {name} needs ")
+    _check_needs(config, needs, f"{prefix}objective {name} needs ")
     _check_sizes(phase, needs, prefix)
 
 
-def _check_staleness(config: RunConfig, needs: set[Need], begin: str) -> None:
-    """Refuse samples that may be stale, or stored, where a need is of fresh ones."""
-    data, source = config.data, config.source
-    stale = "samples_current_weights" not in source_abilities(config)
-    way = ""
-    if stale and "samples_current_weights" not in lacking(config):
-        reason, way = f"source.around = {source.around} samples are of another policy", "no source.around"
-    elif stale and source.lags:
-        key = "sync_from" if source.sync_from > 1 else "sync_every"
-        reason = f"source.{key} = {getattr(source, key)} samples are stale"
-        way = f"source.{key} = 1"
-    elif stale and data.max_age != 0:
-        reason = f'source.kind = "{source.kind}" samples may be stale (data.max_age = {data.max_age})'
-        way = "data.max_age = 0"
-    for need in (need for need in ordered(needs) if need.fresh_only):
-        if way:
-            raise Refused(f"{begin}{need.what}, but with {reason}. What to do: {way}, or {need.way_out}")
-        if data.draws_stored and any(need.applies_to(role) for role in data.roles or ROLES):
-            raise Refused(
-                f"{begin}{need.what}, but data.replay = {data.replay} draws stored samples. What to do: "
-                f"{need.way_out}"
+def _check_needs(config: RunConfig, needs: set[Need], begin: str) -> None:
+    """Refuse what the samples of a phase can't have."""
+    data, sampler = config.data, config.sampler
+    judges = "judges_pairs" in source_abilities(config)
+    # Ratios need the kept sets of truncated samples; to a greedy choice there is none.
+    reports = "reports_kept_sets" in capabilities(config.engine.kind)
+    records = reports and sampler.keep_sets is not False and sampler.temperature > 0
+    unjudged, updates = "samples responses without judgments", config.train.updates
+    reasons: dict[str, dict[str, object]] = {
+        PAIRS: {
+            f"data.complete_groups = {data.complete_groups} {unjudged}": data.complete_groups,
+            f"data.replay = {data.replay} {unjudged} (1 draws stored pairs, as recipe pairs does; "
+            'source.around = "rivals" with data.experts judges fresh ones)': data.samples_fresh
+            and not judges,
+        },
+        OBSERVED_LOGP: {
+            "there is neither [environment] nor data.store": not (config.environment or data.store)
+        },
+        BEHAVIOR_LOGP: {
+            f"sampler has {sampler.truncation}: what it excludes makes ratios to the policy biased": (
+                data.samples and sampler.truncation and not records
+            ),
+        },
+        MEANING: {
+            'reward.meaning isn\'t set (objective.equivalent = "reward" needs none)': (
+                data.samples and config.reward.meaning is None
             )
+        },
+        FRESH: {f"train.updates = {updates}": updates > 1},
+    }
+    stale, roles = _stale_by(config), data.roles or ROLES
+    for need in ordered(needs):
+        rows = reasons.get(need, {})
+        if need.fresh_only:
+            rows[f"with {stale}"] = stale
+            stored = data.draws_stored and any(map(need.applies_to, roles))
+            rows[f"data.replay = {data.replay} draws stored samples"] = stored
+        refuse(rows, f"{begin}{need.what}, but ", f". What to do: {need.way_out}")
+
+
+def _stale_by(config: RunConfig) -> str:
+    """Why samples of a run may be stale; "" where they are of the current weights."""
+    source, max_age = config.source, config.data.max_age
+    if "samples_current_weights" in source_abilities(config):
+        return ""
+    if "samples_current_weights" not in lacking(config):
+        return f"source.around = {source.around} samples are of another policy"
+    if source.lags:
+        key = "sync_from" if source.sync_from > 1 else "sync_every"
+        return f"source.{key} = {getattr(source, key)} samples are stale (with 1 they aren't)"
+    if max_age == 0:
+        return ""
+    return (
+        f'source.kind = "{source.kind}" samples may be stale (data.max_age = {max_age}; with 0 they aren\'t)'
+    )
 
 
 def _check_sizes(phase: Phase, needs: set[Need], prefix: str) -> None:

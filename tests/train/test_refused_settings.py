@@ -121,14 +121,17 @@ BETAS: list[tuple[Changes, str]] = [
 ]
 SAMPLES: list[tuple[Changes, str]] = [
     (ON_POLICY | {"train__updates": 2}, r"agro_onpolicy needs .*staleness 0.* train\.updates = 2"),
-    (ON_POLICY | {"source__sync_every": 2}, r"sync_every = 2 samples are stale.* do: source\.sync_every = 1"),
+    (
+        ON_POLICY | {"source__sync_every": 2},
+        r"source\.sync_every = 2 samples are stale \(with 1 they aren't\)",
+    ),
     (
         {"data": {"store": "log.db", "replay": 1.0}, "objective": {"name": "grpo", "ratio": "old"}},
         r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1",
     ),
-    (RATIOS | {"sampler__keep_sets": False}, r'top_p 0\.8: .*kind = "hf" and sampler\.keep_sets = true'),
-    (RATIOS | server(), r'top_p 0\.8: .*engine\.kind = "hf"'),
-    (RATIOS | {"sampler__temperature": 0.0}, r"temperature 0, top_p 0\.8: .*: sample without it, or use"),
+    (RATIOS | {"sampler__keep_sets": False}, r"top_p 0\.8: .*embedded engine, sampler\.keep_sets = true"),
+    (RATIOS | server(), r"top_p 0\.8: .*embedded engine"),
+    (RATIOS | {"sampler__temperature": 0.0}, r"temperature 0, top_p 0\.8: .*without greedy choices"),
     (RATIOS | {"sampler__keep_sets": True} | server(), "keep_sets and engine"),
     (
         {"data__spread": True} | DPO | LOG,
@@ -215,8 +218,7 @@ OBJECTIVES: list[tuple[Changes, str]] = [
     *(
         (
             DPO | {"data__replay": replay},
-            rf"needs pairs, which fresh samples don't have, but data\.replay = {replay}\. "
-            r"What to do: data\.replay = 1, from a data\.store with judged pairs \(agro import\)",
+            rf"needs pairs .*, but data\.replay = {replay} samples responses without judgments \(1 draws",
         )
         for replay in (0.0, 0.5)
     ),
