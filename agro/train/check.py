@@ -116,14 +116,13 @@ def _check_policy(phases: Sequence[Phase]) -> None:
     """The adapter and the reference."""
     config, policy, source = phases[0].config, phases[0].config.policy, phases[0].config.source
     lora, kind, served = policy.lora, policy.reference, policy.reference_is_served
-    starts = lora is not None and lora.start is not None
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
     moves = f'policy.reference = "{kind}" changes during the run, but'
     rows: dict[str, object] = {
         "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
         "policy.model, or remove one of the two": lora is not None and policy.model is None,
         "policy.lora.start has its own rank, alpha and targets; remove those of [policy.lora], or start": (
-            starts and lora != LoRA(start=lora.start, merge=lora.merge)
+            lora and lora.start and lora != LoRA(start=lora.start, merge=lora.merge)
         ),
         **{
             f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '

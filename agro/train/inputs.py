@@ -172,10 +172,11 @@ def hold_out(
         clusters = read_clusters(resumed)
         if clusters is None and (resumed / "metrics.jsonl").exists():
             clusters = {}  # it began before near-copies were held out together
-    texts = _texts(prompts, location) if clusters is None or not budget.bounded else {}
+    warns = resumed is None and not budget.bounded and data.eval_prompts is None
+    texts = _texts(prompts, location) if clusters is None or warns else {}
     if clusters is None:
         clusters, notes = _near_copies(texts, data)
-    if resumed is None and not budget.bounded and data.eval_prompts is None:
+    if warns:
         notes += _few(data, texts, clusters)
     parts: tuple[list[Prompt], list[Prompt]] = ([], [])
     for prompt in prompts:

@@ -242,7 +242,8 @@ class _StoreCheck:
                 )
         if looks:
             names = [f"sample {row.id}" for row in rows[:NAMED]]
-            raise self.refusal(OBSERVED_LOGP, names, len(rows), f"samples in {self.store.path}", len(rows))
+            unit = f"samples in {self.store.path}"
+            raise OBSERVED_LOGP.refusal(self.config.objective.name, names, len(rows), unit, len(rows))
 
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
         """Refuse groups that are too small, unless `drop`; returns how many are left, None without groups.
