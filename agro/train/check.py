@@ -85,9 +85,11 @@ def check_sharded(config: RunConfig) -> None:
     for phase in phases:
         if phase.source.around is not None:
             need = SOURCE_CAPABILITIES["complete_policy"]
-            text = f"source.around = {phase.source.around} needs a source that {need}: it {fails}"
+            text = (
+                f"source.around = {phase.source.around} needs a source that {need}, so it {fails}; remove it"
+            )
             rows[text] = "complete_policy" in wrapper_of(phase)[0].needs
-    refuse(rows, end=". What to do: this, or train in one process")
+    refuse(rows, end=". Or train in one process")
 
 
 def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
@@ -386,15 +388,19 @@ def _check_reward(phase: Phase, prefix: str) -> None:
     reward, needs_parts = phase.config.reward, REWARD_PARTS in phase.needs
     whitens, clips = reward.whiten != "none", reward.clip is not None
     maker = "the advantage of gdpo" if needs_parts else f"reward.whiten = {reward.whiten}"
-    lost = f"{maker} makes the reward of its recorded parts, and"
+    lost = {
+        "data.reward_scale": phase.config.data.reward_scale and (needs_parts or reward.functions),
+        "reward.whiten": needs_parts and whitens,
+        "reward.clip": needs_parts and clips,
+    }
     rows: dict[str, object] = {
         "the advantage of gdpo normalizes each of several rewards, but reward.functions names none. What "
         "to do: list them there, or choose another advantage": needs_parts and not reward.functions,
-        f"{lost} data.reward_scale would be lost; remove one of the two": (
-            phase.config.data.reward_scale and (needs_parts or (whitens and reward.functions))
-        ),
-        f"{lost} reward.whiten would be lost; remove one of the two": needs_parts and whitens,
-        f"{lost} reward.clip would be lost; remove one of the two": needs_parts and clips,
+        **{
+            f"{maker} makes the reward of its recorded parts, and {key} would be lost; remove one of the "
+            "two": is_set and (needs_parts or whitens)
+            for key, is_set in lost.items()
+        },
         f"reward.{'whiten' if whitens else 'clip'}: stored values (data.value_store, data.value_half_life) "
         "are of rewards as they were scored; remove one of the two": (
             phase.takes_stored_value and (whitens or clips)
@@ -475,28 +481,25 @@ def _check_followed(phases: Sequence[Phase]) -> None:
     measures_kl = any(measures_heldout_kl(phase.config) for phase in phases)
     ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
     for rule in rules:
-        rows: dict[str, object] = {}
-        if rule.metric is not None:
-            rows[
-                f"metric = {rule.metric} is measured on {FOLLOWED[rule.metric].needs}, and no phase has "
-                "that; set it, follow another metric, or remove evaluate.metric"
-            ] = not follows
-        for key, unset in DECIDING.items():
-            value = getattr(rule, key)
-            rows[
-                f"{key} = {value} compares held-out measurements, and no phase makes any; set {ways}, or "
-                f"remove evaluate.{key}"
-            ] = value != unset and not follows
-        rows[
+        needed = ways if rule.metric is None else FOLLOWED[rule.metric].needs
+        rows: dict[str, object] = {
+            **{
+                f"{key} = {getattr(rule, key)} follows what is measured on {needed}, and no phase has that; "
+                f"set it, or remove evaluate.{key}": getattr(rule, key) != unset and not follows
+                for key, unset in DECIDING.items()
+            },
             f"target_kl = {rule.target_kl} is compared with eval_kl_ref, which no phase measures: it needs "
             "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
-            "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl"
-        ] = rule.target_kl and not measures_kl
-        for key in ("patience", "target_kl"):
-            rows[
+            "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": (
+                rule.target_kl and not measures_kl
+            ),
+            **{
                 f"{key} = {getattr(rule, key)} acts at evaluations, but evaluate.every = 0 makes them at the "
-                "ends of phases only; set evaluate.every"
-            ] = getattr(rule, key) and not any(other.every for other in rules if getattr(other, key))
+                "ends of phases only; set evaluate.every": getattr(rule, key)
+                and not any(other.every for other in rules if getattr(other, key))
+                for key in ("patience", "target_kl")
+            },
+        }
         refuse(rows, "evaluate.")
     # ½ Var(R) under another β is another measure, in which no best can be chosen.
     measured = [phase for phase in phases if phase.config.data.has_held_out_groups]

@@ -310,12 +310,12 @@ def resolve(
                 f"data.replay = {got}. What to do: set train.steps instead, for fresh samples the number of "
                 f"prompts × {epochs:g} / {groups}"
             )
-        stored = recorded.get(phase.name)
-        if stored is None or stored["epochs"] != epochs:
+        counted: Epochs | None = recorded.get(phase.name)
+        if counted is None or counted["epochs"] != epochs:
             available = _available(phase, epochs, folder)
             steps = math.ceil(epochs * available / groups - 1e-9)  # .1 × 30 is 3.0000000000000004
-            stored = {"epochs": epochs, "groups": available, "steps": max(1, steps)}
-        epochs_of[phase.name] = stored
+            counted = {"epochs": epochs, "groups": available, "steps": max(1, steps)}
+        epochs_of[phase.name] = counted
     return (_with_steps(config, epochs_of) if epochs_of else config), epochs_of
 
 

@@ -213,7 +213,7 @@ class _StoreCheck:
 
         `answers`: whether fresh episodes will have some.
         """
-        functions = labeled(self.config.reward.functions) if REWARD_PARTS in self.needs else []
+        functions = labeled(self.config.reward.functions) if REWARD_PARTS in self.needs else {}
         looks = OBSERVED_LOGP in self.needs and not answers  # for an answer
         compares = REWARD in self.needs
         rows = [r for r in self.rows() if looks or functions or (compares and r.episode is not None)]

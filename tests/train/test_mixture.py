@@ -35,7 +35,7 @@ from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
-from agro.store import At, DrawRule, Store, is_held_out
+from agro.store import At, DrawRule, Pair, Store, is_held_out
 from agro.train.collate import TrackedValues, collate
 from agro.train.feed import Feed, per_token
 from agro.train.phases import Phase
@@ -95,6 +95,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "spread": {"data__replay": 0.5, "data__spread": True},
     "equal": {"data__replay": 0.5, "data__spread": 0.5},
     "drift": {"data__replay": 0.5, "data__roles": ["policy"], "data__max_drift": 0.02},
+    "pairs": {"data__replay": 1.0, "objective": {"name": "dpo", "beta": 0.3}, "data__group_size": 3},
     "uncertain": TRACKED | {"data__prompt_order": "uncertain"},
 }
 
@@ -103,6 +104,8 @@ def run(folder: Path, name: str) -> RunConfig:
     folder.mkdir(exist_ok=True)
     if not (folder / "log.db").exists():
         fill_store(folder / "log.db", groups=6)
+        with Store.open(folder / "log.db") as store:
+            store.add_pairs(Pair(4 * g + k, 4 * g + 1) for g in range(6) for k in (2, 3, 4))
     given = {"data__store": str(folder / "log.db"), "train__steps": 8}
     return tiny(folder, **given | RUNS[name])
 

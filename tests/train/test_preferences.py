@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import RESPONSE_ROUNDING, before_step, fill_store, metrics, tiny, weights
-from typer.testing import CliRunner
+from test_trainable import check
+from tiny_runs import RESPONSE_ROUNDING, before_step, fill_store, metrics, tiny
 
 from agro.api.reporting_trainer import Trainer
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.store import Pair, Store
 from agro.train.collate import collate
-from agro.train.feed import Feed, Valid
 from agro.train.learner import Local
 from agro.train.phases import Phase
 from agro.train.trainable import check_store
@@ -67,36 +65,6 @@ def test_the_better_responses_become_likelier(tmp_path: Path, objective: dict[st
     now, start = learner.logp(batch).sum(1), learner.logp(batch, "reference").sum(1)
     ratio = (now - start).view(-1, 2).mean(0)  # of chosen and rejected, as they stand in the file
     assert ratio[0] > ratio[1] + 1  # nats; h = 1/(2β) = 1.7 is where IPO ends
-
-
-class Noted:
-    """The batches that were trained on, as responses."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.samples: list[list[str]] = []
-        self.stop_at = stop_at
-
-    def __call__(self, feed: Feed, valid: Valid) -> None:
-        if len(self.samples) == self.stop_at:
-            raise KeyboardInterrupt  # as a second Ctrl-C: nothing is saved
-        self.samples.append([s.response for s in valid.samples])
-
-
-def test_a_killed_run_ends_with_the_same_weights_and_draws(tmp_path: Path) -> None:
-    """With the cache of reference log-probs, which a killed run has filled in part."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    through, killed = ({"policy__cache_reference": True, "train__checkpoint_every": 3} for _ in range(2))
-    seen, before, after = Noted(), Noted(stop_at=5), Noted()
-    with before_step(seen):
-        whole = Trainer(config(tmp_path / "a", **through), tmp_path / "run").run()
-    made = config(tmp_path / "b", **killed)
-    with before_step(before), pytest.raises(KeyboardInterrupt):
-        Trainer(made, tmp_path / "again").run()
-    with before_step(after):
-        assert weights(Trainer(made, tmp_path / "again", resume=True).run()) == weights(whole)
-    assert [*before.samples[:3], *after.samples] == seen.samples
-    assert len({tuple(s) for s in seen.samples}) > 1
 
 
 def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path) -> None:
@@ -244,11 +212,6 @@ def test_a_damaged_judgment_is_refused(tmp_path: Path, monkeypatch) -> None:
     with Store.open(tmp_path / "pairs.db") as store:
         store._database.run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")
     assert "1 pair not as written: pair 2" in refused(made, tmp_path, monkeypatch)
-
-
-def check(path: Path, objective: str) -> tuple[int, dict[str, Any]]:
-    done = CliRunner().invoke(app, ["check", str(path), "--objective", objective, "--json"])
-    return done.exit_code, json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "pair_consistency"])

@@ -97,17 +97,14 @@ def of_model(folder: Path, **policy) -> RunConfig:
     return RunConfig.of({**values, "policy": {"model": base(folder), **policy}})
 
 
-def test_another_model(tmp_path: Path) -> None:
-    config = of_model(tmp_path, reference="model", reference_model=base(tmp_path, 1))
-    out = train(config, tmp_path / "run")
-    assert abs(metrics(out)[0]["kl_ref"]) > 1e-3  # at the first step they differ already
-
-
-def test_another_model_that_the_phases_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_phase", [False, True])
+def test_another_model(tmp_path: Path, by_phase: bool) -> None:
+    """At the first step they differ already. All phases may name it, in place of the run."""
     model = {"reference": "model", "reference_model": base(tmp_path, 1)}
-    config = of_model(tmp_path).model_dump() | {"phases": [{"name": "a", "policy": model}]}
-    out = train(RunConfig.of(config), tmp_path / "run")
-    assert abs(metrics(out)[0]["kl_ref"]) > 1e-3
+    config = of_model(tmp_path, **({} if by_phase else model))
+    if by_phase:
+        config = RunConfig.of(config.model_dump() | {"phases": [{"name": "a", "policy": model}]})
+    assert abs(metrics(train(config, tmp_path / "run"))[0]["kl_ref"]) > 1e-3
 
 
 def test_a_reference_with_another_vocabulary_is_refused(tmp_path: Path) -> None:

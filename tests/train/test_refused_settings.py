@@ -92,11 +92,17 @@ GUARDS: list[tuple[Changes, str]] = [
 FOLLOWED: list[tuple[Changes, str]] = [
     ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
     (EACH | {"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts .*data\.hold_out"),
-    (EACH | {"evaluate__keep_best": True}, r"evaluate\.keep_best = True .* no phase makes any"),
-    (EACH | {"evaluate__target": 0.0}, r"evaluate\.target = 0\.0 .* no phase makes any"),
-    (EACH | {"evaluate__metric": "eval_auc"}, r"metric = eval_auc is measured on held-out groups"),
+    (EACH | {"evaluate__keep_best": True}, r"evaluate\.keep_best = True .* no phase has that"),
+    (EACH | {"evaluate__target": 0.0}, r"evaluate\.target = 0\.0 .* no phase has that"),
+    (
+        EACH | {"evaluate__metric": "eval_auc"},
+        r"metric = eval_auc follows what is measured on held-out groups",
+    ),
     (EACH | {"evaluate__metric": "eval_log_ratio_best"}, r"is measured on held-out groups"),
-    (GROUPS | {"evaluate__metric": "eval_reward"}, r"metric = eval_reward is measured on data\.eval_prompts"),
+    (
+        GROUPS | {"evaluate__metric": "eval_reward"},
+        r"metric = eval_reward follows what is measured on data\.eval_prompts",
+    ),
     (HALF_VARIANCE | {"objective": {"name": "sft"}}, r"metric = eval_consistency .* a β \(evaluate\.beta\)"),
     (HALF_VARIANCE | beta(start=0.1, end=0.2, steps=3), r"eval_consistency compares .* needs one β"),
     (
