@@ -28,7 +28,7 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.rewards.shaping import labeled, unrecorded
-from agro.store import At, Counts, Pair, SampleSummary, Store
+from agro.store import At, Counts, Group, Pair, SampleSummary, Store
 from agro.store.location import Location, check_made, exists
 from agro.store.queries import chosen
 from agro.store.split import Clusters
@@ -139,8 +139,7 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     check.contents(answers=fills and config.environment is not None)
     sizes = check.pairs() if PAIRS in check.needs else check.responses()
     if data.spread:
-        is_held_out = store.split.held_out(data)
-        groups = [g for g in store.survey.each_group(**chosen(data)) if not is_held_out(g.prompt_id)]
+        groups = list(drawn_groups(data, store))
         equal = sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups)
         drawn = "aren't drawn" if data.spread is True else "are drawn more seldom"
         if equal:
@@ -157,6 +156,12 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     if REWARD in check.needs:
         check_scales(data, store)
     return check.notes
+
+
+def drawn_groups(data: DataConfig, store: Store) -> Iterator[Group]:
+    """The groups that may be drawn: those of the samples that `data` admits, without held-out ones."""
+    is_held_out = store.split.held_out(data)
+    return (g for g in store.survey.each_group(**chosen(data)) if not is_held_out(g.prompt_id))
 
 
 @dataclass
@@ -274,10 +279,9 @@ class _StoreCheck:
             responses = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
             yield from Counter(prompt for prompt, _ in responses).items()
             return
-        is_held_out = self.store.split.held_out(self.config.data)
-        for group in self.store.survey.each_group(**chosen(self.config.data)):
+        for group in drawn_groups(self.config.data, self.store):
             size = group.scored if REWARD in self.needs else group.size
-            if size and not is_held_out(group.prompt_id):
+            if size:
                 yield group.prompt_id, size
 
     def pairs(self) -> Iterable[tuple[str, int]]:

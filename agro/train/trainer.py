@@ -27,7 +27,6 @@ from agro.runs.track import Trackers, check_trackers, load_trackers
 from agro.store import Store
 from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
-from agro.store.queries import chosen
 from agro.store.shared import leased
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
@@ -54,7 +53,7 @@ from agro.train.source import (
     UncertainOrder,
     without_hint,
 )
-from agro.train.trainable import check_enough, check_store, check_stores
+from agro.train.trainable import check_enough, check_store, check_stores, drawn_groups
 from agro.types import Prompt
 
 
@@ -120,8 +119,10 @@ class BaseTrainer:
         try:
             self.policy, self.reference = self._load()
             digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
-            before: dict[str, Any] = {"resume": self.resume, "accept": self.accept}
-            self.folder = Run(self.out, self.config, inputs=digests, epochs=self.epochs, **before)
+            resume, accept, epochs = self.resume, self.accept, self.epochs
+            self.folder = Run(
+                self.out, self.config, resume=resume, inputs=digests, accept=accept, epochs=epochs
+            )
             self.progress = Progress.on(self.phases[-1].ends, store)
             self.trackers = load_trackers(self.config, self.folder, self.progress.say)
             watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
@@ -269,9 +270,7 @@ class BaseTrainer:
         if data.draws_stored:
             for note in check_store(phase, self.store):
                 self.progress.say(f"{phase.name}: {note}")
-            is_held_out = self.store.split.held_out(data)
-            ids = [group.prompt_id for group in self.store.groups(**chosen(data))]
-            stored = {prompt_id for prompt_id in ids if not is_held_out(prompt_id)}
+            stored = {group.prompt_id for group in drawn_groups(data, self.store)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
         feed = Feed(phase, learner, self.values, self.store, self.folder.id, position.cached)

@@ -31,7 +31,7 @@ from agro.train.measure import describe_batch
 from agro.train.monitors.heldout import HeldOutGroups
 from agro.train.phases import Phase, Position
 from agro.train.trainable import check_drawn, check_scales, check_store, rescaled
-from agro.types import Sample
+from agro.types import Batch, Sample
 
 
 def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
@@ -92,54 +92,51 @@ def test_only_rows_whose_log_probs_are_read_must_know_over_which_tokens(tmp_path
         valid_of(made, DrawnGroups([*truncated, *experts]))
 
 
+def batch_of(made: Feed, *versions: int) -> Batch:
+    """Of the second step."""
+    valid = valid_of(made, DrawnGroups(samples(*versions)))
+    data = made.batch(valid, 2, made.phase.options(Position(step=1)))
+    assert data is not None
+    return data.batch
+
+
 def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path))
     assert made.batch(valid_of(made, DrawnGroups([])), 1, made.phase.options(Position())) is None
 
 
-def test_the_reference_of_an_objective_is_of_all_rows(tmp_path: Path) -> None:
-    made = feed(tiny(tmp_path))
-    valid = valid_of(made, DrawnGroups(samples(5, 2)))
-    data = made.batch(valid, 1, made.phase.options(Position()))
-    assert data is not None
-    batch = data.batch
-    assert torch.equal(batch.ref_logp, made.learner.logp(batch, "reference"))
-    assert not torch.equal(batch.ref_logp, made.learner.logp(batch))
-    assert batch.age.tolist() == [0, 0, 3, 3]
+SCHEDULED = {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 1}}
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "known"),
     [
-        {"objective": {"name": "rloo"}, "evaluate__beta": 0.5},
-        {"objective": {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 1}}},
+        ({}, [0, 1, 2, 3]),
+        ({"objective": {"name": "rloo"}, "evaluate__beta": 0.5}, [2, 3]),  # of diagnostics, on fresh rows
+        ({"objective": SCHEDULED}, [2, 3]),  # it has ended at β = 0
+        ({"objective": {"name": "rloo"}}, None),
     ],
 )
-def test_the_reference_of_diagnostics_is_of_fresh_rows(tmp_path: Path, changes: dict) -> None:
-    """Where the objective doesn't need it, or no longer: a schedule has ended at β = 0."""
+def test_the_reference_is_of_the_rows_that_are_read(
+    tmp_path: Path, changes: dict, known: list[int] | None
+) -> None:
     made = feed(tiny(tmp_path, **changes))
-    data = made.batch(valid_of(made, DrawnGroups(samples(2, 5))), 2, made.phase.options(Position(step=1)))
-    assert data is not None
-    batch = data.batch
-    expected = made.learner.logp(batch, "reference")[2:][batch.mask[2:]]
-    assert batch.ref_logp[:2].isnan().all()
-    torch.testing.assert_close(batch.ref_logp[2:][batch.mask[2:]], expected, **rounding(expected))
-
-
-def test_no_reference_where_nothing_needs_it(tmp_path: Path) -> None:
-    made = feed(tiny(tmp_path, objective={"name": "rloo"}))
-    data = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
-    assert data is not None
-    batch = data.batch
-    assert batch.ref_logp is None
+    batch = batch_of(made, 2, 5)
     assert batch.old_logp is None
+    assert batch.age.tolist() == [3, 3, 0, 0]
+    if known is None:
+        assert batch.ref_logp is None
+        return
+    expected = made.learner.logp(batch, "reference")[known][batch.mask[known]]
+    torch.testing.assert_close(batch.ref_logp[known][batch.mask[known]], expected, **rounding(expected))
+    assert not torch.equal(expected, made.learner.logp(batch)[known][batch.mask[known]])
+    others = [row for row in range(4) if row not in known]
+    assert batch.ref_logp[others].isnan().all()
 
 
 def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
     made = feed(tiny(tmp_path, objective={"name": "grpo", "ratio": "old"}))
-    data = made.batch(valid_of(made, DrawnGroups(samples(5))), 1, made.phase.options(Position()))
-    assert data is not None
-    batch = data.batch
+    batch = batch_of(made, 5)
     assert torch.equal(batch.old_logp, made.learner.logp(batch))
 
 
