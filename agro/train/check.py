@@ -121,8 +121,8 @@ def _check_policy(phases: Sequence[Phase]) -> None:
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
     moves = f'policy.reference = "{kind}" changes during the run, but'
     rows: dict[str, object] = {
-        "[policy.lora] adapts a trained model, but policy.new starts from random weights; set "
-        "policy.model, or remove one of the two": lora is not None and policy.model is None,
+        "[policy.lora] adapts a trained model, but policy.new starts from random weights": lora
+        and policy.new,
         "policy.lora.start has its own rank, alpha and targets; remove those of [policy.lora], or start": (
             lora and lora.start and lora != LoRA(start=lora.start, merge=lora.merge)
         ),
@@ -134,18 +134,15 @@ def _check_policy(phases: Sequence[Phase]) -> None:
             for key, needed in together.items()
         },
         f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
-        'collectors sample with the newest weights. What to do: source.kind = "inline"': (
-            source.kind == "elsewhere" and source.sync_from > 1
-        ),
+        "collectors sample with the newest weights": source.kind == "elsewhere" and source.sync_from > 1,
         'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
         f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
         f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
-        'policy.reference = "sampler" and [policy.lora] exclude each other: the copies that sample are '
-        'complete models. What to do: train all weights, or policy.reference = "periodic"': (
-            kind == "sampler" and lora is not None
+        'policy.reference = "sampler" copies complete models, and [policy.lora] trains an adapter; remove '
+        'it, or set policy.reference = "periodic"': kind == "sampler" and lora,
+        "policy.cache_reference keeps log-probs that no phase's objective needs; remove it": (
+            policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases)
         ),
-        "policy.cache_reference keeps log-probs of the reference, but no phase's objective needs them; "
-        "remove it": policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases),
         f"{moves} policy.cache_reference keeps log-probs of one; remove one of the two": (
             policy.reference_moves and policy.cache_reference
         ),
@@ -215,20 +212,17 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     sglang = engine.dialect == "sglang"
     rows = {
-        "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer. "
-        'What to do: engine.kind = "vllm" and source.kind = "inline", or engine.sleep = false': (
-            engine.sleep and (not engine.uses_servers or sglang or config.source.kind != "inline")
-        ),
+        "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
+        'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
+        and (not engine.uses_servers or sglang or config.source.kind != "inline"),
         f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
-            engine.memory is not None and not engine.starts_server
+            engine.memory and not engine.starts_server
         ),
         'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
-        'engine.dialect = "vllm". What to do: remove them, or use engine.kind = "server"': (
-            engine.starts_server and (engine.url is not None or engine.urls or sglang)
-        ),
-        "engine.push = adapter needs policy.lora: without it all weights are trained. What to do: use "
-        "engine.push = reload or transfer": (
-            engine.uses_servers and engine.push == "adapter" and config.policy.lora is None
+        'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
+        and (engine.url or engine.urls or sglang),
+        "engine.push = adapter needs policy.lora, and all weights are trained; use reload or transfer": (
+            engine.uses_servers and engine.push == "adapter" and not config.policy.lora
         ),
         **{
             f"engine.{key} = {of_vllm} and engine.dialect = sglang exclude each other: it is vLLM's way": (
@@ -280,19 +274,18 @@ def _check_objective(phase: Phase, prefix: str) -> None:
     temperature, compared = config.policy.temperature, grouping(needs)
     follows = REF_LOGP in needs and (data.samples or (config.evaluate.every and measures_heldout_kl(config)))
     rows: dict[str, object] = {
-        f"objective.beta with target_kl follows kl_ref, the KL to the reference of an objective that needs "
-        f"it, got {name}. It is measured on fresh samples, got data.replay = {data.replay}, or at "
-        "evaluations, which need evaluate.every, evaluate.kl, and evaluate.kl_samples or data.eval_prompts. "
-        "What to do: set these, or a number for beta": is_tuned(options.get("beta")) and not follows,
+        f"objective.beta with target_kl follows kl_ref, which an objective that needs the reference has, got "
+        f"{name}: on fresh samples, got data.replay = {data.replay}, or at evaluations, which need "
+        "evaluate.every, evaluate.kl, and evaluate.kl_samples or data.eval_prompts; set these, or a number "
+        "for beta": is_tuned(options.get("beta")) and not follows,
         'objective.baseline = "step" compares a response with the step\'s other groups, and train.groups '
-        'is 1. What to do: raise train.groups, or set objective.baseline = "others"': (
-            first.get("baseline") == "step" and config.train.groups == 1
-        ),
+        'is 1; raise it, or set objective.baseline = "others"': first.get("baseline") == "step"
+        and config.train.groups == 1,
         f"objective {name} compares the responses of a group (it needs {compared and compared.what}), but "
-        "data.best_of_group draws only those of its highest reward. What to do: leave it out, or use an "
-        "objective of single responses, such as sft": data.best_of_group and compared is not None,
+        "data.best_of_group draws only those of its highest reward; remove it, or use an objective of single "
+        "responses, such as sft": data.best_of_group and compared,
         f"data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but objective "
-        f"{name} draws judged pairs. What to do: data.spread = false": data.spread and PAIRS in needs,
+        f"{name} draws judged pairs; remove it": data.spread and PAIRS in needs,
         f"objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature "
         f"({temperature}), no truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
         f"{sampler.top_k}, top_p {sampler.top_p}, min_p {sampler.min_p}, skip_layers "
@@ -394,8 +387,9 @@ def _check_reward(phase: Phase, prefix: str) -> None:
         "reward.clip": needs_parts and clips,
     }
     rows: dict[str, object] = {
-        "the advantage of gdpo normalizes each of several rewards, but reward.functions names none. What "
-        "to do: list them there, or choose another advantage": needs_parts and not reward.functions,
+        "the advantage of gdpo normalizes each of several rewards, but reward.functions names none": (
+            needs_parts and not reward.functions
+        ),
         **{
             f"{maker} makes the reward of its recorded parts, and {key} would be lost; remove one of the "
             "two": is_set and (needs_parts or whitens)
@@ -419,9 +413,9 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
     measured = [each for each in configs if each.evaluate.beta is not None]
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
     rows: dict[str, object] = {
-        "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set; "
-        "set one, or remove [environment]": any(each.environment for each in configs)
-        and not (data.prompts or data.eval_prompts),
+        "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set": (
+            any(each.environment for each in configs) and not (data.prompts or data.eval_prompts)
+        ),
         "data.value_store, or data.value_half_life, and an objective that reads stored values, such as "
         f'one with baseline = "stored", go together: got {got or "none of them"} and '
         f"{'such an' if is_read else 'another'} objective": (
@@ -432,19 +426,20 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         f"data.eval_store = {data.eval_store}": data.hold_out
         and (not (data.prompts or data.store) or any(each.data.eval_store for each in configs)),
         "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
-        "reference, and no phase has both, so the guard would watch nothing; remove guard.kl, use "
-        "guard.loss, or set evaluate.beta, which needs the reference": watched
-        and not any(
-            phase.config.data.samples and (REF_LOGP in phase.needs or phase.config.evaluate.beta is not None)
-            for phase in watched
-        ),
+        "reference, and no phase has both, so the guard would watch nothing; use guard.loss, or set "
+        "evaluate.beta, which needs the reference": watched and not any(map(_measures_fresh_kl, watched)),
         f"evaluate.beta = {measured and measured[0].evaluate.beta}: ½ Var(R) and regret are measured in "
         "groups, and no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
         "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-        "policy.temperature), a data.eval_store or data.hold_out; set one of them, or remove "
-        "evaluate.beta": measured and not any(map(has_groups_to_measure, measured)),
+        "policy.temperature), a data.eval_store or data.hold_out": measured
+        and not any(map(has_groups_to_measure, measured)),
     }
     refuse(rows)
+
+
+def _measures_fresh_kl(phase: Phase) -> bool:
+    needs_reference = REF_LOGP in phase.needs or phase.config.evaluate.beta is not None
+    return phase.config.data.samples and needs_reference
 
 
 def check_heldout(
