@@ -137,8 +137,9 @@ def select_valid(
         else:
             valid.dropped["no reward"] += 1
     valid.dropped += Counter(damaged=len(drawn.damaged))
-    intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
-    valid.select(intact, "another row of its episode was dropped")
+    if broken:
+        intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
+        valid.select(intact, "another row of its episode was dropped")
     if guard is not None:
         valid.select(guard(valid.samples), "the policy has moved too far from it")
     if "pairs" in needs:
@@ -227,7 +228,9 @@ class Feed:
         `made`: ids of those generated for this step. Raises `Refused` where rewards of different scales meet.
         """
         config, data = self.phase.config, self.phase.config.data
-        drawn, fresh = replace(drawn, samples=rescaled(drawn.samples, data)), frozenset(made)
+        fresh = frozenset(made)
+        if data.reward_scale:
+            drawn = replace(drawn, samples=rescaled(drawn.samples, data))
         if REWARD in self.needs and len({sample.source for sample in drawn.samples}) > 1:
             check_drawn(drawn.samples, data)
         for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
