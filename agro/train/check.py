@@ -115,7 +115,7 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
 
 
 def _check_policy(phases: Sequence[Phase]) -> None:
-    """The adapter and the reference."""
+    """The adapter, the reference, and what the first phase begins with."""
     config, policy, source = phases[0].config, phases[0].config.policy, phases[0].config.source
     lora, kind, served = policy.lora, policy.reference, policy.reference_is_served
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
@@ -156,6 +156,9 @@ def _check_policy(phases: Sequence[Phase]) -> None:
         'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
         f'"{policy.dtype}" rounds away; use float32, an adapter ([policy.lora], whose weights are float32), '
         'or "periodic"': kind == "ema" and policy.dtype != "float32" and lora is None,
+        'train.start = "first" is for later phases: the first one begins with these weights': (
+            config.train.start == "first"
+        ),
     }
     refuse(rows)
 

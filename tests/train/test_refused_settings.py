@@ -74,6 +74,7 @@ REFERENCES: list[tuple[Changes, str]] = [
     ({"policy__reference": "phase"} | phases({}, {"policy": {"reference": "start"}}), r"a: phase, b: start"),
 ]
 PHASES: list[tuple[Changes, str]] = [
+    (phases({"train": {"start": "first"}}), r'train\.start = "first" is for later phases'),
     (phases({"policy": {"temperature": 2.0}}, {}), r"phase a: a phase can't change policy\.temperature"),
     (phases({"policy": {"temperature": 2.0}}), r"a phase can't change policy\.temperature"),
     (phases({"reward": {"name": "exact"}}, {}), r"phase a: a phase can't change reward\.name"),
