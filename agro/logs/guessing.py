@@ -24,7 +24,7 @@ from agro.logs.format_table import Recognizer, format_at, lines_of
 from agro.logs.import_report import Options
 from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import BlockResult, LogFile, Reader, State
+from agro.logs.reading import LogFile, Reader, State
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,
@@ -290,12 +290,11 @@ def _tried(path: Path, options: Options) -> _Trial | None:
     try:
         format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
-        reader = Reader(options, {})
-        reader.begin(LogFile(str(path), "", None if format is None else format.name), State())
-        found: BlockResult = reader.read(RecordBlock(lines))
+        file = LogFile(str(path), "", None if format is None else format.name)
+        found, _ = Reader(options, {}).read(file, State({}, {}), RecordBlock(lines))
     except Refused:
         return None
-    if found.parts in found.without_column.values():
+    if not found.without_column.keys() <= found.with_column:
         return None
     trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
     for entry in found.entries:

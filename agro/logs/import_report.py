@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from agro.io import plugins
 from agro.io.files import digest_of_module
@@ -17,10 +18,10 @@ from agro.types import Role
 
 SHOWN = 10  # refusals that a printed report spells out
 LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
+SHORT = 12  # characters of a hash that people read
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     where: str  # FILE:LINE
     reason: str
 
@@ -29,27 +30,22 @@ class Refusal:
 class Counts:
     """What readers count, each of some of the records."""
 
-    left_out: dict[str, int] = field(default_factory=dict)  # records by the rule of their format
-    without_column: dict[str, int] = field(default_factory=dict)  # records, by the field of --map
+    left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
+    without_column: Counter[str] = field(default_factory=Counter)  # records, by the field of --map
     columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
-    dropped: dict[str, int] = field(default_factory=dict)  # records that had the field
-    redacted: dict[str, int] = field(default_factory=dict)  # by kind
-    unknown_ends: dict[str, int] = field(default_factory=dict)  # samples, by what is said of their end
+    dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
+    redacted: Counter[str] = field(default_factory=Counter)  # by kind
+    unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
     cut: int = 0  # samples whose record says so
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
 
     def count(self, other: Counts) -> None:
         """Add those of records that follow."""
         for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
-            add(getattr(self, name), getattr(other, name))
+            getattr(self, name).update(getattr(other, name))
         self.columns_left = list(dict.fromkeys(self.columns_left + other.columns_left))
         self.cut += other.cut
         self.tokens_dropped += other.tokens_dropped
-
-
-def add(counts: dict[str, int], others: Mapping[str, int]) -> None:
-    for name, count in others.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 @dataclass
@@ -63,7 +59,7 @@ class ImportReport(Counts):
     ties: int = 0  # judgments with equal votes, which have no winner
     duplicates: int = 0  # samples of an earlier import of the same file
     repeats: int = 0  # new samples whose response equals another one of their group; they are kept
-    repeated: dict[str, int] = field(default_factory=dict)  # samples by their format's rule
+    repeated: Counter[str] = field(default_factory=Counter)  # samples by their format's rule
     replaced: int = 0  # samples of an earlier import that were erased for this one
     before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
     forgotten: int = 0  # samples that were deleted by `agro forget`
@@ -84,10 +80,10 @@ class ImportReport(Counts):
         is_first = self.refused_count == LISTED + 1
         with Path(self.refused_file).open("w" if is_first else "a") as file:
             for each in [*self.refused, refusal] if is_first else [refusal]:
-                file.write(dumps(asdict(each), "refusal", ascii=True) + "\n")
+                file.write(dumps(each._asdict(), "refusal", ascii=True) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
+        values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
         if self.refused_count <= LISTED:
             del values["refused_file"]
         return values
@@ -117,43 +113,19 @@ class ImportReport(Counts):
                 f"repeats: {self.repeats} of the new samples equal another one of their group; all are kept"
             )
         lines += [self.normalized] if self.normalized else []
-        lines += self._about_ends()
-        lines += self._about_repeats()
-        lines += [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
-        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
-        if self.tokens_dropped:
-            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
-        lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
-        lines += [
-            f"{name}: {count} records don't have its column: unknown"
-            for name, count in self.without_column.items()
-        ]
-        if self.columns_left:
-            lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
-        return "\n".join(lines + self._about_refused())
-
-    def _about_ends(self) -> list[str]:
-        lines = [f"cut: {self.cut} samples; no end is learned behind them"] if self.cut else []
+        if self.cut:
+            lines.append(f"cut: {self.cut} samples; no end is learned behind them")
         if self.unknown_ends:
             words = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
             more = f" and {len(words) - SHOWN} others" if len(words) > SHOWN else ""
             lines.append(
-                f"end unknown: of {sum(self.unknown_ends.values())} samples it isn't known what their record "
-                f"says: {', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
+                f"end unknown: of {self.unknown_ends.total()} samples it isn't known what their record says: "
+                f"{', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
             )
-        return lines
+        return "\n".join(lines + self._about_records())
 
-    def _about_refused(self) -> list[str]:
-        if not self.refused:
-            return []
-        lines = [f"refused: {self.refused_count}"]
-        lines += [f"  {r.where}: {r.reason}" for r in self.refused[:SHOWN]]
-        if self.refused_count > SHOWN:
-            where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
-            lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
-        return lines
-
-    def _about_repeats(self) -> list[str]:
+    def _about_records(self) -> list[str]:
+        """What was taken before, changed, left out or refused."""
         lines = [f"repeats of {rule}: {count} not taken again" for rule, count in self.repeated.items()]
         if self.replaced:
             lines.append(f"replaced: {self.replaced} samples of an earlier import of the same file")
@@ -164,10 +136,22 @@ class ImportReport(Counts):
             )
         if self.forgotten:
             lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")
+        lines += [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
+        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
+        if self.tokens_dropped:
+            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
+        lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
+        for name, count in self.without_column.items():
+            lines.append(f"{name}: {count} records don't have its column: unknown")
+        if self.columns_left:
+            lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
+        if self.refused:
+            lines.append(f"refused: {self.refused_count}")
+            lines += [f"  {refusal.where}: {refusal.reason}" for refusal in self.refused[:SHOWN]]
+        if self.refused_count > SHOWN:
+            where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
+            lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
         return lines
-
-
-Reading = dict[str, Any]
 
 
 class Options(TypedDict, total=False):
@@ -196,50 +180,46 @@ class Options(TypedDict, total=False):
     refused_file: str  # for records that are refused, if they are many; beside the store by default
 
 
-def reading(options: Options) -> Reading:
+def reading(options: Options) -> dict[str, Any]:
     """What a record becomes depends on these options, by the names of the command line; without unset ones.
 
     Files are known by their content, and patterns, which may have what isn't to be stored, by a hash.
     """
-    tokenizer, prompts, join = options.get("tokenizer"), options.get("prompts"), options.get("join")
-    format = options.get("format")
+    tokenizer, format = options.get("tokenizer"), options.get("format")
     if format is not None and (format.endswith(".toml") or plugins.is_reference(format)):
         # One of the user's own is known by its content too.
         content = fingerprint(format) if format.endswith(".toml") else digest_of_module(format) or ""
         format = f"{Path(format).name} {content[:SHORT]}".strip()
-    values = {
+    values: dict[str, Any] = {
         "map": dict(options.get("mapping") or {}),
         "format": format,
         "reward": dict(options.get("rewards") or {}),
         "reward-map": dict(options.get("reward_map") or {}),
-        "lower-is-better": options.get("lower_is_better", False),
+        "lower-is-better": options.get("lower_is_better"),
         "choose": dict(options.get("choose") or {}),
-        "prompts": None if prompts is None else fingerprint(prompts)[:SHORT],
-        "join": None if join is None else fingerprint(join)[:SHORT],
         "role": options.get("role"),
         "source": options.get("source"),
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
         "drop": sorted(options.get("drop") or ()),
-        "redact": options.get("redact", False),
+        "redact": options.get("redact"),
         "center-by": options.get("center_by"),
         "redact-pattern": sorted(
             blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]
             for text in options.get("redact_patterns") or ()
         ),
     }
+    for name, path in (("prompts", options.get("prompts")), ("join", options.get("join"))):
+        values[name] = None if path is None else fingerprint(path)[:SHORT]
     return {name: value for name, value in values.items() if value}
 
 
 def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Which options differ, as they are written on the command line; empty where none does."""
-    names = [name for name in (*previous, *current) if previous.get(name) != current.get(name)]
     texts = []
-    for name in dict.fromkeys(names):
-        texts.append(f"--{name} was {_shown(previous.get(name))}, is {_shown(current.get(name))} now")
+    for name in dict.fromkeys((*previous, *current)):
+        if previous.get(name) != current.get(name):
+            texts.append(f"--{name} was {_shown(previous.get(name))}, is {_shown(current.get(name))} now")
     return "; ".join(texts)
-
-
-SHORT = 12  # characters of a hash that people read
 
 
 def _shown(value: Any) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import are_messages, entry, is_unknown, messages_in
 from agro.logs.fields import exchange, parsed, rewarded, scores, split
-from agro.logs.interchange import PREFERENCE
+from agro.logs.interchange import PREFERENCE, typed_fields
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import typed_fields
 
 _NO_TEXT = {  # fields that aren't text
     *("tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),
