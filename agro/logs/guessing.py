@@ -40,7 +40,6 @@ from agro.logs.unknown_columns import (
     is_lower,
     quoted,
     sides_of,
-    step_of,
     worth_in,
 )
 from agro.store.sample_rows import from_rows
@@ -361,7 +360,7 @@ def _guesses(
         if "reward" not in base.mapping and "chosen" not in base.mapping:
             guess, judged = _with_reward(guess, rewards, named)
         elif not judged:  # each of several responses has one
-            judged = [c for c in columns if step_of(c) in base.mapping.get("reward", "")]
+            judged = [c for c in columns if c.step in base.mapping.get("reward", "")]
         if named and [column.path for column in judged] != [named]:
             continue
         if base.column is None and judged and not (rewards and not named):
@@ -486,7 +485,7 @@ def _side_scores(prompt: Column, others: Sequence[Column], columns: Sequence[Col
             marks = [mark for mark in responses if mark in judged]
             if len(marks) < 2:
                 continue
-            said, rated = (", ".join(step_of(side[mark]) for mark in marks) for side in (responses, judged))
+            said, rated = (", ".join(side[mark].step for mark in marks) for side in (responses, judged))
             mapping = {"prompt": prompt.path, "response": f"[{said}]", "reward": f"[{rated}]"}
             reason = f"responses of {', '.join(marks)}, each with its score"
             yield Judged({**mapping, "source": as_literal(marks)}, reason)
