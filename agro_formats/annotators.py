@@ -13,7 +13,7 @@ from agro.logs.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.types import Text
-from agro_formats.judgments import rank_judgments, tally
+from agro_formats.preferences import rank_judgments, tally
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
