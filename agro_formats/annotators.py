@@ -8,8 +8,8 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
+from agro.logs.exchanges import scored
 from agro.logs.fields import a_list, listed, number, one_of
-from agro.logs.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.types import Text

@@ -17,8 +17,8 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
+from agro.logs.exchanges import responses
 from agro.logs.fields import a_list, grouped, joined_record, number, parsed, settings, token_fields, total
-from agro.logs.model_calls import responses
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 from agro_formats.traces import Scores, TraceSpan, described, read_spans
 

@@ -9,10 +9,10 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs import exchanges
+from agro.logs.exchanges import Message, blocks, joined_scores, responses, scored
 from agro.logs.fields import call, joined_record, reply, settings
 from agro.logs.formats import providers
 from agro.logs.formats.providers import choices
-from agro.logs.model_calls import Message, blocks, joined_scores, responses, scored
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.rollout.prompts import anthropic_prompt, openai_prompt
 from agro_formats.traces import described

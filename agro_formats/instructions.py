@@ -12,7 +12,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.declared import Columns, Conversation, Preference
+from agro.logs.declared import Columns, last_turns, pair_after
 from agro.logs.fields import (
     a_list,
     assistant,
@@ -71,14 +71,22 @@ def message(value: Any, name: str) -> dict[str, Any]:
     return {"role": role, "content": "", "tool_calls": named}
 
 
-SHAREGPT_PREFERENCES = Preference(
-    "conversations",
-    _conversation,
-    lambda value, name: turn if isinstance(turn := unpacked(value), str) else [message(turn, name)],
-    dropped=("conversations", "system"),
-)
-SHAREGPT_DEMONSTRATIONS = Conversation("conversations", _conversation, role="expert", dropped=_COLUMNS)
-SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, dropped=(*_COLUMNS, *LABELS))
+def read_sharegpt(row: Row, context: Context) -> list[Item]:
+    return last_turns(_conversation(row), "conversations", omit(row, _COLUMNS), role="expert")
+
+
+def read_sharegpt_unpaired(row: Row, context: Context) -> list[Item]:
+    meta = omit(row, (*_COLUMNS, *LABELS))
+    return last_turns(_conversation(row), "conversations", meta, reward=labeled(row, context))
+
+
+def read_sharegpt_preference(row: Row, context: Context) -> list[Item]:
+    sides = {}
+    for name in ("chosen", "rejected"):
+        turn = unpacked(row[name])
+        sides[name] = turn if isinstance(turn, str) else [message(turn, name)]
+    return pair_after(_conversation(row), sides, row, ("conversations", "system"), "conversations")
+
 
 ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
 
@@ -132,26 +140,30 @@ def is_unpaired(row: Row) -> bool:
 
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
 UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
-INSTRUCTIONS_PREFERENCES = Preference(
-    "prompt",
-    _prompt,
-    lambda value, name: (
-        text(message(turn, name).get("content"), name) if isinstance(turn := unpacked(value), dict) else turn
-    ),
-    dropped=_PROMPT_COLUMNS,
-    sides=_PAIRS,
-)
-AFTER_MESSAGES = Preference(
-    "messages",
-    lambda row: objects(row["messages"], "messages"),
-    lambda value, name: [message(value, name)],
-    dropped=("messages",),
-)
+
+
+def _sides(row: Row) -> tuple[str, str] | None:
+    """The columns of a better and a worse response; None where there are none."""
+    return next((names for names in _PAIRS if row.keys() >= set(names)), None)
+
+
+def read_instruction_preference(row: Row, context: Context) -> list[Item]:
+    prompt, sides = _prompt(row), {}
+    for name in _sides(row) or _PAIRS[0]:
+        turn = unpacked(row[name])
+        sides[name] = text(message(turn, name).get("content"), name) if isinstance(turn, dict) else turn
+    return pair_after(prompt, sides, row, _PROMPT_COLUMNS)
+
+
+def read_after_messages(row: Row, context: Context) -> list[Item]:
+    prompt = objects(row["messages"], "messages")
+    sides = {name: [message(row[name], name)] for name in ("chosen", "rejected")}
+    return pair_after(prompt, sides, row, ("messages",), "messages")
 
 
 def is_preference(row: Row) -> bool:
     """Agro's own preferences, and TRL's, have `prompt` and nothing that belongs to it."""
-    names = INSTRUCTIONS_PREFERENCES.columns(row)
+    names = _sides(row)
     if names is None or row.keys().isdisjoint(_PROMPTS) or isinstance(row[names[0]], list):
         return False
     has_more = not row.keys().isdisjoint({"system", "system_prompt", "history"})
@@ -207,11 +219,12 @@ def read_verified(row: Row, context: Context) -> list[Item]:
 
 
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
-OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
 
 
 def read_openrlhf(row: Row, context: Context) -> list[Item]:
-    return (OPENRLHF_DEMONSTRATIONS if "output" in row else OPENRLHF_CONVERSATIONS).read(row, context)
+    if "output" in row:
+        return OPENRLHF_DEMONSTRATIONS.read(row, context)
+    return last_turns(row["input"], "output", omit(row, ("input",)), role="expert")
 
 
 def is_openrlhf(row: Row) -> bool:

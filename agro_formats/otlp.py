@@ -1,7 +1,7 @@
 """OTLP as JSON: traces and logs of OpenTelemetry, with calls of models; and Phoenix's exports of spans.
 
-The attributes of calls are of OpenTelemetry's GenAI conventions, which have messages in parts, or of the forms
-before them; or of OpenInference's, which are flat, nested, or columns.
+The attributes of calls are of OpenTelemetry's GenAI conventions, which have messages in parts, or of the
+forms before them; or of OpenInference's, which are flat, nested, or columns.
 Fields as in opentelemetry-proto's JSON form: 64-bit integers are text. Spans that aren't of a model's call
 are left out. Evaluations (the event gen_ai.evaluation.result) are those of their span's or response's id,
 wherever in the file they are.
@@ -21,8 +21,8 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
+from agro.logs.exchanges import Message, responses, scored, turn
 from agro.logs.fields import call, integer, listed, settings
-from agro.logs.model_calls import Message, responses, scored, turn, unflatten
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 from agro.types.conversation import normalized_message
 
@@ -246,9 +246,9 @@ def records(path: Path) -> Iterator[Line]:
             for event in _events(line.value):
                 events.add(event)
     for line in read_records(path):
-        for call in _lines(line, events):
+        for each in _lines(line, events):
             number += 1
-            yield call._replace(number=number)
+            yield each._replace(number=number)
 
 
 def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
@@ -369,3 +369,31 @@ def _value(value: Row, name: str) -> Any:
                 return _attributes(entry(inner, name).get("values"), name)
         raise Refused(f"{name}: expected a value such as stringValue, got {kind}")
     return None
+
+
+def unflatten(value: Any) -> Any:
+    """Attributes with dots in their names as objects; those with numbers as lists."""
+    if isinstance(value, list):
+        return [unflatten(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    tree: dict[str, Any] = {}
+    for name, inner in value.items():
+        *path, key = name.split(".")
+        node = tree
+        for part in path:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[key] = unflatten(inner)
+    return {name: _numbered(inner) for name, inner in tree.items()}
+
+
+def _numbered(value: Any) -> Any:
+    """An object whose names are numbers as a list, in their order."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _numbered(item) for name, item in value.items()}
+    if inner and all(name.isdigit() for name in inner):
+        return [inner[name] for name in sorted(inner, key=int)]
+    return inner

@@ -17,8 +17,8 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
+from agro.logs.exchanges import Message, blocks, identified
 from agro.logs.fields import call, exchange, integer, listed, plain
-from agro.logs.model_calls import Message, blocks, identified
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import normalized_message
 

@@ -24,8 +24,8 @@ from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges
 from agro.logs.declared import evaluated as at
+from agro.logs.exchanges import Completion, Message, joined_scores, responses, scored
 from agro.logs.fields import grouped, number, settings, unlisted
-from agro.logs.model_calls import Completion, Message, joined_scores, responses, scored
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 
 Scores = dict[str, list[Any]]

@@ -30,13 +30,13 @@ from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block
+from agro.logs.exchanges import settle
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
 from agro.logs.import_report import Counts, Options, Refusal
 from agro.logs.interchange import RECORD, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
-from agro.logs.model_calls import settle
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
 from agro.store.imports import Place
