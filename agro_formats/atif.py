@@ -1,5 +1,5 @@
-"""ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session; and Harbor's
-folders of trials, and of jobs, which hold trials.
+"""ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session; and
+Harbor's folders of trials, and of jobs, which hold trials.
 
 The steps of an agent are rows of one episode: where history was rewritten, another row begins. Steps that
 were copied from an earlier trajectory (`is_copied_context`), and those of no model (`llm_call_count` 0), are
@@ -104,7 +104,7 @@ def _messages(steps: Sequence[AtifStep]) -> list[Message]:
 
 
 def _between_inserted(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From an own step up to each turn of the assistant that isn't its own; what is before it is the prompt."""
+    """From an own step up to each turn of the assistant that isn't; what is before it is the prompt."""
     begin: int | None = own[0]
     while begin is not None:
         inserted = (i for i, step in enumerate(steps) if i > begin and step.is_inserted)

@@ -1,5 +1,5 @@
-"""Results of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a task;
-HELM, the folder of a run or its scenario_state.json; OpenAI Evals, promptfoo, HumanEval and EvalPlus.
+"""Results of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a
+task; HELM, the folder of a run or its scenario_state.json; OpenAI Evals, promptfoo, HumanEval and EvalPlus.
 
 A log of OpenAI Evals has one event a line: the first one the run's `spec`, others a `sample_id`, anywhere in
 the file. Programs for HumanEval's problems and others of its form are joined with the file of problems.

@@ -1,6 +1,6 @@
-"""Calls that providers and gateways log: batches of requests of OpenAI and Anthropic; LiteLLM's logged calls, as
-callbacks log them or the proxy's spend logs, which have texts only where the proxy stores them; TensorZero's
-inferences, as it answers or its tables have them, and their feedback."""
+"""Calls that providers and gateways log: batches of requests of OpenAI and Anthropic; LiteLLM's logged calls,
+as callbacks log them or the proxy's spend logs, which have texts only where the proxy stores them;
+TensorZero's inferences, as it answers or its tables have them, and their feedback."""
 
 from __future__ import annotations
 

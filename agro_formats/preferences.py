@@ -1,7 +1,7 @@
 """Published sets of judged responses: dialogues (HH-RLHF, HelpSteer), Chatbot Arena's conversations of two
 models and which one its user prefers; UltraFeedback, four rated responses an instruction and pairs made of
-them; OpenAssistant, trees of messages and the table of their messages; and sets that are a declaration of their
-columns: ranked responses, and two with the better one's name, or with votes.
+them; OpenAssistant, trees of messages and the table of their messages; and sets that are a declaration of
+their columns: ranked responses, and two with the better one's name, or with votes.
 
 A place in a declaration is a path as in `--map`: the name of a column, or a JMESPath expression.
 """

@@ -1,5 +1,5 @@
-"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime; stored experience of Trinity-RFT (JSON Lines,
-SQLite) and tinker-cookbook (captures, evaluations)."""
+"""Dumps of rollouts and batches: NeMo-RL, AReaL, SkyRL and slime; stored experience of Trinity-RFT (JSON
+Lines, SQLite) and tinker-cookbook (captures, evaluations)."""
 
 from __future__ import annotations
 

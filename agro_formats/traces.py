@@ -3,10 +3,10 @@
 Scores are an object by name, or a list of objects with name, value, whether it is unknown, and, of a trace's,
 the span that they judge.
 
-Responses of a trace are those of the outermost calls of a model; a trace without any is one call itself. A call that
-begins with what an earlier one was asked and answered continues it: both are one conversation of several
-turns. Other calls are responses of their own. Scores of a call's span are its own; those of the trace and of
-its other spans are of every call that has none of that name.
+Responses of a trace are those of the outermost calls of a model; a trace without any is one call itself. A
+call that begins with what an earlier one was asked and answered continues it: both are one conversation of
+several turns. Other calls are responses of their own. Scores of a call's span are its own; those of the trace
+and of its other spans are of every call that has none of that name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Formats as declarations: a TOML table beside the functions that read them, or a TOML file alone.
 
-`Columns`, `Conversation` and `Preference` say for such a function where in a record the fields of its
-responses are. A place is a path as in `--map`: the name of a column, or a JMESPath expression.
+`Columns` says for such a function where in a record the fields of its response are. A place is a path as in
+`--map`: the name of a column, or a JMESPath expression.
 
 A file of the user's own (`--format FILE.toml`) says what `--map`, and the rules for leaving out and refusing
 records, would say at each import; a package's is found by an entry point, whose part is the `Path` of the

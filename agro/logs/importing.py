@@ -37,17 +37,11 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     refused.
     """
     mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
-    join, prompts_file = options.get("join"), options.get("prompts")
-    if limit is not None and limit < 1:
-        raise Refused(f"limit: expected 1 or more rows, got {limit}")
-    if workers < 1:
-        raise Refused(f"workers: expected 1 or more processes, got {workers}")
-    if "reward" in mapping and options.get("rewards"):
-        raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
-    check_map(mapping)
-    prompts: dict[str, Prompt] = {}  # by `prompt_id`, and by an `id` among the columns where that is another
-    if prompts_file is not None:
-        loaded = load_prompts(prompts_file)
+    join, prompts = options.get("join"), dict[str, Prompt]()
+    _check(options)
+    if options.get("prompts") is not None:
+        loaded = load_prompts(options["prompts"])
+        # By `prompt_id`, and by an `id` among the columns where that is another.
         prompts = {str(p.columns["id"]): p for p in loaded if p.columns.get("id") is not None}
         prompts |= {p.id: p for p in loaded}
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
@@ -100,6 +94,18 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     return report
 
 
+def _check(options: Options) -> None:
+    limit, workers = options.get("limit"), options.get("workers", 1)
+    mapping = options.get("mapping") or {}
+    if limit is not None and limit < 1:
+        raise Refused(f"limit: expected 1 or more rows, got {limit}")
+    if workers < 1:
+        raise Refused(f"workers: expected 1 or more processes, got {workers}")
+    if "reward" in mapping and options.get("rewards"):
+        raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
+    check_map(mapping)
+
+
 def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tuple[LogFile, Block]]:
     recognizer = Recognizer(options.get("format"), mapped=bool(options.get("mapping")))
     limit = options.get("limit")
@@ -119,7 +125,7 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
 
 
 def _ratings(path: Path) -> list[str]:
-    """The columns of a file's first records that aren't taken and have numbers, true and false, or ratings."""
+    """The columns of a file's first records that aren't taken and have numbers, flags or ratings."""
     if on_hub(path) or format_at(path) is not None:
         return []
     names: dict[str, None] = {}

@@ -230,22 +230,8 @@ def from_record(
         record = {**record, "reward": None}
     fields = typed_fields(record, RECORD)
     model, answer = fields.pop("model", None), fields.pop("answer", None)
-    meta = fields["meta"] = _meta(
-        fields.get("meta", {}), record, answer, model if "source" in fields else None
-    )
-    # Messages have one form, and declare their tools. What declares none, such as their names alone, and the
-    # tools of a text stay in `meta`.
-    for name in ("functions", "tools"):
-        tools = fields.pop(name, None) or meta.get(name)
-        if isinstance(fields["prompt"], list) and declarations(tools):
-            meta.pop(name, None)
-            fields["prompt"] = with_tools(normalized(fields["prompt"], "prompt"), tools)
-        elif tools is not None:
-            meta[name] = tools
-    if isinstance(fields["prompt"], list):
-        fields["prompt"] = normalized(fields["prompt"], "prompt")
-    if "continuation" in meta:
-        meta["continuation"] = check_turns(meta["continuation"], "meta.continuation")
+    fields["meta"] = _meta(fields.get("meta", {}), record, answer, model if "source" in fields else None)
+    _normalize(fields)
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
         fields |= _after_prompt(fields, tokenizer)
     elif fields["prompt"] == "" and "prompt_id" not in fields:
@@ -283,6 +269,25 @@ def _meta(meta: dict[str, Any], record: Mapping[str, Any], answer: Any, model: A
                 f"{name}: the record has {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
             )
     return meta | extras
+
+
+def _normalize(fields: dict[str, Any]) -> None:
+    """Bring the messages of prompt and response into one form, with the declarations of tools.
+
+    What declares none, such as their names alone, and the tools of a text stay in `meta`.
+    """
+    meta = fields["meta"]
+    for name in ("functions", "tools"):
+        tools = fields.pop(name, None) or meta.get(name)
+        if isinstance(fields["prompt"], list) and declarations(tools):
+            meta.pop(name, None)
+            fields["prompt"] = with_tools(normalized(fields["prompt"], "prompt"), tools)
+        elif tools is not None:
+            meta[name] = tools
+    if isinstance(fields["prompt"], list):
+        fields["prompt"] = normalized(fields["prompt"], "prompt")
+    if "continuation" in meta:
+        meta["continuation"] = check_turns(meta["continuation"], "meta.continuation")
 
 
 def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -96,20 +96,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """
     if not mapping:
         return [Part(dict(row))]
-    fields, missing, found = dict[str, _Matches](), list[str](), list[str]()
-    for name, column in mapping.items():
-        fields[name] = _values(row, name, column)
-        if name not in OPTIONAL:
-            continue
-        if fields[name]:
-            found.append(name)
-            continue
-        fields[name] = {None: _Match(column, None)}
-        tree = compiled(column).parsed
-        if row.keys().isdisjoint(heads([column])) or _lacks_key(row, tree):
-            missing.append(name)
-        elif tree["type"] not in _PATHS:  # an expression of columns that are there, which gives null
-            found.append(name)
+    fields, missing, found = _fields(row, mapping)
     common = {
         name: row[name]
         for name in MAPPABLE
@@ -143,6 +130,27 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     if len(parts) == 1 and parts[0].problem:
         raise Refused(parts[0].problem)
     return parts
+
+
+def _fields(
+    row: Mapping[str, Any], mapping: Mapping[str, str]
+) -> tuple[dict[str, _Matches], list[str], list[str]]:
+    """The values of the fields; and which of `OPTIONAL` are missing and found, as in `Part`."""
+    fields, missing, found = dict[str, _Matches](), list[str](), list[str]()
+    for name, column in mapping.items():
+        fields[name] = _values(row, name, column)
+        if name not in OPTIONAL:
+            continue
+        if fields[name]:
+            found.append(name)
+            continue
+        fields[name] = {None: _Match(column, None)}
+        tree = compiled(column).parsed
+        if row.keys().isdisjoint(heads([column])) or _lacks_key(row, tree):
+            missing.append(name)
+        elif tree["type"] not in _PATHS:  # an expression of columns that are there, which gives null
+            found.append(name)
+    return fields, missing, found
 
 
 def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:

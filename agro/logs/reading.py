@@ -310,7 +310,7 @@ def read_in_order(
     prompts: Mapping[str, Prompt],
     count: int,
 ) -> Iterator[tuple[LogFile, Block, BlockResult]]:
-    """What came of each block, in order; the same whoever reads, see `_agrees`. Close it to end the processes.
+    """What came of each block, in order; the same whoever reads, see `_agrees`. Close it to end processes.
 
     `count`: of other processes that read; 0 where this one reads all, with `reader`. Where `blocks` raises an
     error, that follows what came of those before.

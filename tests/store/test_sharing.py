@@ -222,7 +222,7 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, m
     whole = imported(tmp_path, [log])
     (tmp_path / "s.db").unlink()
     monkeypatch.setattr(Child, "ask", killing)
-    with pytest.warns(AgroWarning, match=r"a process of this import ended \(exit status -9\); this one reads"):
+    with pytest.warns(AgroWarning, match=r"a process of this import ended \(exit status -9\); this one"):
         shared = imported(tmp_path, [log], workers=2)
     assert shared == whole
 
