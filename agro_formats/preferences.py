@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, takewhile
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from agro.logs.fields import (
     plain,
     rating,
     total,
+    until_reply,
     user,
 )
 from agro.logs.mapping import heads
@@ -501,7 +502,7 @@ def _judged(
 ) -> list[Item]:
     """A pair; of a tie with one vote for each. Where both are bad there is none: --choose both_bad=zero gives
     both the reward 0."""
-    prompts = [list(takewhile(lambda turn: turn["role"] != "assistant", turns)) for turns in sides]
+    prompts = [until_reply(turns) for turns in sides]
     if not prompts[0] or prompts[0] != prompts[1]:
         raise Refused("conversation_b: expected the messages before the first response of conversation_a")
     records = []

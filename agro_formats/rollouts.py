@@ -10,7 +10,6 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from agro.io.jsonlines import Line
 from agro.logs.declared import Columns
 from agro.logs.fields import (
     assistant,
+    common_start,
     digest,
     fingerprinted,
     flags,
@@ -32,6 +32,7 @@ from agro.logs.fields import (
     sampled_fields,
     split,
     token_fields,
+    until_reply,
 )
 from agro.logs.protocol import Context, Item, Row, line_of
 from agro.types.conversation import prompt_hash
@@ -299,8 +300,7 @@ def _experience(row: Row, context: Context, name: str) -> Item:
     if row.get("chosen_messages") is not None:
         # Both have the prompt inside.
         chosen, rejected = (objects(row[n], n) for n in ("chosen_messages", "rejected_messages"))
-        same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
-        prompt = [message for message, _ in same]
+        prompt = common_start(chosen, rejected)
         if not prompt:
             raise Refused("chosen_messages, rejected_messages: expected both to begin with the same messages")
         better, worse = (
@@ -328,8 +328,7 @@ def _texts(row: Row, context: Context) -> dict[str, Any]:
         return {name: text(row[f"{name}_text"], f"{name}_text") for name in ("prompt", "response")}
     if row.get("messages") is not None:
         messages = objects(row["messages"], "messages")
-        prompt = list(takewhile(lambda message: message.get("role") != "assistant", messages))
-        return split({"messages": messages, "prompt": prompt})
+        return split({"messages": messages, "prompt": until_reply(messages)})
     if row.get("tokens") is None or context.tokenizer is None:
         raise Refused(
             "prompt_text, messages: expected the texts of one; where there are only tokens, --tokenizer"
@@ -496,7 +495,7 @@ def read_trajectory(row: Row, context: Context) -> list[Item]:
             )
         content = text(turn.get("content"), f"turns[{i}].content")
         messages.append({"role": "user" if role == "environment" else role, "content": content})
-    prompt = list(takewhile(lambda message: message["role"] != "assistant", messages))
+    prompt = until_reply(messages)
     record = split({"messages": messages, "prompt": prompt})
     record["reward"] = number(row.get("reward"), "reward")
     record["meta"] |= omit(row, ("turns", "reward")) | {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
@@ -18,7 +17,7 @@ from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.exchanges import Message, blocks, identified
-from agro.logs.fields import call, exchange, integer, listed, plain
+from agro.logs.fields import call, common_start, exchange, integer, listed, plain
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import normalized_message
 
@@ -252,10 +251,8 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
         elif record.get("type") == "gemini":
             model = record.get("model", model)
             messages += _gemini_turn(record, location)
-    begin = 0  # behind what one of those before begins with as well
-    for other in previous:
-        same = takewhile(lambda both: both[0] == both[1], zip(messages, other.messages))
-        begin = max(begin, sum(1 for _ in same))
+    # Behind what one of those before begins with as well.
+    begin = max((len(common_start(messages, other.messages)) for other in previous), default=0)
     return History(messages, begin, {"model": model})
 
 

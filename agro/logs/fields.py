@@ -58,6 +58,16 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
     return {**remaining, "prompt": messages[:begins], "response": turns[-1]["content"], "meta": meta}
 
 
+def until_reply(messages: Iterable[Any]) -> list[Any]:
+    """The messages before the first one of the assistant."""
+    return list(takewhile(lambda message: message.get("role") != "assistant", messages))
+
+
+def common_start(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """The messages that both begin with."""
+    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(first, second))]
+
+
 def number(value: Any, name: str) -> float | None:
     """A number or true and false; None for null and NaN, which are unknown. Raises `Refused` for others."""
     if is_unknown(value):
@@ -102,7 +112,7 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
         return {"prompt": prompt, "response": response}
     turns = normalized(objects(response, names[1], "text or a list of messages"), names[1])
     if isinstance(prompt, str):
-        opening = list(takewhile(lambda turn: turn.get("role") != "assistant", turns))
+        opening = until_reply(turns)
         if not opening and len(turns) == 1 and turns[0].keys() == {"role", "content"}:
             return {"prompt": prompt, "response": text(turns[0]["content"], names[1])}
         if opening and opening[-1].get("content") != prompt:
@@ -315,6 +325,10 @@ def rewarded(chosen: dict[str, Any], rejected: dict[str, Any], row: Row) -> None
 def plain(content: Any, name: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
     return "" if content is None else text_of(content, name)
+
+
+def system(content: str) -> dict[str, Any]:
+    return {"role": "system", "content": content}
 
 
 def user(content: str) -> dict[str, Any]:

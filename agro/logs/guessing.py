@@ -21,10 +21,9 @@ from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.import_report import Options
 from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import LogFile, Reader, State
+from agro.logs.reading import LogFile, Options, Reader, State
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,

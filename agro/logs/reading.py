@@ -17,13 +17,13 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from agro.errors import AgroWarning, Refused
 from agro.io.datasets import on_hub
@@ -33,15 +33,67 @@ from agro.io.record_files import Block
 from agro.logs.exchanges import settle
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
-from agro.logs.import_report import Counts, Options, Refusal
-from agro.logs.interchange import RECORD, from_record
+from agro.logs.interchange import RECORD, Tokenizer, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
 from agro.store.imports import Place
 from agro.store.sample_rows import Origin, SampleRow
-from agro.types import Prompt, Sample
+from agro.types import Prompt, Role, Sample
+
+
+class Options(TypedDict, total=False):
+    """How `import_files` reads records."""
+
+    mapping: Mapping[str, str] | None  # see `agro.logs.mapping`
+    prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
+    format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
+    rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
+    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
+    choose: Mapping[str, str] | None  # what to take where a format has several of a kind
+    join: str | Path | None  # the second file of a format that is split over two
+    role: Role  # of records without; "log" by default
+    source: str | None  # of records without; "file:NAME" by default
+    limit: int | None  # records of each file
+    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
+    replace: bool  # take the files anew, in place of what was imported from them
+    strict: bool  # take nothing where any record is refused
+    license: str | None  # of the files, for people
+    workers: int  # processes that read records, beside this one that writes; 1 by default: this one does both
+    drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
+    redact: bool  # keys and e-mail addresses
+    redact_patterns: Sequence[str]  # other regular expressions
+    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.normalizing`
+    refused_file: str  # for records that are refused, if they are many; beside the store by default
+
+
+class Refusal(NamedTuple):
+    where: str  # FILE:LINE
+    reason: str
+
+
+@dataclass
+class Counts:
+    """What readers count, each of some of the records."""
+
+    left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
+    without_column: Counter[str] = field(default_factory=Counter)  # records, by the field of --map
+    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
+    dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
+    redacted: Counter[str] = field(default_factory=Counter)  # by kind
+    unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
+    cut: int = 0  # samples whose record says so
+    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
+
+    def count(self, other: Counts) -> None:
+        """Add those of records that follow."""
+        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
+            getattr(self, name).update(getattr(other, name))
+        self.columns_left = list(dict.fromkeys(self.columns_left + other.columns_left))
+        self.cut += other.cut
+        self.tokens_dropped += other.tokens_dropped
 
 
 @dataclass

@@ -26,8 +26,7 @@ from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer
-from agro.logs.import_report import ImportReport
-from agro.logs.importing import import_files
+from agro.logs.importing import ImportReport, import_files
 from agro.rollout.prompts import PROMPT_FORMATS
 from agro.store import Store
 
