@@ -86,7 +86,8 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
         prompt = _messages(steps[: first if has_tokens else start])
         if (start != first and has_tokens) or any(step.is_inserted for step in piece):
             # not as `continuation`: with other tokens the turns would be encoded after the wrong context
-            record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {"turns": turns}}
+            said = turns[-1].get("content") or ""
+            record: dict[str, Any] = {"prompt": prompt, "response": said, "meta": {"turns": turns}}
         else:
             record = exchange(prompt, turns, ("steps", "steps"))
         record["meta"] = record.get("meta", {}) | meta

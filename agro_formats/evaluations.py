@@ -417,13 +417,10 @@ def evalplus_records(path: Path) -> Iterator[Line]:
             for name, solutions in ijson.kvitems(file, "eval", use_float=True):
                 for solution in solutions if isinstance(solutions, list) else [solutions]:
                     number += 1
-                    yield line_of(f"{path}:{number}", number, partial(_solution, name, solution))
+                    read = partial(lambda task, one: {"task_id": task, **entry(one, task)}, name, solution)
+                    yield line_of(f"{path}:{number}", number, read)
     except ijson.JSONError as error:
         raise Refused(f"{path}: expected EvalPlus' results, with `eval`: {error}") from None
-
-
-def _solution(name: str, solution: Any) -> dict[str, Any]:
-    return {"task_id": name, **entry(solution, name)}
 
 
 def read_evalplus(row: Row, context: Context) -> list[Item]:

@@ -23,6 +23,7 @@ from agro.logs.fields import (
     one_of,
     rating,
     split,
+    system,
     total,
     user,
 )
@@ -50,7 +51,7 @@ def _conversation(row: Row) -> list[dict[str, Any]]:
     turns = objects(unpacked(row["conversations"]), "conversations")
     messages = [message(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
     if row.get("system"):
-        messages.insert(0, {"role": "system", "content": text(row["system"], "system")})
+        messages.insert(0, system(text(row["system"], "system")))
     return messages
 
 
@@ -126,9 +127,8 @@ def _prompt(row: Row) -> Any:
                 f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"
             )
         history += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
-    system = row.get("system") or row.get("system_prompt")
-    if system:
-        history.insert(0, {"role": "system", "content": text(system, "system")})
+    if instructions := row.get("system") or row.get("system_prompt"):
+        history.insert(0, system(text(instructions, "system")))
     return [*history, user(instruction)] if history else instruction
 
 
@@ -338,7 +338,7 @@ def read_query(row: Row, context: Context) -> list[Item]:
         if not isinstance(history, list) or not all(isinstance(p, list) and len(p) == 2 for p in history):
             raise Refused(f"history: expected a list of pairs of texts, got {history!r:.80}")
         pairs = [*((h[0], h[1]) for h in history), (row["query"], row["response"])]
-    messages = [{"role": "system", "content": text(row["system"], "system")}] if row.get("system") else []
+    messages = [system(text(row["system"], "system"))] if row.get("system") else []
     for question, answer in pairs:
         messages += [user(text(question, name)), assistant(text(answer, name))]
     if not pairs:

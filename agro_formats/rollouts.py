@@ -377,17 +377,14 @@ def tables(path: Path) -> dict[str, str]:
 
 
 def trinity_records(path: Path) -> Iterator[Line]:
+    def opened(row: dict[str, Any], table: str) -> dict[str, Any]:
+        return row | {"table": table, "experiences": _unpacked(row.pop("experience_bytes"))}
+
     number = 0
     for table, query in tables(path).items():
         for row in record_files.sqlite_rows(path, query):
             number += 1
-            read = partial(_experiences, row, table)
-            yield line_of(f"{path}:{table}:{row['id']}", number, read)
-
-
-def _experiences(row: dict[str, Any], table: str) -> dict[str, Any]:
-    experiences = _unpacked(row.pop("experience_bytes"))
-    return {**row, "table": table, "experiences": experiences}
+            yield line_of(f"{path}:{table}:{row['id']}", number, partial(opened, row, table))
 
 
 class _Plain(pickle.Unpickler):

@@ -130,13 +130,13 @@ def prompt(value: Any, name: str) -> str | list[Message]:
     request, location = unpacked(value[key]), f"{name}.{key}"
     if key == "prompts" and isinstance(request, list):
         request = _only(request, location)
-    system = value.get("system", value.get("instructions"))
-    if system is None and isinstance(request, str):
+    instructions = value.get("system", value.get("instructions"))
+    if instructions is None and isinstance(request, str):
         return request
     if not isinstance(request, list):
         request = [{"role": "user", "content": text(request, location)}]
-    if system is not None:
-        request = [{"role": "system", "content": system}, *request]
+    if instructions is not None:
+        request = [{"role": "system", "content": instructions}, *request]
     return with_tools(messages(request, location), value.get("tools") or value.get("functions"))
 
 
