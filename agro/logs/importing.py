@@ -82,27 +82,17 @@ class ImportReport(Counts):
             f"recognized: {self.recognized}",
             f"taken: {samples} in {self.groups} groups, {self.pairs} pairs",
         ]
-        if self.lower_is_better:
-            lines.append("lower is better: of a reward r the negative -r is stored; of a pair the loser wins")
-        lines += [f"{name}: isn't UTF-8; read as {encoding}" for name, encoding in self.encodings.items()]
+        for name, line in LINES.items():
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                lines += [line.format(*item) for item in value.items()]
+            elif value:
+                lines.append(line.format(value))
         if self.unused:
             lines.append(
                 f"no reward: columns of numbers that aren't used: {', '.join(self.unused)}; take one with "
                 f"--map reward={self.unused[0]}, or with --reward {self.unused[0]} where there is no --map"
             )
-        if self.ties:
-            lines.append(
-                f"ties: {self.ties} judgments with equal votes, no pairs but to an objective that reads votes"
-            )
-        if self.duplicates:
-            lines.append(f"not taken again: {self.duplicates} samples of an earlier import of the same file")
-        if self.repeats:
-            lines.append(
-                f"repeats: {self.repeats} of the new samples equal another one of their group; all are kept"
-            )
-        lines += [self.normalized] if self.normalized else []
-        if self.cut:
-            lines.append(f"cut: {self.cut} samples; no end is learned behind them")
         if self.unknown_ends:
             words = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
             more = f" and {len(words) - SHOWN} others" if len(words) > SHOWN else ""
@@ -110,27 +100,6 @@ class ImportReport(Counts):
                 f"end unknown: of {self.unknown_ends.total()} samples it isn't known what their record says: "
                 f"{', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
             )
-        return "\n".join(lines + self._about_records())
-
-    def _about_records(self) -> list[str]:
-        """What was taken before, changed, left out or refused."""
-        lines = [f"repeats of {rule}: {count} not taken again" for rule, count in self.repeated.items()]
-        if self.replaced:
-            lines.append(f"replaced: {self.replaced} samples of an earlier import of the same file")
-        for name, count in self.before.items():
-            lines.append(
-                f"{name}: another file of this name was imported before ({count} samples). Where this is a "
-                "newer version of it, records of both are there twice: import it into a new store instead"
-            )
-        if self.forgotten:
-            lines.append(f"not taken again: {self.forgotten} samples that were deleted by agro forget")
-        lines += [f"dropped {name}: in {count} records" for name, count in self.dropped.items()]
-        lines += [f"redacted {kind}: {count} times" for kind, count in self.redacted.items()]
-        if self.tokens_dropped:
-            lines.append(f"tokens dropped, since their text was changed: of {self.tokens_dropped} samples")
-        lines += [f"left out: {count} records: {rule}" for rule, count in self.left_out.items()]
-        for name, count in self.without_column.items():
-            lines.append(f"{name}: {count} records don't have its column: unknown")
         if self.columns_left:
             lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
         if self.refused:
@@ -139,7 +108,28 @@ class ImportReport(Counts):
         if self.refused_count > SHOWN:
             where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
             lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
-        return lines
+        return "\n".join(lines)
+
+
+LINES = {  # of a printed report, by what is counted, of several things by their names
+    "lower_is_better": "lower is better: of a reward r the negative -r is stored; of a pair the loser wins",
+    "encodings": "{}: isn't UTF-8; read as {}",
+    "ties": "ties: {} judgments with equal votes, no pairs but to an objective that reads votes",
+    "duplicates": "not taken again: {} samples of an earlier import of the same file",
+    "repeats": "repeats: {} of the new samples equal another one of their group; all are kept",
+    "normalized": "{}",
+    "cut": "cut: {} samples; no end is learned behind them",
+    "repeated": "repeats of {}: {} not taken again",
+    "replaced": "replaced: {} samples of an earlier import of the same file",
+    "before": "{}: another file of this name was imported before ({} samples). Where this is a newer version "
+    "of it, records of both are there twice: import it into a new store instead",
+    "forgotten": "not taken again: {} samples that were deleted by agro forget",
+    "dropped": "dropped {}: in {} records",
+    "redacted": "redacted {}: {} times",
+    "tokens_dropped": "tokens dropped, since their text was changed: of {} samples",
+    "left_out": "left out: {1} records: {0}",
+    "without_column": "{}: {} records don't have its column: unknown",
+}
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
