@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from pathlib import Path
@@ -41,41 +41,24 @@ from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Vo
 from agro.store.export import ENDINGS
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Responses with ranks, of which a lower one is better. `--reward RANK=-1` makes it a reward."""
-
-    prompt: str
-    each: str  # the list, whose items have `response`, `model` and `rank`
-    response: str
-    rank: str
-    model: str
-    parse: Parser = text  # what is at `prompt`
-
-    def fits(self, row: Row) -> bool:
-        """Whether a record has a prompt, and a list of ranked responses."""
-        items = row.get(self.each)
-        if self.prompt not in row or not isinstance(items, list) or not items:
-            return False
-        return isinstance(items[0], dict) and items[0].keys() >= {self.response, self.rank}
-
-    def read(self, row: Row, context: Context) -> list[Item]:
-        common = {"prompt": self.parse(row[self.prompt], self.prompt)}
-        meta = omit(row, (self.prompt, self.each))
-        records, names, ranks = [], [], []
-        for i, item in enumerate(objects(row[self.each], self.each)):
-            name = f"{self.each}[{i}]"
-            ranks.append(number(item.get(self.rank), f"{name}.{self.rank}"))
-            names.append(name)
-            record = {
-                "response": text(item.get(self.response), f"{name}.{self.response}"),
-                "model": item.get(self.model),
-                "meta": meta | omit(item, (self.response, self.model)),
-            }
-            if context.rewards:
-                record["reward"] = total({self.rank: ranks[-1]}, (self.rank,), context.rewards)
-            records.append(common | record)
-        return [Item(tuple(records), tuple(names), rank_judgments(ranks))]
+def read_nectar(row: Row, context: Context) -> list[Item]:
+    """Ranked responses, of which the one with the lowest rank is the best. `--reward rank=-1` makes it a
+    reward."""
+    prompt, meta = open_dialogue(row["prompt"], "prompt"), omit(row, ("prompt", "answers"))
+    records, names, ranks = [], [], []
+    for i, answer in enumerate(objects(row["answers"], "answers")):
+        names.append(f"answers[{i}]")
+        ranks.append(number(answer.get("rank"), f"answers[{i}].rank"))
+        record = {
+            "prompt": prompt,
+            "response": text(answer.get("answer"), f"answers[{i}].answer"),
+            "model": answer.get("model"),
+            "meta": meta | omit(answer, ("answer", "model")),
+        }
+        if context.rewards:
+            record["reward"] = total({"rank": ranks[-1]}, ("rank",), context.rewards)
+        records.append(record)
+    return [Item(tuple(records), tuple(names), rank_judgments(ranks))]
 
 
 @dataclass(frozen=True)
@@ -531,19 +514,12 @@ def _post(value: Any, name: str) -> str:
     return f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 
 
-PARSERS: dict[str, Parser] = {"dialogue": open_dialogue, "post": _post}
-SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
-    "pair": PairColumns,
-    "ranking": Ranking,
-    "columns": Columns,
-}
-
-
 DECLARED: dict[str, dict[str, Any]] = {}
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
     _values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()
     }
-    _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
-    _set = SHAPES[_values.pop("shape")](**_values, **_parse)
+    if "parse" in _values:
+        _values["parse"] = {"post": _post}[_values["parse"]]
+    _set = PairColumns(**_values) if "{}" in _values["response"] else Columns(**_values)
     DECLARED[_name] = {"read": _set.read, "fits": _set.fits}
