@@ -253,9 +253,8 @@ def read_helm(row: Row, context: Context) -> list[Item]:
         "reward": _reward(values, values, context.rewards, len(completions), "completions"),
         "answer": _one_or_all(right),
         "sampling": settings(request),
+        "model": request.get("model"),
     }
-    if request.get("model") is not None:
-        common["model"] = text(request["model"], "request.model")
     meta = omit(row, ("request", "result", "stats"))
     meta["stats"] = {name: value for name, value in values.items() if value is not None}
     items = []

@@ -53,9 +53,7 @@ def read_anthropic(row: Row, context: Context) -> list[Item]:
     message = entry(result.get("message"), "result.message")
     answer = {"role": "assistant", "content": message.get("content")}
     record = reply(anthropic_prompt(params), answer, ("params.messages", "result.message"))
-    record["sampling"] = settings(params)
-    if message.get("model") is not None:
-        record["model"] = text(message["model"], "result.message.model")
+    record |= {"sampling": settings(params), "model": message.get("model")}
     details = omit(message, ("type", "role", "model", "content"))
     record["meta"] |= details | {"custom_id": name}
     return [Item.of(record, "result")]

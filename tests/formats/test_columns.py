@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
 
 
 def scored(store: Store, folder: Path, rows: list[dict[str, Any]], **options: Any) -> list[float | None]:

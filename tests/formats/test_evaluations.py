@@ -6,7 +6,6 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ LM_EVAL = examples_of("lm-eval")
 def harness(responses: list[str], exact_match: float) -> dict[str, Any]:
     """A row of lm-evaluation-harness."""
     return {**LM_EVAL[0].rows[0], "resps": [responses], "exact_match": exact_match}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as store:
-        yield store
 
 
 @pytest.mark.parametrize(
