@@ -233,8 +233,6 @@ def read_slime(row: Row, context: Context) -> list[Item]:
     record: dict[str, Any] = {"prompt": prompt, "response": response}
     if isinstance(prompt, list):
         record = split({"messages": [*prompt, assistant(response)], "prompt": prompt})
-    else:
-        text(prompt, "prompt")
     record |= {"reward": _reward(row, context), "answer": row.get("label")}
     meta = record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE))
     meta |= {"status": status, "finish": status}
