@@ -141,10 +141,10 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     refused.
     """
     mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
-    join, prompts = options.get("join"), dict[str, Prompt]()
+    join, prompts_file, prompts = options.get("join"), options.get("prompts"), dict[str, Prompt]()
     _check(options)
-    if options.get("prompts") is not None:
-        loaded = load_prompts(options["prompts"])
+    if prompts_file is not None:
+        loaded = load_prompts(prompts_file)
         # By `prompt_id`, and by an `id` among the columns where that is another.
         prompts = {str(p.columns["id"]): p for p in loaded if p.columns.get("id") is not None}
         prompts |= {p.id: p for p in loaded}

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -330,12 +330,12 @@ class Reader:
                 raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
         columns = list[str]()
         others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
-        others = _plain(others, "", columns)
+        plain: dict[str, Any] = _plain(others, "", columns)
         for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
             if self._mapping:
                 raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
             self._privacy.dropped[f"{column} (bytes)"] += 1
-        return {name: value for name, value in record.items() if name in RECORD} | others
+        return {name: value for name, value in record.items() if name in RECORD} | plain
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:
@@ -361,7 +361,7 @@ def read_in_order(
     options: Options,
     prompts: Mapping[str, Prompt],
     count: int,
-) -> Iterator[tuple[LogFile, Block, BlockResult]]:
+) -> Generator[tuple[LogFile, Block, BlockResult], None, None]:
     """What came of each block, in order; the same whoever reads, see `_agrees`. Close it to end processes.
 
     `count`: of other processes that read; 0 where this one reads all, with `reader`. Where `blocks` raises an
@@ -391,7 +391,8 @@ def read_in_order(
                 else:
                     given = state._replace(notes=state.notes if file is last else {})
                     child = living[asked_for % len(living)] if living else None
-                    asked.append((file, block, given, child and child.ask(file, given, block)))
+                    future = None if child is None else child.ask(file, given, block)
+                    asked.append((file, block, given, future))
                     asked_for += 1
             if not asked:
                 break
