@@ -10,12 +10,12 @@ wherever in the file they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, unpacked
@@ -198,34 +198,26 @@ _SPANS = ("resourceSpans", "scopeSpans", "spans")
 _LOGS = ("resourceLogs", "scopeLogs", "logRecords")
 
 
-class _Event(NamedTuple):
-    name: str
-    attributes: dict[str, Any]
-    span: str  # id
-
-
 @dataclass
 class _EventIndex:
     """What the events of a file say of its spans."""
 
     scores: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Values by name of the evaluation, by the id of a span or of a response."""
-    detailed: set[str] = field(default_factory=set)  # spans whose content is in an event
+    detailed: set[str] = field(default_factory=set)  # spans whose content is in a log record
 
-    def add(self, event: _Event) -> None:
-        if event.name == _DETAILS:
-            self.detailed.add(event.span)
-        if event.name == _EVALUATION:
-            attributes = event.attributes
-            id = str(attributes.get("gen_ai.response.id") or event.span)
-            name = str(attributes.get("gen_ai.evaluation.name"))
-            value = attributes.get(f"{_SCORE}value", attributes.get(f"{_SCORE}label"))
-            self.scores.setdefault(id, {}).setdefault(name, []).append(value)
-
-    def scores_of(self, span: str, attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-        span_scores = self.scores.get(span, {})
-        response_scores = self.scores.get(str(attributes.get("gen_ai.response.id")), {})
-        return {name: list(values) for name, values in (span_scores | response_scores).items()}
+    def add(self, row: Row) -> None:
+        """Add the events of a line's spans and log records, but those that `_call` reports as wrong."""
+        for record, is_log in _spans_and_logs(row):
+            with suppress(*RECORD_ERRORS):
+                for name, attributes in _events(record, is_log):
+                    if name == _EVALUATION:
+                        id = str(attributes.get("gen_ai.response.id") or _id(record))
+                        title = str(attributes.get("gen_ai.evaluation.name"))
+                        value = attributes.get(f"{_SCORE}value", attributes.get(f"{_SCORE}label"))
+                        self.scores.setdefault(id, {}).setdefault(title, []).append(value)
+                    elif name == _DETAILS and is_log:
+                        self.detailed.add(_id(record))
 
 
 def is_export(path: Path) -> bool:
@@ -243,8 +235,7 @@ def records(path: Path) -> Iterator[Line]:
     events, number = _EventIndex(), 0
     for line in read_records(path):
         with suppress(*RECORD_ERRORS):  # which the second reading reports
-            for event in _events(line.value):
-                events.add(event)
+            events.add(line.value)
     for line in read_records(path):
         for each in _lines(line, events):
             number += 1
@@ -252,12 +243,13 @@ def records(path: Path) -> Iterator[Line]:
 
 
 def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
-    """The calls of a line, and what of it can't be read."""
+    """The calls of a line, and what of it can't be read: one may be refused, the others aren't then."""
     try:
-        for span, read in () if line.error else _calls(line.value, events):
-            call = line_of(f"{line.where}, span {span}" if span else line.where, 0, read)
-            if call.value or call.error:
-                yield call
+        for record, is_log in () if line.error else _spans_and_logs(line.value):
+            where = f"{line.where}, span {_id(record)}" if _id(record) else line.where
+            each = line_of(where, 0, partial(_call, record, is_log, events))
+            if each.value or each.error:
+                yield each
     except RECORD_ERRORS as error:
         line = Line(line.where, 0, {}, reason_of(error))
     if line.error:
@@ -268,9 +260,8 @@ def read(row: Row, context: Context) -> list[Item]:
     if "attributes" in row:
         return _responses(row, context)
     events = _EventIndex()
-    for event in _events(row):
-        events.add(event)
-    calls = [read() for _, read in _calls(row, events)]
+    events.add(row)
+    calls = [_call(record, is_log, events) for record, is_log in _spans_and_logs(row)]
     return [item for call in calls if call.get("is_call") for item in _responses(call, context)]
 
 
@@ -283,70 +274,49 @@ def _responses(row: Row, context: Context) -> list[Item]:
     return read_genai(attributes, scores, context)
 
 
-def _calls(row: Row, events: _EventIndex) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """The ids of spans, and what reads each: an empty record where there is none. One may be refused, the
-    others aren't then."""
-    for span in _inner(row, *_SPANS):
-        yield _id(span), partial(_span_call, span, events)
-    for log in _inner(row, *_LOGS):
-        yield _id(log), partial(_log_call, log, events)
-
-
-def _span_call(span: Row, events: _EventIndex) -> dict[str, Any]:
-    attributes = _attributes(span.get("attributes"), "attributes")
-    details = next((event for event in _span_events(span) if event.name == _DETAILS), None)
-    if details is not None:
-        attributes = {**attributes, **details.attributes}
-    elif _id(span) in events.detailed and not has_genai_messages(attributes):
-        return {}  # its content is in a log record, which is a call as well
-    is_call = is_openinference_call(attributes) or is_genai_call(attributes)
-    return _call(attributes, span, events, is_call=is_call)
-
-
-def _log_call(log: Row, events: _EventIndex) -> dict[str, Any]:
-    event = _log_event(log)
-    return _call(event.attributes, log, events) if event.name == _DETAILS else {}
-
-
-def _call(
-    attributes: dict[str, Any], record: Row, events: _EventIndex, *, is_call: bool = True
-) -> dict[str, Any]:
-    """The record of a span, or of a log record."""
-    span, scores = _id(record), events.scores_of(_id(record), attributes)
+def _call(record: Row, is_log: bool, events: _EventIndex) -> dict[str, Any]:
+    """What a span, or a log record, says of a call; nothing where it is of none."""
+    details = next((inner for name, inner in _events(record, is_log) if name == _DETAILS), None)
+    if is_log:
+        attributes, is_call = details or {}, True
+    else:
+        attributes = _attributes(record.get("attributes"), "attributes") | (details or {})
+        is_call = is_openinference_call(attributes) or is_genai_call(attributes)
+    # The content of a span may be in a log record, which is a call as well.
+    is_elsewhere = _id(record) in events.detailed and not has_genai_messages(attributes)
+    if details is None and (is_log or is_elsewhere):
+        return {}
+    span_scores = events.scores.get(_id(record), {})
+    response_scores = events.scores.get(str(attributes.get("gen_ai.response.id")), {})
+    scores = {name: list(values) for name, values in (span_scores | response_scores).items()}
     ids = {"trace_id": record.get("traceId"), "span_id": record.get("spanId"), "span": record.get("name")}
-    attributes = attributes | {name: value for name, value in ids.items() if value}
-    return {"span": span, "attributes": attributes, "scores": scores, "is_call": is_call}
+    attributes |= {name: value for name, value in ids.items() if value}
+    return {"span": _id(record), "attributes": attributes, "scores": scores, "is_call": is_call}
 
 
-def _events(row: Row) -> Iterator[_Event]:
-    """Events in spans and in logs. Those of details in spans are left with them."""
-    for span in _inner(row, *_SPANS):
-        with suppress(*RECORD_ERRORS):  # `_calls` reports them
-            yield from (event for event in _span_events(span) if event.name != _DETAILS)
-    for log in _inner(row, *_LOGS):
-        with suppress(*RECORD_ERRORS):
-            yield _log_event(log)
-
-
-def _span_events(span: Row) -> Iterator[_Event]:
-    for event in listed(span.get("events"), "events"):
-        attributes = _attributes(event.get("attributes"), "events.attributes")
-        yield _Event(str(event.get("name")), attributes, _id(span))
-
-
-def _log_event(log: Row) -> _Event:
-    attributes = _attributes(log.get("attributes"), "logRecords.attributes")
-    return _Event(str(log.get("eventName") or attributes.get("event.name")), attributes, _id(log))
+def _events(record: Row, is_log: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Names and attributes of a span's events; a log record is one."""
+    if is_log:
+        attributes = _attributes(record.get("attributes"), "logRecords.attributes")
+        return [(str(record.get("eventName") or attributes.get("event.name")), attributes)]
+    events = listed(record.get("events"), "events")
+    return [
+        (str(event.get("name")), _attributes(event.get("attributes"), "events.attributes"))
+        for event in events
+    ]
 
 
 def _id(record: Row) -> str:
     return str(record.get("spanId") or "")
 
 
-def _inner(row: Row, resources: str, scopes: str, names: str) -> Iterator[dict[str, Any]]:
-    for resource in listed(row.get(resources), resources):
-        for scope in listed(resource.get(scopes), scopes):
-            yield from listed(scope.get(names), names)
+def _spans_and_logs(row: Row) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The spans, and the log records, of a line, and whether each is one of these."""
+    for resources, scopes, names in (_SPANS, _LOGS):
+        for resource in listed(row.get(resources), resources):
+            for scope in listed(resource.get(scopes), scopes):
+                for record in listed(scope.get(names), names):
+                    yield record, names == "logRecords"
 
 
 def _attributes(value: Any, name: str) -> dict[str, Any]:

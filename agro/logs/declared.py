@@ -45,7 +45,7 @@ from agro.errors import Refused
 from agro.io.column_paths import syntax_problem, value_at
 from agro.io.json_values import entry, omit, text
 from agro.logs.exchanges import identified, joined_key
-from agro.logs.fields import digest, exchange, integer, number, rewarded, scores, split, total, unlisted
+from agro.logs.fields import digest, exchange, integer, number, rated_pair, scores, split, total, unlisted
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand, heads
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
@@ -299,8 +299,7 @@ def preference(
     meta = omit(row, {*columns, *scores(row)})
     for record in (chosen, rejected):
         record["meta"] = record.get("meta", {}) | meta
-    rewarded(chosen, rejected, row)
-    return [Item.pair(chosen, rejected)]
+    return rated_pair(chosen, rejected, row)
 
 
 def at(row: Row, path: str) -> Any:

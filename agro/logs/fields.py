@@ -18,7 +18,7 @@ from agro.io.json_values import entry, is_unknown, messages_in, objects, text, u
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs.labels import as_reward, number_in
-from agro.logs.protocol import Context, Item, Row
+from agro.logs.protocol import Context, Item, Row, Votes
 from agro.types import check_turns
 from agro.types.conversation import normalized, normalized_message, text_of
 
@@ -316,10 +316,13 @@ def scores(row: Row) -> dict[str, float | None]:
     return {name: rating(row[name], name) for name in names}
 
 
-def rewarded(chosen: dict[str, Any], rejected: dict[str, Any], row: Row) -> None:
-    """Set the rewards of both to their scores, where the row has them."""
+def rated_pair(
+    chosen: dict[str, Any], rejected: dict[str, Any], row: Row, votes: Votes = (None, None)
+) -> list[Item]:
+    """A judged pair, whose rewards are the scores of the row, where it has them."""
     for record, score in zip((chosen, rejected), scores(row).values()):
         record["reward"] = score
+    return [Item.pair(chosen, rejected, votes)]
 
 
 def plain(content: Any, name: str) -> str:
