@@ -203,30 +203,29 @@ def helm_records(path: Path) -> Iterator[Line]:
     folder = path.parent if path.name == _STATES else path
     states_path, stats_path = folder / _STATES, folder / _STATS
     stats: dict[str, list[Any]] = {}
+
+    def key(instance: Any, item: Row, perturbation: Any) -> str:
+        return json.dumps([instance, item.get("train_trial_index"), perturbation], sort_keys=True)
+
+    def joined(state: Any) -> dict[str, Any]:
+        fields = entry(state, "request_states")
+        instance = entry(fields.get("instance"), "instance")
+        own = stats.get(key(instance.get("id"), fields, instance.get("perturbation")), [])
+        return fields | {"stats": own}
+
     try:
         if stats_path.is_file():
             with stats_path.open("rb") as file:
                 for item in ijson.items(file, "item", use_float=True):
-                    key = _instance_key(item.get("instance_id"), item)
-                    stats[key] = stats.get(key, []) + item.get("stats", [])
+                    own = stats.setdefault(key(item.get("instance_id"), item, item.get("perturbation")), [])
+                    own += item.get("stats", [])
         with states_path.open("rb") as file:
             for number, state in enumerate(ijson.items(file, "request_states.item", use_float=True), 1):
-                yield line_of(f"{states_path}:{number}", number, partial(_with_stats, state, stats))
+                yield line_of(f"{states_path}:{number}", number, partial(joined, state))
     except ijson.JSONError as error:
         raise Refused(f"{folder}: expected HELM's {_STATES} and {_STATS}: {error}") from None
     except OSError as error:
         raise Refused(f"{states_path}: can't be read: {error.strerror or error}") from None
-
-
-def _with_stats(state: Any, stats: dict[str, list[Any]]) -> dict[str, Any]:
-    fields = entry(state, "request_states")
-    instance = entry(fields.get("instance"), "instance")
-    key = _instance_key(instance.get("id"), {**fields, "perturbation": instance.get("perturbation")})
-    return fields | {"stats": stats.get(key, [])}
-
-
-def _instance_key(instance: Any, item: Row) -> str:
-    return json.dumps([instance, item.get("train_trial_index"), item.get("perturbation")], sort_keys=True)
 
 
 def read_helm(row: Row, context: Context) -> list[Item]:

@@ -103,26 +103,23 @@ class PairColumns:
         """Which side is better; equal votes, or without votes equal scores, are a tie. A score below 0 is no
         number of votes."""
         a, b = (self._number(row, path, context) for path in self._both(self.votes or self.score))
-        votes: Votes = (a, b)
-        if not self.votes:
-            votes = TIE if a is not None and a == b else (None, None)
-        elif min(a or 0, b or 0) < 0:
-            votes = (None, None)
-        if votes[0] is not None and votes[0] == votes[1]:
-            return (Judgment(0, 1, votes),)
-        if not self.better:
-            winner = None if a is None or b is None else int(b > a)
-        else:
+        if self.votes and min(a or 0, b or 0) < 0:
+            a = b = None
+        if a is not None and a == b:
+            return (Judgment(0, 1, (a, b) if self.votes else TIE),)
+        if self.better:
             winner = self._winner(row, context)
+        else:
+            winner = None if a is None or b is None else int(b > a)
         if winner is None:
             return ()
-        won, lost = votes[winner], votes[1 - winner]
-        if won is not None and lost is not None and won < lost:
+        won, lost = (a, b) if winner == 0 else (b, a)
+        if self.votes and won is not None and lost is not None and won < lost:
             better, worse = (self._both(self.votes)[side] for side in (winner, 1 - winner))
             raise Refused(
                 f"{better}: expected more than {worse}, as that side is better, got {won} and {lost}"
             )
-        return (Judgment(winner, 1 - winner, (won, lost)),)
+        return (Judgment(winner, 1 - winner, (won, lost) if self.votes else (None, None)),)
 
     def _winner(self, row: Row, context: Context) -> int | None:
         """The side that the column of `better` names; None where it is unknown."""
