@@ -32,7 +32,9 @@ class Field(NamedTuple):
 
     expected: str
     convert: Callable[[Any], Any]
-    is_needed: bool = False
+
+
+NEEDED = ("prompt", "response", "chosen", "rejected")  # in the kinds of records that have these fields
 
 
 def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -52,10 +54,10 @@ def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
             if wrong.args:
                 got = f"{value[wrong.args[0]]!r:.80} at index {wrong.args[0]}"
             raise Refused(f"{name}: expected {field.expected}, got {got}") from None
-    for name, field in fields.items():
-        if field.is_needed and name not in values:
+    for name in NEEDED:
+        if name in fields and name not in values:
             got = "null" if name in record else "no such field"
-            raise Refused(f"{name}: expected {field.expected}, got {got}")
+            raise Refused(f"{name}: expected {fields[name].expected}, got {got}")
     return values
 
 
@@ -164,8 +166,8 @@ _NAME, _VOTES = Field("text or an integer", _name), Field("a number of 0 or more
 
 # One response.
 RECORD = {
-    "prompt": Field("text, or a list of messages with 'role' and 'content'", _prompt, is_needed=True),
-    "response": Field("text", _of(str), is_needed=True),
+    "prompt": Field("text, or a list of messages with 'role' and 'content'", _prompt),
+    "response": Field("text", _of(str)),
     "reward": Field("a finite number, true or false, or null where it is unknown", _reward),
     "prompt_id": _NAME,
     "episode": _NAME,
@@ -191,8 +193,8 @@ FIELDS = tuple(RECORD)
 
 # Two responses to a prompt, the chosen one better; the other fields are as of a record.
 PREFERENCE = {
-    "chosen": Field("text", _of(str), is_needed=True),
-    "rejected": Field("text", _of(str), is_needed=True),
+    "chosen": Field("text", _of(str)),
+    "rejected": Field("text", _of(str)),
     "votes_chosen": _VOTES,
     "votes_rejected": _VOTES,
 }

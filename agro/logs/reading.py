@@ -187,6 +187,9 @@ class Reader:
             notes=dict(state.notes),
         )
         self._text_context = replace(self._context, is_text=True)  # which has the same notes
+        source = self._options.get("source")
+        default = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
+        self._source = default if source is None else source
         for line in block.lines():
             try:
                 if line.error:
@@ -207,7 +210,8 @@ class Reader:
     def _read_part(self, part: Part, line: Line) -> None:
         result = self._result
         result.parts += 1
-        result.without_column.update(part.missing)
+        for name in part.missing:
+            result.without_column[name] += 1
         result.with_column.update(part.found)
         try:
             if part.problem:
@@ -291,13 +295,10 @@ class Reader:
         record = self._privacy.apply(record)
         if not line.is_json and not line.is_text:
             record = self._without_bytes(record)
-        source = options.get("source")
-        if source is None:
-            source = self._file.path if on_hub(context.path) else f"file:{context.path.name}"
         sample = from_record(
             record,
             role=options.get("role", "log"),
-            source=source,
+            source=self._source,
             tokenizer=options.get("tokenizer"),
             is_json=line.is_json,
         )
