@@ -60,7 +60,7 @@ class Part(NamedTuple):
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
     missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
-    found: tuple[str, ...] = ()  # and those whose column it has; what is in an object that is null is neither
+    found: tuple[str, ...] = ()  # and those whose column it has; one inside of a null is neither
     problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
@@ -97,11 +97,8 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     if not mapping:
         return [Part(dict(row))]
     fields, missing, found = _fields(row, mapping)
-    common = {
-        name: row[name]
-        for name in MAPPABLE
-        if name in row and name not in {*mapping, *heads(mapping.values())}
-    }
+    used = {*mapping, *heads(mapping.values())}
+    common = {name: row[name] for name in MAPPABLE if name in row and name not in used}
     has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
     several = next((name for name, matches in fields.items() if len(matches) > 1), "")
     if several and not has_several:
@@ -183,7 +180,7 @@ def _lacks_key(value: Any, tree: Mapping[str, Any]) -> bool:
         is_key = step["type"] == "field" and isinstance(inner, dict)
         if (is_key and step["value"] not in inner) or (step["type"] in _PATHS and _lacks_key(inner, step)):
             return True
-        value = CellInterpreter().visit(step, inner)
+        value = KleeneInterpreter().visit(step, inner)
     return False
 
 
