@@ -8,12 +8,12 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
+from agro.logs.exchanges import scored
 from agro.logs.fields import a_list, listed, number, one_of
-from agro.logs.model_calls import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.types import Text
-from agro_formats.judgments import rank_judgments, tally
+from agro_formats.preferences import rank_judgments, tally
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
@@ -172,19 +172,15 @@ _UNSUBMITTED = ("draft", "discarded")
 
 def read_record(row: Row, context: Context) -> list[Item]:
     """In 2.x `responses` has the answers by question, in 1.x a list of what each annotator said."""
-    responses = unpacked(row["responses"])
+    responses, answers = unpacked(row["responses"]), dict[str, list[Any]]()
     if isinstance(responses, dict):
-        answers = {
-            question: [_value(one.get("value")) for one in listed(values, f"responses.{question}")]
-            for question, values in responses.items()
-        }
+        for question, values in responses.items():
+            answers[question] = [one.get("value") for one in listed(values, f"responses.{question}")]
     else:
-        answers = {}
         for i, one in enumerate(listed(responses, "responses")):
-            if one.get("status") in _UNSUBMITTED:
-                continue
-            for question, values in entry(one.get("values"), f"responses[{i}].values").items():
-                answers.setdefault(question, []).append(_value(entry(values, question).get("value")))
+            if one.get("status") not in _UNSUBMITTED:
+                for question, values in entry(one.get("values"), f"responses[{i}].values").items():
+                    answers.setdefault(question, []).append(entry(values, question).get("value"))
     fields = entry(unpacked(row["fields"]), "fields")
     extras = {name: value for name, value in row.items() if name in _RECORD_COLUMNS or name == "suggestions"}
     return _items(fields, answers, extras, context)
@@ -198,16 +194,9 @@ def read_flat(row: Row, context: Context) -> list[Item]:
             values = a_list(row[column], column)
             states = row.get(f"{column}.status") or [None] * len(values)
             both = zip(values, states, strict=True)
-            answers[column.removesuffix(_ANSWERS)] = [
-                _value(v) for v, state in both if state not in _UNSUBMITTED
-            ]
-    answer_columns = {c for c in row if c.endswith(_ANSWERS) or f"{_ANSWERS}." in c}
-    fields = {
-        c: value
-        for c, value in row.items()
-        if c not in answer_columns and c not in _RECORD_COLUMNS and ".suggestion" not in c
-    }
-    return _items(fields, answers, omit(row, answer_columns | fields.keys()), context)
+            answers[column.removesuffix(_ANSWERS)] = [v for v, state in both if state not in _UNSUBMITTED]
+    columns = {c for c in row if c.endswith(_ANSWERS) or f"{_ANSWERS}." in c}
+    return _items_of_columns(row, answers, columns, ".suggestion", context)
 
 
 def is_flat(row: Row) -> bool:
@@ -216,20 +205,24 @@ def is_flat(row: Row) -> bool:
 
 def read_dataset(row: Row, context: Context) -> list[Item]:
     """A question's column has what each annotator said, the one with `-suggestion` what a model did."""
-    questions = [c.removesuffix(_SUGGESTION) for c in row if c.endswith(_SUGGESTION)]
     answers = {}
-    for question in questions:
-        values = listed(row.get(question), question)
-        answers[question] = [
-            _value(one.get("value")) for one in values if one.get("status") not in _UNSUBMITTED
-        ]
-    used = {*questions, *_RECORD_COLUMNS}
-    fields = {c: value for c, value in row.items() if c not in used and _SUGGESTION not in c}
-    return _items(fields, answers, omit(row, {*questions, *fields}), context)
+    for question in [c.removesuffix(_SUGGESTION) for c in row if c.endswith(_SUGGESTION)]:
+        said = listed(row.get(question), question)
+        answers[question] = [one.get("value") for one in said if one.get("status") not in _UNSUBMITTED]
+    return _items_of_columns(row, answers, set(answers), _SUGGESTION, context)
 
 
 def is_dataset(row: Row) -> bool:
     return any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row)
+
+
+def _items_of_columns(
+    row: Row, answers: dict[str, list[Any]], columns: set[str], suggestion: str, context: Context
+) -> list[Item]:
+    """`columns`: those of the answers; `suggestion`: what is in the names of what a model answered."""
+    others = {*columns, *_RECORD_COLUMNS}
+    fields = {c: value for c, value in row.items() if c not in others and suggestion not in c}
+    return _items(fields, answers, omit(row, columns | fields.keys()), context)
 
 
 def _items(
@@ -245,25 +238,25 @@ def _items(
     for name, value in omit(extras, ("metadata", "vectors")).items():
         if value not in ({}, []):
             meta[name] = str(value) if name in _TIMES else value
-    names = sorted(responses)
-    answered = {question: values for question, values in answers.items() if values}
-    for question, values in answered.items():
-        answered[question] = [  # a list of all responses, as 2.x has rankings, as ranks by name
-            {name: rank for rank, name in enumerate(value, 1)}
-            if isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == names
-            else value
-            for value in values
-        ]
+    answered = {
+        question: [_value(value, sorted(responses)) for value in values]
+        for question, values in answers.items()
+        if values
+    }
     return items_of(prompt, responses, answered, subjects, meta | omit(shown, responses), context)
 
 
-def _value(value: Any) -> Any:
-    """An answer; a ranking of 1.x as ranks by name. In `datasets` it is an object of two lists."""
+def _value(value: Any, names: list[str]) -> Any:
+    """An answer; a ranking of responses as ranks by name. In 1.x it has both; in `datasets` it is an object
+    of two lists; in 2.x it is the list of all `names` in their order."""
     if isinstance(value, dict) and value.keys() >= {"rank", "value"} and isinstance(value["value"], list):
         return dict(zip(value["value"], value["rank"], strict=True))
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "rank" in value[0]:
+    if not isinstance(value, list) or not value:
+        return value
+    if isinstance(value[0], dict) and "rank" in value[0]:
         return {str(one["value"]): one["rank"] for one in objects(value, "ranking")}
-    return value
+    is_ranking = len(value) > 1 and sorted(map(str, value)) == names
+    return {name: rank for rank, name in enumerate(value, 1)} if is_ranking else value
 
 
 _BODIES = ("body", "text", "title")  # of an item of a ranked list

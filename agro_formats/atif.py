@@ -1,4 +1,5 @@
-"""ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session.
+"""ATIF, the Agent Trajectory Interchange Format: what Harbor, and many agents, write of a session; and
+Harbor's folders of trials, and of jobs, which hold trials.
 
 The steps of an agent are rows of one episode: where history was rewritten, another row begins. Steps that
 were copied from an earlier trajectory (`is_copied_context`), and those of no model (`llm_call_count` 0), are
@@ -7,14 +8,29 @@ context. Fields as in atif 1.8.0: atif/trajectory.py, step.py, metrics.py, obser
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects, omit, text
-from agro.logs.fields import call, exchange, fingerprinted, integer, integers, listed, numbers, one_of, plain
-from agro.logs.protocol import Context, Item, Row
+from agro.io.json_values import entry, objects, omit, read_object, text
+from agro.io.jsonlines import Line
+from agro.logs.fields import (
+    call,
+    exchange,
+    fingerprinted,
+    integer,
+    integers,
+    listed,
+    numbers,
+    one_of,
+    plain,
+    total,
+)
+from agro.logs.protocol import Context, Item, Row, line_of
+from agro.types.conversation import prompt_hash
 
 Message = dict[str, Any]
 
@@ -38,32 +54,49 @@ class AtifStep:
     tokens: Tokens | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_inserted(self) -> bool:
+        """Whether it is a turn of the assistant that the model didn't write here."""
+        return self.message["role"] == "assistant" and not self.is_own
+
 
 def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
     """Interchange records of the steps, by their tokens where all own steps have them.
 
     Raises `Refused` where there is nothing to learn from, or nothing before it.
     """
-    new = [step for step in steps if step.is_own]
-    if not new:
+    own = [i for i, step in enumerate(steps) if step.is_own]
+    if not own:
         raise Refused(
             "steps: expected at least one that the agent's model wrote, and that isn't copied context"
         )
-    if steps[0].is_own:
+    first = own[0]
+    if first == 0:
         raise Refused("steps: expected one of the user or the system before the first of the agent")
-    if all(step.tokens is not None for step in new):
-        return _token_records(steps, context)
-    # A row up to each turn of the assistant that isn't its own; what is before it is the row's prompt.
-    records, begin = [], _first_own(steps)
-    while begin < len(steps):
-        inserted = (
-            i for i, s in enumerate(steps) if i > begin and not s.is_own and s.message["role"] == "assistant"
-        )
-        end = next(inserted, len(steps))
-        turns, meta = _turns(steps[begin:end])
-        record = exchange(_messages(steps[:begin]), turns, ("steps", "steps"))
-        records.append(record | {"meta": record.get("meta", {}) | meta})
-        begin = end + _first_own(steps[end:])
+    has_tokens = all(steps[i].tokens is not None for i in own)
+    records = []
+    for start, end in _by_prompt(steps, own) if has_tokens else _between_inserted(steps, own):
+        piece = steps[start:end]
+        last = max(i for i, step in enumerate(piece) if step.is_own)
+        turns = [*_messages(piece[:last]), piece[last].message]
+        details = [step.meta for step in piece if step.is_own]
+        meta: dict[str, Any] = {"steps": details} if any(details) else {}
+        if after := [*piece[last].observed, *_messages(piece[last + 1 :])]:
+            meta["observed_last"] = after
+        prompt = _messages(steps[: first if has_tokens else start])
+        if (start != first and has_tokens) or any(step.is_inserted for step in piece):
+            # not as `continuation`: with other tokens the turns would be encoded after the wrong context
+            said = turns[-1].get("content") or ""
+            record: dict[str, Any] = {"prompt": prompt, "response": said, "meta": {"turns": turns}}
+        else:
+            record = exchange(prompt, turns, ("steps", "steps"))
+        record["meta"] = record.get("meta", {}) | meta
+        if has_tokens:
+            record |= _sequence(piece)
+            if start != first:
+                record["context_tokens"] = record["tokens"][: record["mask"].index(True)]
+            record = fingerprinted(record, context)
+        records.append(record)
     return records
 
 
@@ -71,51 +104,38 @@ def _messages(steps: Sequence[AtifStep]) -> list[Message]:
     return [message for step in steps for message in (step.message, *step.observed)]
 
 
-def _first_own(steps: Sequence[AtifStep]) -> int:
-    return next((i for i, step in enumerate(steps) if step.is_own), len(steps))
+def _between_inserted(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """From an own step up to each turn of the assistant that isn't; what is before it is the prompt."""
+    begin: int | None = own[0]
+    while begin is not None:
+        inserted = (i for i, step in enumerate(steps) if i > begin and step.is_inserted)
+        end = next(inserted, len(steps))
+        yield begin, end
+        begin = next((i for i in own if i >= end), None)
 
 
-def _turns(steps: Sequence[AtifStep]) -> tuple[list[Message], dict[str, Any]]:
-    """The messages up to the last own turn; what else is known of the steps, and what came after it."""
-    last_own = max(i for i, step in enumerate(steps) if step.is_own)
-    observed = [*steps[last_own].observed, *_messages(steps[last_own + 1 :])]
-    details = [step.meta for step in steps if step.is_own]
-    meta: dict[str, Any] = {"steps": details} if any(details) else {}
-    turns = [*_messages(steps[:last_own]), steps[last_own].message]
-    return turns, meta | ({"observed_last": observed} if observed else {})
-
-
-def _token_records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]:
-    """A row up to each own step whose prompt isn't what was there before: rows after the first one have their
-    prompt in `context_tokens`."""
-    own = [(i, step.tokens) for i, step in enumerate(steps) if step.is_own and step.tokens]
+def _by_prompt(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Up to each own step whose prompt isn't what was there before."""
     starts, before = list[int](), list[int]()
-    for i, tokens in own:
+    for i in own:
+        tokens = steps[i].tokens
+        assert tokens is not None
         if not starts or tokens.prompt[: len(before)] != before:
             starts.append(i)
         before = tokens.prompt + tokens.completion
-    begin, records = starts[0], []
-    prompt = _messages(steps[:begin])
-    for start, end in zip(starts, [*starts[1:], len(steps)]):
-        ids, mask, logp = list[int](), list[bool](), list[float | None]()
-        for tokens in (tokens for i, tokens in own if start <= i < end):
-            prompted = len(tokens.prompt) - len(ids)
-            ids += tokens.prompt[len(ids) :] + tokens.completion
-            mask += [False] * prompted + [True] * len(tokens.completion)
-            logp += [None] * prompted + tokens.logp
-        turns, meta = _turns(steps[start:end])
-        has_inserted = any(not s.is_own and s.message["role"] == "assistant" for s in steps[start:end])
-        if start == begin and not has_inserted:
-            record = exchange(prompt, turns, ("steps", "steps"))
-        else:  # not as `continuation`: with other tokens the turns would be encoded after the wrong context
-            record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {"turns": turns}}
-        if start != begin:
-            record["context_tokens"] = ids[: mask.index(True)]
-        record |= {"tokens": ids, "mask": mask, "meta": record.get("meta", {}) | meta}
-        if any(x is not None for x in logp):
-            record["behavior_logp"] = logp
-        records.append(fingerprinted(record, context))
-    return records
+    return zip(starts, [*starts[1:], len(steps)])
+
+
+def _sequence(steps: Sequence[AtifStep]) -> dict[str, Any]:
+    """The tokens of steps, of which each begins with those before it, their mask and their log-probs."""
+    ids, mask, logp = list[int](), list[bool](), list[float | None]()
+    for tokens in (step.tokens for step in steps if step.is_own and step.tokens):
+        prompted = len(tokens.prompt) - len(ids)
+        ids += tokens.prompt[len(ids) :] + tokens.completion
+        mask += [False] * prompted + [True] * len(tokens.completion)
+        logp += [None] * prompted + tokens.logp
+    record: dict[str, Any] = {"tokens": ids, "mask": mask}
+    return record | ({"behavior_logp": logp} if any(x is not None for x in logp) else {})
 
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -141,20 +161,20 @@ def is_call(step: Row) -> bool:
 
 def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[str, dict[str, Any]]]:
     """(name, record) of its rows, and of those of agents that it delegated to. There is no reward: that is in
-    `result.json` of the trial's folder, see `harbor`."""
+    `result.json` of the trial's folder."""
     agent = entry(row.get("agent"), "agent")
     meta = omit(row, _COLUMNS) | {"agent": omit(agent, ())}
     parts = list[tuple[str, dict[str, Any]]]()
     values = objects(row["steps"], "steps")
     calls = [step.get("llm_call_count") for step in values]
+    # Several calls are one step somewhere, so that the tokens of calls can't be trusted.
     merged = any(integer(count, "llm_call_count") > 1 for count in calls if count is not None)
     for i, record in enumerate(records([_step(step, i, merged) for i, step in enumerate(values)], context)):
-        record["meta"] = record["meta"] | meta
+        record["meta"] |= meta
         record["model"] = agent.get("model_name")
         parts.append((f"{name}[{i}]", record))
     for i, delegated in enumerate(listed(row.get("subagent_trajectories"), "subagent_trajectories")):
-        location = f"subagent_trajectories[{i}]"
-        for part, record in trajectory(delegated, context, f"{name}.{location}"):
+        for part, record in trajectory(delegated, context, f"{name}.subagent_trajectories[{i}]"):
             record["meta"]["subagent"] = delegated.get("trajectory_id")
             parts.append((part, record))
     # The session, where it has several rows, here or in the trajectory that it continues or that continues
@@ -168,7 +188,6 @@ def trajectory(row: Row, context: Context, name: str = "steps") -> list[tuple[st
 
 
 def _step(step: Row, i: int, merged: bool) -> AtifStep:
-    """`merged`: several calls are one step somewhere, so that the tokens of calls can't be trusted."""
     name = f"steps[{i}]"
     if integer(step.get("step_id"), f"{name}.step_id") != i + 1:
         raise Refused(
@@ -179,42 +198,128 @@ def _step(step: Row, i: int, merged: bool) -> AtifStep:
         wrong = next((key for key in _AGENT_ONLY if step.get(key) is not None), None)
         if wrong is not None:
             raise Refused(f"{name}.{wrong}: expected only in steps of the agent, got one of the {role}")
-    is_own = is_call(step)
     metrics = entry(step.get("metrics"), f"{name}.metrics")
     message: Message = {"role": role, "content": plain(step.get("message"), f"{name}.message")}
     if step.get("reasoning_content") is not None:
         message["reasoning_content"] = text(step["reasoning_content"], f"{name}.reasoning_content")
-    calls = listed(step.get("tool_calls"), f"{name}.tool_calls")
-    if calls:
+    if calls := listed(step.get("tool_calls"), f"{name}.tool_calls"):
         message["tool_calls"] = [
             call(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls
         ]
-    return AtifStep(
-        message,
-        _observed(step, role, name),
-        is_own,
-        None if merged or not is_own else _tokens(metrics, f"{name}.metrics"),
-        omit(step, _STEP) | omit(metrics, _IDS),
-    )
-
-
-def _observed(step: Row, role: str, name: str) -> list[Message]:
-    """Results of tools; what belongs to no call is said by the user, or by the system after its step."""
-    location = f"{name}.observation"
-    messages = []
+    # Results of tools; what belongs to no call is said by the user, or by the system after its step.
+    location, observed = f"{name}.observation", []
     for result in listed(entry(step.get("observation"), location).get("results"), f"{location}.results"):
-        message: Message = {"role": "user" if role == "assistant" else role}
+        said: Message = {"role": "user" if role == "assistant" else role}
         if result.get("source_call_id") is not None:
-            message = {"role": "tool", "tool_call_id": result["source_call_id"]}
-        messages.append(message | {"content": plain(result.get("content"), f"{location}.results.content")})
-    return messages
+            said = {"role": "tool", "tool_call_id": result["source_call_id"]}
+        observed.append(said | {"content": plain(result.get("content"), f"{location}.results.content")})
+    is_own, tokens = is_call(step), None
+    if is_own and not merged and all(metrics.get(key) is not None for key in _IDS[:2]):
+        prompt, completion = (integers(metrics[key], f"{name}.metrics.{key}") for key in _IDS[:2])
+        logp: list[float | None] = [None] * len(completion)
+        if metrics.get("logprobs") is not None:
+            logp = numbers(metrics["logprobs"], f"{name}.metrics.logprobs", len(completion))
+        tokens = Tokens(prompt, completion, logp)
+    return AtifStep(message, observed, is_own, tokens, omit(step, _STEP) | omit(metrics, _IDS))
 
 
-def _tokens(metrics: Row, name: str) -> Tokens | None:
-    if metrics.get("prompt_token_ids") is None or metrics.get("completion_token_ids") is None:
-        return None
-    prompt, completion = (integers(metrics[key], f"{name}.{key}") for key in _IDS[:2])
-    logp = metrics.get("logprobs")
-    if logp is None:
-        return Tokens(prompt, completion, [None] * len(completion))
-    return Tokens(prompt, completion, numbers(logp, f"{name}.logprobs", len(completion)))
+_AGENT_EXCEPTIONS = {  # exceptions after which the reward is that of what the agent did
+    *("AgentTimeoutError", "ContextWindowExceededError", "OutputTokenExceededError"),
+    *("ContextLengthExceededError", "OutputLengthExceededError"),
+    *("AgentSafetyRefusalError", "ContentPolicyViolationError"),
+}
+_TRIAL = ("task_name", "task_checksum", "trial_name", "source", "agent_info")  # for `meta`
+
+
+def _trials(path: Path) -> list[Path]:
+    """The folder of a trial, or those in the folder of a job."""
+    found = [
+        folder
+        for folder in (path, *sorted(path.iterdir()))
+        if (folder / "result.json").is_file() and ((folder / "agent").is_dir() or (folder / "steps").is_dir())
+    ]
+    return [path] if path in found else found
+
+
+def is_harbor(path: Path) -> bool:
+    return path.is_dir() and bool(_trials(path))
+
+
+def harbor_records(path: Path) -> Iterator[Line]:
+    """A record a trial: its `result.json`, and its trajectories in order."""
+    for i, trial in enumerate(_trials(path), 1):
+        yield line_of(str(trial), i, partial(_trial, trial))
+
+
+def _trial(trial: Path) -> dict[str, Any]:
+    result = read_object(trial / "result.json")
+    # Those of the agent, each with the ones that continue it; of each step where the task has several.
+    names = [str(s.get("step_name")) for s in listed(result.get("step_results"), "step_results")]
+    roots = [trial, *(trial / "steps" / name for name in names)]
+    folders = [p / "agent" for p in roots if (p / "agent" / "trajectory.json").is_file()]
+    if not folders:
+        raise Refused("agent/trajectory.json: missing; the agent wrote none, so there is no text")
+    trajectories = []
+    for folder in folders:
+        name, seen = "trajectory.json", set[str]()
+        while name not in seen:
+            seen.add(name)
+            row = read_object(folder / name)
+            if not is_trajectory(row):
+                raise Refused(f"{name}: expected a trajectory with schema_version ATIF-v…, and steps")
+            trajectories.append(row)
+            name = Path(str(row.get("continued_trajectory_ref") or name)).name
+    return result | {"trajectories": trajectories}
+
+
+def read_harbor(row: Row, context: Context) -> list[Item]:
+    """Responses of a task are a group by its prompt: the same words in another environment are another
+    task."""
+    result = entry(row.get("verifier_result"), "verifier_result")
+    rewards = entry(result.get("rewards"), "verifier_result.rewards")
+    # A failed sandbox or provider says nothing about the agent.
+    results = [row, *listed(row.get("step_results"), "step_results")] if rewards else []
+    infos = [entry(each.get("exception_info"), "exception_info") for each in results]
+    failures = [str(one.get("exception_type")) for one in infos if one]
+    failure = next((name for name in failures if name not in _AGENT_EXCEPTIONS), None)
+    reward, invalid = None, "" if rewards else "the verifier gave no reward"
+    if failure is not None:
+        invalid = f"{failure}: the trial failed, so the verifier's reward isn't of what the agent did"
+    if not invalid:
+        reward = total(rewards, list(rewards), context.rewards)
+    meta = {name: row[name] for name in _TRIAL if row.get(name) is not None}
+    meta |= {"rewards": rewards} | ({"reward_error": invalid} if invalid else {})
+    task = row.get("task_checksum") or row["task_name"]
+    rows = objects(row["trajectories"], "trajectories")
+    _add_tokens(rows, row)
+    items, episode = list[Item](), f"{row['trial_name']}:{row.get('id', '')}"
+    for i, part in enumerate(rows):
+        for name, record in trajectory(part, context, f"trajectories[{i}]"):
+            group = f"{task}:{prompt_hash(record['prompt'])}"
+            record |= {"reward": reward, "episode": episode, "prompt_id": group}
+            items.append(Item.of(record | {"meta": record["meta"] | meta}, name))
+    if len(items) == 1:
+        del items[0].records[0]["episode"]
+    return items
+
+
+def harbor_identity(row: Row) -> str:
+    return f"harbor:{row.get('id') or row['trial_name']}"
+
+
+def _add_tokens(rows: list[dict[str, Any]], result: Row) -> None:
+    """Add the tokens of `rollout_details`, where the steps of the trajectories have none.
+
+    Its first one is of the agent's own calls, in order. It is used where there are as many as steps.
+    """
+    agent = entry(result.get("agent_result"), "agent_result")
+    details = listed(agent.get("rollout_details"), "agent_result.rollout_details")
+    steps = [s for row in rows for s in objects(row["steps"], "steps") if is_call(s)]
+    if not details or any(entry(s.get("metrics"), "metrics").get("completion_token_ids") for s in steps):
+        return
+    prompts, completions, logps = (details[0].get(name) or [] for name in _IDS)
+    if not len(prompts) == len(completions) == len(steps):
+        return
+    logps = logps if len(logps) == len(steps) else [None] * len(steps)
+    for step, *calls in zip(steps, prompts, completions, logps):
+        step["metrics"] = {**entry(step.get("metrics"), "metrics"), **dict(zip(_IDS, calls))}

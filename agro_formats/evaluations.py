@@ -1,4 +1,5 @@
-"""Results of evaluations: OpenAI Evals, promptfoo, HumanEval and EvalPlus.
+"""Results of evaluations: lm-evaluation-harness' logged samples, one row a filter; lighteval's details of a
+task; HELM, the folder of a run or its scenario_state.json; OpenAI Evals, promptfoo, HumanEval and EvalPlus.
 
 A log of OpenAI Evals has one event a line: the first one the run's `spec`, others a `sample_id`, anywhere in
 the file. Programs for HumanEval's problems and others of its form are joined with the file of problems.
@@ -6,7 +7,8 @@ the file. Programs for HumanEval's problems and others of its form are joined wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,254 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
-from agro.logs.fields import a_list, grouped, joined_record, number, total
-from agro.logs.model_calls import responses
-from agro.logs.protocol import Context, Item, Row, line_of
-from agro_formats import spans
-from agro_formats.spans import described
+from agro.logs.exchanges import responses
+from agro.logs.fields import a_list, grouped, joined_record, number, parsed, settings, token_fields, total
+from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
+from agro_formats.traces import Scores, TraceSpan, described, read_spans
+
+_NO_METRICS = (
+    *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
+    *("doc_hash", "prompt_hash", "target_hash"),
+)
+
+
+def read_lm_eval(row: Row, context: Context) -> list[Item]:
+    """A response stands in one row a filter, with that filter's metrics; the rows of one filter are taken.
+
+    A metric is of the row: where it has several responses, theirs are unknown, unless it is a list of them.
+    """
+    name = row.get("filter")
+    wanted = context.choose.get("filter", context.notes.setdefault("filter", name))
+    if name != wanted:
+        raise SkipRecord(f"of the filter {name}; taken is {wanted} (--choose filter=NAME)")
+    prompt, gen_kwargs = _arguments(row["arguments"])
+    resps = row["resps"]
+    if not (isinstance(resps, list) and len(resps) == 1 and isinstance(resps[0], list) and resps[0]):
+        raise Refused(f"resps: expected a list with the list of responses, got {resps!r:.80}")
+    metrics = _metrics(row, len(resps[0]), context.rewards)
+    common = {
+        "prompt": prompt,
+        "answer": row.get("target"),
+        "sampling": settings(gen_kwargs),
+        "meta": omit(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": gen_kwargs},
+    }
+    named = {f"resps[0][{i}]": response for i, response in enumerate(resps[0])}
+    return [
+        Item.of({**common, "response": text(response, name), "reward": reward}, name)
+        for (name, response), reward in zip(named.items(), metrics)
+    ]
+
+
+def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """The rendered prompt and the settings; older versions have lists instead of names."""
+    if isinstance(arguments, dict):
+        generation = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
+        prompt, gen_kwargs = generation.get("arg_0"), generation.get("arg_1")
+    else:
+        request = arguments[0] if isinstance(arguments, list) and arguments else None
+        if not isinstance(request, list) or len(request) != 2:
+            raise Refused(f"arguments: expected those of a request, got {arguments!r:.80}")
+        prompt, gen_kwargs = request
+    if not isinstance(gen_kwargs, dict):
+        raise Refused(
+            f"arguments: expected the settings of a generation, got {gen_kwargs!r:.80}: this task takes "
+            "log-likelihoods of given answers, and has no generated text"
+        )
+    if isinstance(prompt, list) and len(prompt) == 1:  # messages, of a model behind an API
+        return objects(parsed(text(prompt[0], "arguments"), "arguments"), "arguments"), gen_kwargs
+    return text(prompt, "arguments"), gen_kwargs
+
+
+def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float | None]:
+    """The reward of each response."""
+    names = row.get("metrics")
+    if isinstance(names, list):
+        names = [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
+    else:  # older versions don't name them
+        names = [name for name in row if name not in _NO_METRICS and isinstance(row[name], int | float)]
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, list) and len(value) == count:
+            columns[name] = value
+        elif count == 1:
+            columns[name] = [value]
+    if count > 1 and not columns:
+        return [_reward({}, (), weights, count, "responses")] * count
+    parts = [{name: values[index] for name, values in columns.items()} for index in range(count)]
+    return [total(part, list(part), weights) for part in parts]
+
+
+def lm_eval_scored(row: Row) -> ScoredDocument:
+    """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
+    was generated or the log-likelihoods of given answers were taken."""
+    names = row.get("metrics")
+    if not isinstance(names, list):
+        names = [name for name in row if name not in _NO_METRICS]
+    scores = {}
+    for name in names:
+        value = row.get(name)
+        values = value if isinstance(value, list) and value else [value]
+        if all(isinstance(x, int | float) for x in values):  # else it is for a metric of the whole task
+            key = f"{name},{row['filter']}" if "filter" in row else str(name)
+            scores[key] = sum(values) / len(values)
+    return ScoredDocument("", str(row["doc_id"]), _as_text(row["doc"]), _as_text(row["arguments"]), scores)
+
+
+def _as_text(value: Any) -> str:
+    """A line a value, after its name: without brackets, which near-copies would be told by."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_as_text(item)}" for name, item in value.items())
+    return "\n".join(map(_as_text, value)) if isinstance(value, list) else str(value)
+
+
+def _reward(
+    metrics: Row, known: Collection[str], weights: Mapping[str, float], count: int, noun: str
+) -> float | None:
+    """Of metrics that are of a document: of several responses it is unknown, and --reward is refused."""
+    if count == 1:
+        return total(metrics, known, weights) if known or weights else None
+    if weights:
+        raise Refused(
+            f"--reward {next(iter(weights))}: one number for {count} {noun}; leave --reward out and score "
+            "each (agro score)"
+        )
+    return None
+
+
+def read_lighteval(row: Row, context: Context) -> list[Item]:
+    """A metric is of the document: where that has several responses, theirs are unknown."""
+    doc, output = entry(row["doc"], "doc"), entry(row["model_response"], "model_response")
+    texts = output.get("text")
+    if not isinstance(texts, list):
+        raise Refused(f"model_response.text: expected a list of texts, got {texts!r:.80}")
+    if not texts:
+        raise Refused("model_response.text: no text was generated: the task takes log-probs of given answers")
+    metric = entry(row["metric"], "metric")
+    known = [name for name, value in metric.items() if value is not None]
+    reasonings = a_list(output.get("reasonings"), "model_response.reasonings")
+    choices, gold = a_list(doc.get("choices"), "doc.choices"), doc.get("gold_index")
+    indices = gold if isinstance(gold, list) else [gold]
+    right = [choices[index] for index in indices if isinstance(index, int) and 0 <= index < len(choices)]
+    details = omit(output, ("input", "text", "input_tokens", "output_tokens", "reasonings"))
+    details = {name: value for name, value in details.items() if value != []}
+    meta = omit(row, ("model_response",)) | {"model_response": details}
+    common = {
+        "prompt": output.get("input") or text(doc.get("query"), "doc.query"),
+        "reward": _reward(metric, known, context.rewards, len(texts), "responses"),
+        "answer": _one_or_all(right),
+    }
+    items = []
+    for index, response in enumerate(texts):
+        record = {**common, "response": text(response, f"model_response.text[{index}]"), "meta": meta}
+        if index < len(reasonings) and reasonings[index] is not None:
+            record["meta"] = meta | {"reasoning": reasonings[index]}
+        items.append(Item.of(record | _tokens(output, index, len(texts)), f"text[{index}]"))
+    return items
+
+
+def _one_or_all(answers: list[Any]) -> Any:
+    """The right answers, where there are any: one as it is, several as a list."""
+    return answers[0] if len(answers) == 1 else answers or None
+
+
+def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
+    """The ids of the prompt and of one response, where both are logged."""
+    prompt_ids = a_list(response.get("input_tokens"), "model_response.input_tokens")
+    ids = response.get("output_tokens")
+    if not prompt_ids or not ids:
+        return {}
+    if not isinstance(ids, list) or len(ids) != count or not isinstance(ids[index], list):
+        raise Refused(
+            f"model_response.output_tokens: expected a list for each of {count} responses, got {ids!r:.80}"
+        )
+    return token_fields(prompt_ids, ids[index]) if ids[index] else {}
+
+
+def lighteval_scored(row: Row) -> ScoredDocument:
+    doc, metric = entry(row["doc"], "doc"), entry(row["metric"], "metric")
+    scores = {name: number(value, f"metric.{name}") for name, value in metric.items()}
+    document = _as_text([doc.get("query"), doc.get("choices")])
+    given = _as_text(entry(row["model_response"], "model_response").get("input") or doc.get("query"))
+    return ScoredDocument(str(doc.get("task_name") or ""), str(doc.get("id")), document, given, scores)
+
+
+_STATES, _STATS = "scenario_state.json", "per_instance_stats.json"
+
+
+def is_helm(path: Path) -> bool:
+    return path.name == _STATES or (path / _STATES).is_file()
+
+
+def helm_records(path: Path) -> Iterator[Line]:
+    """The states of requests, each with the statistics of its instance, trial and perturbation."""
+    import ijson
+
+    folder = path.parent if path.name == _STATES else path
+    states_path, stats_path = folder / _STATES, folder / _STATS
+    stats: dict[str, list[Any]] = {}
+
+    def key(instance: Any, item: Row, perturbation: Any) -> str:
+        return json.dumps([instance, item.get("train_trial_index"), perturbation], sort_keys=True)
+
+    def joined(state: Any) -> dict[str, Any]:
+        fields = entry(state, "request_states")
+        instance = entry(fields.get("instance"), "instance")
+        own = stats.get(key(instance.get("id"), fields, instance.get("perturbation")), [])
+        return fields | {"stats": own}
+
+    try:
+        if stats_path.is_file():
+            with stats_path.open("rb") as file:
+                for item in ijson.items(file, "item", use_float=True):
+                    own = stats.setdefault(key(item.get("instance_id"), item, item.get("perturbation")), [])
+                    own += item.get("stats", [])
+        with states_path.open("rb") as file:
+            for number, state in enumerate(ijson.items(file, "request_states.item", use_float=True), 1):
+                yield line_of(f"{states_path}:{number}", number, partial(joined, state))
+    except ijson.JSONError as error:
+        raise Refused(f"{folder}: expected HELM's {_STATES} and {_STATS}: {error}") from None
+    except OSError as error:
+        raise Refused(f"{states_path}: can't be read: {error.strerror or error}") from None
+
+
+def read_helm(row: Row, context: Context) -> list[Item]:
+    """Scores are of an instance: where there are several completions, theirs are unknown. Log-probs are of
+    pieces of text, and stay aside."""
+    if row.get("reference_index") is not None or row.get("request_mode") == "calibration":
+        raise SkipRecord("log-probs of given answers, no free responses")
+    request, result = entry(row["request"], "request"), entry(row.get("result"), "result")
+    if result.get("success") is not True:
+        raise Refused(f"result.success: expected true, got {result.get('success')}: {result.get('error')}")
+    completions = objects(result.get("completions"), "result.completions")
+    prompt = request.get("messages") or text(request.get("prompt"), "request.prompt")
+    values: dict[str, float | None] = {}  # the means by name; unknown where nothing was counted
+    for stat in objects(row["stats"], "stats"):
+        name = text(entry(stat.get("name"), "stats.name").get("name"), "stats.name.name")
+        values[name] = number(stat.get("mean"), f"stats.{name}.mean")
+    right = []
+    references = entry(row["instance"], "instance").get("references") or []
+    for reference in objects(references, "instance.references"):
+        if "correct" in reference.get("tags", []):
+            right.append(entry(reference.get("output"), "instance.references.output").get("text"))
+    common = {
+        "prompt": prompt,
+        "reward": _reward(values, values, context.rewards, len(completions), "completions"),
+        "answer": _one_or_all(right),
+        "sampling": settings(request),
+        "model": request.get("model"),
+    }
+    meta = omit(row, ("request", "result", "stats"))
+    meta["stats"] = {name: value for name, value in values.items() if value is not None}
+    items = []
+    for index, completion in enumerate(completions):
+        response = text(completion.get("text"), f"result.completions[{index}].text")
+        reason = entry(completion.get("finish_reason"), "finish_reason").get("reason")
+        details = {"completion": omit(completion, ("text", "finish_reason")), "finish": reason}
+        record = {**common, "response": response, "meta": meta | omit(details, ())}
+        items.append(Item.of(record, f"completions[{index}]"))
+    return items
+
 
 _OPENAI_EVALS_COLUMNS = ("prompt", "sampled", "model", "correct", "expected", "picked", "options")
 
@@ -62,10 +307,10 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
         sampled, model = data.get("sampled"), data.get("model") or (models[0] if models else None)
         if isinstance(sampled, list):
             sampled = {"choices": [{"text": one} for one in sampled]}
-        parsed.append(spans.TraceSpan(i, None, data.get("prompt"), sampled, is_call=True, model=model))
+        parsed.append(TraceSpan(i, None, data.get("prompt"), sampled, is_call=True, model=model))
     answer = next((data["expected"] for data in judged if data.get("expected") is not None), None)
     # The flags, numbers and texts of the events, by name
-    scores: spans.Scores = {}
+    scores: Scores = {}
     for data in judged:
         for name, value in data.items():
             is_text = isinstance(value, str) and name not in _OPENAI_EVALS_COLUMNS
@@ -76,7 +321,7 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
     for data in [*samplings, *judged]:
         details |= omit(data, _OPENAI_EVALS_COLUMNS)
     meta = {name: value for name, value in details.items() if value is not None}
-    return spans.read(parsed, scores, context, meta, answer)
+    return read_spans(parsed, scores, context, meta, answer)
 
 
 _ERROR = 2  # failureReason of a test whose provider failed; 1 is an assertion's
@@ -170,13 +415,10 @@ def evalplus_records(path: Path) -> Iterator[Line]:
             for name, solutions in ijson.kvitems(file, "eval", use_float=True):
                 for solution in solutions if isinstance(solutions, list) else [solutions]:
                     number += 1
-                    yield line_of(f"{path}:{number}", number, partial(_solution, name, solution))
+                    read = partial(lambda task, one: {"task_id": task, **entry(one, task)}, name, solution)
+                    yield line_of(f"{path}:{number}", number, read)
     except ijson.JSONError as error:
         raise Refused(f"{path}: expected EvalPlus' results, with `eval`: {error}") from None
-
-
-def _solution(name: str, solution: Any) -> dict[str, Any]:
-    return {"task_id": name, **entry(solution, name)}
 
 
 def read_evalplus(row: Row, context: Context) -> list[Item]:

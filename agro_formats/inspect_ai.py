@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import struct
@@ -207,41 +206,40 @@ def _document(path: Path) -> Iterator[tuple[str, Read]]:
 
 def _packed(path: Path) -> Iterator[tuple[str, Read]]:
     """One member a sample, or several: its messages and attachments in parts."""
-    with Archive(path) as archive:
-        header = next((name for name in _HEADERS if name in archive.names), None)
+    with _opened(path) as archive:
+        names = frozenset(archive.namelist())
+        header = next((name for name in _HEADERS if name in names), None)
         if header is None:
             raise Refused(f"{path}: expected a log of Inspect, with {' or '.join(_HEADERS)}")
-        run = _loads(archive.read(header), f"{path}: {header}").get("eval")
+        run = _loads(read_member(archive, path, header), f"{path}: {header}").get("eval")
         parts: dict[str, dict[int, str]] = {}  # by folder, members by the index of their first item
-        for name in archive.names:
+        for name in names:
             if match := _PART.fullmatch(name):
                 parts.setdefault(match[1], {})[int(match[2])] = name
-        for name in sorted(archive.names):
+
+        def joined(folder: str) -> list[Any]:
+            """A list that stands in several members."""
+            items: list[Any] = []
+            members = parts.get(folder, {})
+            for start in sorted(members):
+                if start != len(items):
+                    raise Refused(
+                        f"{path}: {members[start]}: expected item {len(items)} first: a part is missing"
+                    )
+                items += json.loads(read_member(archive, path, members[start]), parse_constant=_unknown)
+            return items
+
+        def read(name: str, folder: str) -> dict[str, Any]:
+            sample = _loads(read_member(archive, path, name), f"{path}: {name}") | {"eval": run}
+            if folder:
+                sample["messages"] = joined(f"{folder}/messages")
+                sample["attachments"] = {str(i): x for i, x in enumerate(joined(f"{folder}/attachments"))}
+            return sample
+
+        for name in sorted(names):
             shell = _SHELL.fullmatch(name)
             if shell or _MONOLITH.fullmatch(name):
-                yield name, partial(_member, archive, name, shell[1] if shell else "", parts, path, run)
-
-
-def _member(
-    archive: Archive, name: str, sample_id: str, parts: dict[str, dict[int, str]], path: Path, run: Any
-) -> dict[str, Any]:
-    """A sample; with an id its messages and attachments are in parts."""
-    sample = _loads(archive.read(name), f"{path}: {name}") | {"eval": run}
-    if sample_id:
-        sample["messages"] = _joined(archive, parts.get(f"{sample_id}/messages", {}), path)
-        attachments = _joined(archive, parts.get(f"{sample_id}/attachments", {}), path)
-        sample["attachments"] = {str(i): text for i, text in enumerate(attachments)}
-    return sample
-
-
-def _joined(archive: Archive, parts: dict[int, str], path: Path) -> list[Any]:
-    """A list that stands in several members."""
-    items: list[Any] = []
-    for start in sorted(parts):
-        if start != len(items):
-            raise Refused(f"{path}: {parts[start]}: expected item {len(items)} first: a part is missing")
-        items += json.loads(archive.read(parts[start]), parse_constant=_unknown)
-    return items
+                yield name, partial(read, name, shell[1] if shell else "")
 
 
 def _loads(data: bytes, location: str) -> dict[str, Any]:
@@ -262,49 +260,30 @@ _ZSTANDARD = 93  # zip's number of this compression
 _LOCAL = 30  # bytes of a member's own header before its name and extra field
 
 
-class Archive:
-    """A zip file, open for reading. Raises `Refused` where it is damaged."""
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise Refused(f"{path}: expected a zip file, as a finished log is: {error}") from None
+    except OSError as error:
+        raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise Refused(f"{path}: expected a zip file, as a finished log is: {error}") from None
-        except OSError as error:
-            raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
-        self.names = frozenset(self._zip.namelist())
 
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zip.close()
-
-    def read(self, name: str) -> bytes:
-        """The content of a member."""
-        info = self._zip.getinfo(name)
-        try:
-            if info.compress_type != _ZSTANDARD:
-                return self._zip.read(name)
-            data = self._unpacked(info)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            zstandard.ZstdError,
-            NotImplementedError,
-            struct.error,
-        ) as error:
-            raise Refused(f"{self._path}: {name}: can't be unpacked: {error}") from None
-        if zlib.crc32(data) != info.CRC:
-            raise Refused(f"{self._path}: {name}: damaged: the checksum is another one")
-        return data
-
-    def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
-        with self._path.open("rb") as file:
+def read_member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
+    """The content of a member, also by zstd. Raises `Refused` where it is damaged."""
+    info = archive.getinfo(name)
+    try:
+        if info.compress_type != _ZSTANDARD:
+            return archive.read(name)
+        with path.open("rb") as file:
             file.seek(info.header_offset)
-            name, extra = struct.unpack("<HH", file.read(_LOCAL)[26:30])
-            file.seek(info.header_offset + _LOCAL + name + extra)
+            name_size, extra_size = struct.unpack("<HH", file.read(_LOCAL)[26:30])
+            file.seek(info.header_offset + _LOCAL + name_size + extra_size)
             packed = file.read(info.compress_size)
-        frames = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True)
-        return frames.read()
+        with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as frames:
+            data = frames.read()
+    except (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, NotImplementedError, struct.error) as error:
+        raise Refused(f"{path}: {name}: can't be unpacked: {error}") from None
+    if zlib.crc32(data) != info.CRC:
+        raise Refused(f"{path}: {name}: damaged: the checksum is another one")
+    return data

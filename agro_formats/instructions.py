@@ -1,17 +1,32 @@
 """Instruction data, with responses, preferences or labels.
 
 ShareGPT's conversations are of `from` and `value`; Alpaca's columns, and other names of a prompt; and data
-sets with OpenRLHF's default columns. (It writes no log, and its preferences are as TRL's.)
+sets with OpenRLHF's default columns. (It writes no log, and its preferences are as TRL's.) ms-swift's logged
+completions, and its data sets.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.declared import Columns, Conversation, Preference
-from agro.logs.fields import a_list, assistant, call, exchange, number, one_of, rating, user
+from agro.logs.declared import Columns, last_turns, pair_after
+from agro.logs.fields import (
+    a_list,
+    assistant,
+    call,
+    exchange,
+    integer,
+    number,
+    one_of,
+    rating,
+    split,
+    system,
+    total,
+    user,
+)
 from agro.logs.labels import LABELS, labeled
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompts import OPENRLHF, ends_with_assistant, math_problem
@@ -36,7 +51,7 @@ def _conversation(row: Row) -> list[dict[str, Any]]:
     turns = objects(unpacked(row["conversations"]), "conversations")
     messages = [message(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
     if row.get("system"):
-        messages.insert(0, {"role": "system", "content": text(row["system"], "system")})
+        messages.insert(0, system(text(row["system"], "system")))
     return messages
 
 
@@ -57,14 +72,22 @@ def message(value: Any, name: str) -> dict[str, Any]:
     return {"role": role, "content": "", "tool_calls": named}
 
 
-SHAREGPT_PREFERENCES = Preference(
-    "conversations",
-    _conversation,
-    lambda value, name: turn if isinstance(turn := unpacked(value), str) else [message(turn, name)],
-    dropped=("conversations", "system"),
-)
-SHAREGPT_DEMONSTRATIONS = Conversation("conversations", _conversation, role="expert", dropped=_COLUMNS)
-SHAREGPT_UNPAIRED = Conversation("conversations", _conversation, judge=labeled, dropped=(*_COLUMNS, *LABELS))
+def read_sharegpt(row: Row, context: Context) -> list[Item]:
+    return last_turns(_conversation(row), "conversations", omit(row, _COLUMNS), role="expert")
+
+
+def read_sharegpt_unpaired(row: Row, context: Context) -> list[Item]:
+    meta = omit(row, (*_COLUMNS, *LABELS))
+    return last_turns(_conversation(row), "conversations", meta, reward=labeled(row, context))
+
+
+def read_sharegpt_preference(row: Row, context: Context) -> list[Item]:
+    sides = {}
+    for name in ("chosen", "rejected"):
+        turn = unpacked(row[name])
+        sides[name] = turn if isinstance(turn, str) else [message(turn, name)]
+    return pair_after(_conversation(row), sides, row, ("conversations", "system"), "conversations")
+
 
 ENDING = "\n\nThe final answer is {answer}."  # of a solution: the reward looks for the answer there
 
@@ -104,9 +127,8 @@ def _prompt(row: Row) -> Any:
                 f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"
             )
         history += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
-    system = row.get("system") or row.get("system_prompt")
-    if system:
-        history.insert(0, {"role": "system", "content": text(system, "system")})
+    if instructions := row.get("system") or row.get("system_prompt"):
+        history.insert(0, system(text(instructions, "system")))
     return [*history, user(instruction)] if history else instruction
 
 
@@ -118,26 +140,30 @@ def is_unpaired(row: Row) -> bool:
 
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
 UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
-INSTRUCTIONS_PREFERENCES = Preference(
-    "prompt",
-    _prompt,
-    lambda value, name: (
-        text(message(turn, name).get("content"), name) if isinstance(turn := unpacked(value), dict) else turn
-    ),
-    dropped=_PROMPT_COLUMNS,
-    sides=_PAIRS,
-)
-AFTER_MESSAGES = Preference(
-    "messages",
-    lambda row: objects(row["messages"], "messages"),
-    lambda value, name: [message(value, name)],
-    dropped=("messages",),
-)
+
+
+def _sides(row: Row) -> tuple[str, str] | None:
+    """The columns of a better and a worse response; None where there are none."""
+    return next((names for names in _PAIRS if row.keys() >= set(names)), None)
+
+
+def read_instruction_preference(row: Row, context: Context) -> list[Item]:
+    prompt, sides = _prompt(row), {}
+    for name in _sides(row) or _PAIRS[0]:
+        turn = unpacked(row[name])
+        sides[name] = text(message(turn, name).get("content"), name) if isinstance(turn, dict) else turn
+    return pair_after(prompt, sides, row, _PROMPT_COLUMNS)
+
+
+def read_after_messages(row: Row, context: Context) -> list[Item]:
+    prompt = objects(row["messages"], "messages")
+    sides = {name: [message(row[name], name)] for name in ("chosen", "rejected")}
+    return pair_after(prompt, sides, row, ("messages",), "messages")
 
 
 def is_preference(row: Row) -> bool:
     """Agro's own preferences, and TRL's, have `prompt` and nothing that belongs to it."""
-    names = INSTRUCTIONS_PREFERENCES.columns(row)
+    names = _sides(row)
     if names is None or row.keys().isdisjoint(_PROMPTS) or isinstance(row[names[0]], list):
         return False
     has_more = not row.keys().isdisjoint({"system", "system_prompt", "history"})
@@ -193,13 +219,142 @@ def read_verified(row: Row, context: Context) -> list[Item]:
 
 
 OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=True)
-OPENRLHF_CONVERSATIONS = Conversation("output", lambda row: row["input"], role="expert", dropped=("input",))
 
 
 def read_openrlhf(row: Row, context: Context) -> list[Item]:
-    return (OPENRLHF_DEMONSTRATIONS if "output" in row else OPENRLHF_CONVERSATIONS).read(row, context)
+    if "output" in row:
+        return OPENRLHF_DEMONSTRATIONS.read(row, context)
+    return last_turns(row["input"], "output", omit(row, ("input",)), role="expert")
 
 
 def is_openrlhf(row: Row) -> bool:
     columns = row.keys() - OPENRLHF
     return columns == {"input", "output"} or (columns == {"input"} and ends_with_assistant(row))
+
+
+_STEP = ("step", "gen_step")  # gen_step: of the Megatron trainer
+_NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
+COMPLETION = Columns("prompt", "completion", messages=True)
+
+
+def is_columns(row: Row) -> bool:
+    named = [row[name] for name in ("prompt", "completion", *_STEP) if name in row]
+    return len(named) >= 3 and all(isinstance(value, list) for value in named)
+
+
+def read_completions(row: Row, context: Context) -> list[Item]:
+    """A line has a list a column, all of one length: one value a response."""
+    n = len(row["completion"])
+    for name, values in row.items():
+        if not isinstance(values, list) or len(values) != n:
+            got = f"{len(values)} values" if isinstance(values, list) else f"{values!r:.80}"
+            raise Refused(f"{name}: expected {n} values, as completion has, got {got}")
+    rewards = [
+        name
+        for name, values in row.items()
+        if name not in _NO_REWARD
+        and all(isinstance(x, int | float | None) and not isinstance(x, bool) for x in values)
+    ]
+    step = next(name for name in _STEP if name in row)
+    items = []
+    for i in range(n):
+        one = {name: values[i] for name, values in row.items()}
+        record = COMPLETION.record(one, context)
+        record["reward"] = total(one, rewards, context.rewards, partial=True)
+        record["meta"][step] = integer(one[step], step)
+        items.append(Item.of(record, f"completion[{i}]"))
+    return items
+
+
+def read_pair(row: Row, context: Context) -> list[Item]:
+    """The last turn of the assistant against another one, or against another end of the conversation."""
+    messages = _without_loss(objects(row["messages"], "messages"))
+    chosen = split({"messages": messages})
+    if "rejected_messages" in row:
+        rejected = _without_loss(objects(row["rejected_messages"], "rejected_messages"))
+    elif isinstance(row["rejected_response"], list):
+        rejected = chosen["prompt"] + _without_loss(objects(row["rejected_response"], "rejected_response"))
+    else:
+        rejected = [*messages[:-1], assistant(text(row["rejected_response"], "rejected_response"))]
+    worse = split({"messages": rejected})
+    if chosen["prompt"] != worse["prompt"]:
+        raise Refused("messages: expected the rejected ones to have the same messages before the response")
+    for record in (chosen, worse):
+        record["meta"] |= omit(row, ("messages", "rejected_response", "rejected_messages"))
+    return [Item.pair(chosen, worse)]
+
+
+def _without_loss(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without what says which of them are learned from."""
+    return [{k: v for k, v in message.items() if k not in ("loss", "loss_scale")} for message in messages]
+
+
+def read_turns(row: Row, context: Context) -> list[Item]:
+    """A conversation of which some turns are learned from. Those with `loss` false are given: the turns
+    between two of them are a response of their own. One with a `label` (of KTO) is judged."""
+    messages = objects(row["messages"], "messages")
+    label = row.get("label")
+    common: dict[str, Any] = {"role": "expert"} if label is None else {"reward": label}
+    scales = [message.get("loss_scale") for message in messages]
+    conversation, meta = _without_loss(messages), omit(row, ("messages", "label"))
+    if any(scale is not None for scale in scales):
+        meta["loss_scale"] = scales
+    items = []
+    for start, end in _learned(messages):
+        if not isinstance(label, bool | None):
+            raise Refused(f"label: expected true or false, got {label!r:.80}")
+        record: dict[str, Any] = {"messages": conversation[: end + 1]}
+        if start:
+            record["prompt"] = conversation[:start]
+        record = split(record)
+        record["meta"] |= meta
+        items.append(Item.of(record | common, f"messages[{end}]"))
+    return items
+
+
+def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """The first and last message of each run of turns to learn from; (0, the last) where none has `loss`."""
+    losses = {i: message["loss"] for i, message in enumerate(messages) if "loss" in message}
+    for i, loss in losses.items():
+        if not isinstance(loss, bool):
+            raise Refused(f"messages[{i}].loss: expected true or false, got {loss!r:.80}")
+    if all(losses.values()):
+        return [(0, len(messages) - 1)]
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    groups = groupby(turns, key=lambda i: losses.get(i, True))
+    runs = [list(run) for is_learned, run in groups if is_learned]
+    if not runs:
+        raise Refused("messages: expected a turn of the assistant to learn from, got loss false in all")
+    return [(run[0], run[-1]) for run in runs]
+
+
+def read_query(row: Row, context: Context) -> list[Item]:
+    """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
+    if "conversation" in row:
+        name, turns = "conversation", objects(row["conversation"], "conversation")
+        pairs = [(turn.get("human"), turn.get("assistant")) for turn in turns]
+    else:
+        name, history = "query, response", row.get("history") or []
+        if not isinstance(history, list) or not all(isinstance(p, list) and len(p) == 2 for p in history):
+            raise Refused(f"history: expected a list of pairs of texts, got {history!r:.80}")
+        pairs = [*((h[0], h[1]) for h in history), (row["query"], row["response"])]
+    messages = [system(text(row["system"], "system"))] if row.get("system") else []
+    for question, answer in pairs:
+        messages += [user(text(question, name)), assistant(text(answer, name))]
+    if not pairs:
+        raise Refused("conversation: expected at least one pair of turns, got none")
+    names = ("conversation", "history", "query", "response", "system", "rejected_response")
+    chosen = {"prompt": messages[:-1], "response": messages[-1]["content"], "meta": omit(row, names)}
+    if row.get("rejected_response") is None:
+        return [Item.of(chosen | {"role": "expert"})]
+    worse = chosen | {"response": text(row["rejected_response"], "rejected_response")}
+    return [Item.pair(chosen, worse)]
+
+
+def fits_turns(row: Row) -> bool:
+    messages = row.get("messages")
+    if not isinstance(messages, list) or "response" in row:
+        return False
+    return "label" in row or any(
+        isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages
+    )

@@ -1,6 +1,7 @@
-"""OTLP as JSON: traces and logs of OpenTelemetry, with calls of models.
+"""OTLP as JSON: traces and logs of OpenTelemetry, with calls of models; and Phoenix's exports of spans.
 
-Their attributes are of the GenAI conventions or of OpenInference (see `conventions`).
+The attributes of calls are of OpenTelemetry's GenAI conventions, which have messages in parts, or of the
+forms before them; or of OpenInference's, which are flat, nested, or columns.
 Fields as in opentelemetry-proto's JSON form: 64-bit integers are text. Spans that aren't of a model's call
 are left out. Evaluations (the event gen_ai.evaluation.result) are those of their span's or response's id,
 wherever in the file they are.
@@ -9,20 +10,186 @@ wherever in the file they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry
+from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
-from agro.logs.fields import integer, listed
+from agro.logs.exchanges import Message, responses, scored, turn
+from agro.logs.fields import call, integer, listed, settings
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
-from agro_formats import conventions
+from agro.types.conversation import normalized_message
+
+Scores = Mapping[str, list[Any]]
+OPERATIONS = ("chat", "text_completion", "generate_content")
+_GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+_SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
+_SAMPLING = ("temperature", "top_p", "top_k", "seed")
+_OLD = ("gen_ai.prompt.", "gen_ai.completion.")
+
+
+def is_genai_call(attributes: Mapping[str, Any]) -> bool:
+    """Whether a span is of a model's call; one of an agent repeats the messages of its calls."""
+    operation = attributes.get("gen_ai.operation.name")
+    return operation in OPERATIONS or (operation is None and has_genai_messages(attributes))
+
+
+def has_genai_messages(attributes: Mapping[str, Any]) -> bool:
+    return _GENAI_OUTPUT in attributes or any(name.startswith(_OLD) for name in attributes)
+
+
+def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
+    """The responses of a call. `scores`: of its evaluations, by name."""
+    if not has_genai_messages(attributes):
+        raise Refused(
+            f"{_GENAI_OUTPUT}: missing; the program doesn't record the content of calls unless it is told to "
+            "(OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT)"
+        )
+    if _GENAI_OUTPUT in attributes:
+        prompt = []
+        system = unpacked(attributes.get(_SYSTEM))
+        if isinstance(system, str):
+            prompt.append({"role": "system", "content": system})
+        elif system is not None:
+            prompt += _genai_message({"role": "system", "parts": system}, _SYSTEM)
+        for i, message in enumerate(objects(unpacked(attributes.get(_GENAI_INPUT)), _GENAI_INPUT)):
+            prompt += _genai_message(message, f"{_GENAI_INPUT}[{i}]")
+        replies = []
+        for i, message in enumerate(objects(unpacked(attributes[_GENAI_OUTPUT]), _GENAI_OUTPUT)):
+            parsed = _genai_message(message, f"{_GENAI_OUTPUT}[{i}]")
+            if len(parsed) != 1:
+                raise Refused(f"{_GENAI_OUTPUT}[{i}]: expected one message, got {len(parsed)}")
+            replies.append(parsed[0] | {"finish_reason": message.get("finish_reason")})
+    else:
+        prompt, replies = _old(attributes)
+    request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
+    extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
+    meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
+    model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
+    common = {"model": model, "sampling": settings(request, _SAMPLING), "tools": attributes.get(_TOOLS)}
+    return _items(prompt, replies, scores, context, meta, common)
+
+
+def _items(
+    prompt: list[Message], replies: list[Message], scores: Scores, context: Context, meta: Row, common: Row
+) -> list[Item]:
+    common = {name: value for name, value in common.items() if name != "tools" or value is not None}
+    meta = {**meta, **({"scores": dict(scores)} if scores else {})}
+    return responses(prompt, replies, "output", {**common, "reward": scored(scores, context), "meta": meta})
+
+
+def _genai_message(message: Mapping[str, Any], name: str) -> list[Message]:
+    """A message of parts, after a message of a tool for each of a tool's responses."""
+    parts = objects(message.get("parts"), f"{name}.parts")
+    return normalized_message({"role": message.get("role"), "content": parts}, name)
+
+
+def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    """Messages one attribute a field, from 0 on."""
+    named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
+    tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
+    prompt, replies = (
+        [_old_message(m, f"{name}{i}") for i, m in enumerate(listed(tree.get(name.split(".")[1]), name))]
+        for name in _OLD
+    )
+    return prompt, [{**message, "role": message.get("role") or "assistant"} for message in replies]
+
+
+def _old_message(message: Mapping[str, Any], name: str) -> Message:
+    calls = [
+        call(each.get("name"), each.get("arguments"), each.get("id"))
+        for each in listed(message.get("tool_calls"), f"{name}.tool_calls")
+    ]
+    fields = {"role": "assistant", **message, "content": unpacked(message.get("content"))}
+    return turn(fields | ({"tool_calls": calls} if calls else {}), name)
+
+
+_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT = "llm.input_messages", "llm.output_messages"
+_KINDS = {"annotations": "annotation", "evaluations": "evaluation"}
+
+
+def is_openinference_call(attributes: Mapping[str, Any]) -> bool:
+    """Whether flat attributes are of a model's call."""
+    return any(name.startswith((_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT)) for name in attributes)
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """The attributes of a span, and what else is known of it, with dots in the names."""
+    attributes = unpacked(row.get("attributes"))
+    columns = {name.removeprefix("attributes."): v for name, v in row.items() if name != "attributes"}
+    flat = {**columns, **(attributes if isinstance(attributes, dict) else {})}
+    llm = flat.pop("llm", None)
+    if isinstance(llm, dict):
+        flat |= {f"llm.{name}": value for name, value in llm.items()}
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def read_openinference_span(row: Row, context: Context) -> list[Item]:
+    flat = _flat(row)
+    if not is_openinference_call(flat):  # of a chain, a tool, a retriever
+        raise SkipRecord("spans that aren't of a model's call")
+    return read_openinference(flat, {}, context)
+
+
+def fits_openinference(row: Row) -> bool:
+    return is_openinference_call(_flat(row)) or "attributes.openinference.span.kind" in row
+
+
+def read_openinference(attributes: Row, scores: Scores, context: Context) -> list[Item]:
+    """The responses of a call. `scores`: of evaluations that aren't among the attributes, by name."""
+    tree = unflatten({name: unpacked(value) for name, value in attributes.items()})
+    llm = entry(tree.get("llm"), "llm")
+    prompt, replies = (
+        [
+            _openinference_message(m, f"{name}.{i}")
+            for i, m in enumerate(objects(llm.get(name.removeprefix("llm.")), name))
+        ]
+        for name in (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT)
+    )
+    parameters = llm.get("invocation_parameters")
+    prefixes = (_OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT, *_KINDS)
+    meta = {name: value for name, value in attributes.items() if not name.startswith(prefixes)}
+    tools = [entry(each.get("tool", each), "llm.tools") for each in listed(llm.get("tools"), "llm.tools")]
+    common = {
+        "model": llm.get("model_name"),
+        "sampling": settings(parameters if isinstance(parameters, dict) else {}, _SAMPLING),
+        "tools": [unpacked(tool.get("json_schema")) for tool in tools] or None,
+    }
+    return _items(prompt, replies, _annotated(tree) | dict(scores), context, meta, common)
+
+
+def _openinference_message(value: Mapping[str, Any], name: str) -> Message:
+    message = entry(value.get("message", value), name)
+    parts = [entry(part.get("message_content", part), name) for part in listed(message.get("contents"), name)]
+    fields: Message = {key: message.get(key) for key in ("role", "content", "name", "tool_call_id")}
+    if fields["content"] is None:
+        fields["content"] = parts
+    for each in listed(message.get("tool_calls"), name):
+        called = entry(each.get("tool_call", each), name)
+        function = entry(called.get("function"), f"{name}.tool_calls.function")
+        fields.setdefault("tool_calls", []).append(
+            call(function.get("name"), function.get("arguments"), called.get("id"))
+        )
+    return turn(fields, name)
+
+
+def _annotated(tree: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Scores of annotations and evaluations by name; the label of one without."""
+    scores: dict[str, list[Any]] = {}
+    for plural, singular in _KINDS.items():
+        for item in listed(tree.get(plural), plural):
+            judged = entry(item.get(singular, item), plural)
+            if judged.get("name") is None:
+                raise Refused(f"{plural}: expected {singular}.name, got {item!r:.80}")
+            scores.setdefault(str(judged["name"]), []).append(judged.get("score", judged.get("label")))
+    return scores
+
 
 _BEGINS = re.compile(rb'^(\xef\xbb\xbf)?\s*\[?\s*\{\s*"resource(Spans|Logs)"')
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
@@ -31,34 +198,26 @@ _SPANS = ("resourceSpans", "scopeSpans", "spans")
 _LOGS = ("resourceLogs", "scopeLogs", "logRecords")
 
 
-class _Event(NamedTuple):
-    name: str
-    attributes: dict[str, Any]
-    span: str  # id
-
-
 @dataclass
 class _EventIndex:
     """What the events of a file say of its spans."""
 
     scores: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Values by name of the evaluation, by the id of a span or of a response."""
-    detailed: set[str] = field(default_factory=set)  # spans whose content is in an event
+    detailed: set[str] = field(default_factory=set)  # spans whose content is in a log record
 
-    def add(self, event: _Event) -> None:
-        if event.name == _DETAILS:
-            self.detailed.add(event.span)
-        if event.name == _EVALUATION:
-            attributes = event.attributes
-            id = str(attributes.get("gen_ai.response.id") or event.span)
-            name = str(attributes.get("gen_ai.evaluation.name"))
-            value = attributes.get(f"{_SCORE}value", attributes.get(f"{_SCORE}label"))
-            self.scores.setdefault(id, {}).setdefault(name, []).append(value)
-
-    def scores_of(self, span: str, attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-        span_scores = self.scores.get(span, {})
-        response_scores = self.scores.get(str(attributes.get("gen_ai.response.id")), {})
-        return {name: list(values) for name, values in (span_scores | response_scores).items()}
+    def add(self, row: Row) -> None:
+        """Add the events of a line's spans and log records, but those that `_call` reports as wrong."""
+        for record, is_log in _spans_and_logs(row):
+            with suppress(*RECORD_ERRORS):
+                for name, attributes in _events(record, is_log):
+                    if name == _EVALUATION:
+                        id = str(attributes.get("gen_ai.response.id") or _id(record))
+                        title = str(attributes.get("gen_ai.evaluation.name"))
+                        value = attributes.get(f"{_SCORE}value", attributes.get(f"{_SCORE}label"))
+                        self.scores.setdefault(id, {}).setdefault(title, []).append(value)
+                    elif name == _DETAILS and is_log:
+                        self.detailed.add(_id(record))
 
 
 def is_export(path: Path) -> bool:
@@ -76,21 +235,21 @@ def records(path: Path) -> Iterator[Line]:
     events, number = _EventIndex(), 0
     for line in read_records(path):
         with suppress(*RECORD_ERRORS):  # which the second reading reports
-            for event in _events(line.value):
-                events.add(event)
+            events.add(line.value)
     for line in read_records(path):
-        for call in _lines(line, events):
+        for each in _lines(line, events):
             number += 1
-            yield call._replace(number=number)
+            yield each._replace(number=number)
 
 
 def _lines(line: Line, events: _EventIndex) -> Iterator[Line]:
-    """The calls of a line, and what of it can't be read."""
+    """The calls of a line, and what of it can't be read: one may be refused, the others aren't then."""
     try:
-        for span, read in () if line.error else _calls(line.value, events):
-            call = line_of(f"{line.where}, span {span}" if span else line.where, 0, read)
-            if call.value or call.error:
-                yield call
+        for record, is_log in () if line.error else _spans_and_logs(line.value):
+            where = f"{line.where}, span {_id(record)}" if _id(record) else line.where
+            each = line_of(where, 0, partial(_call, record, is_log, events))
+            if each.value or each.error:
+                yield each
     except RECORD_ERRORS as error:
         line = Line(line.where, 0, {}, reason_of(error))
     if line.error:
@@ -101,9 +260,8 @@ def read(row: Row, context: Context) -> list[Item]:
     if "attributes" in row:
         return _responses(row, context)
     events = _EventIndex()
-    for event in _events(row):
-        events.add(event)
-    calls = [read() for _, read in _calls(row, events)]
+    events.add(row)
+    calls = [_call(record, is_log, events) for record, is_log in _spans_and_logs(row)]
     return [item for call in calls if call.get("is_call") for item in _responses(call, context)]
 
 
@@ -111,75 +269,54 @@ def _responses(row: Row, context: Context) -> list[Item]:
     attributes, scores = row["attributes"], row["scores"]
     if not row["is_call"]:
         raise SkipRecord("spans that aren't of a model's call")
-    if conventions.is_openinference_call(attributes):
-        return conventions.read_openinference(attributes, scores, context)
-    return conventions.read_genai(attributes, scores, context)
+    if is_openinference_call(attributes):
+        return read_openinference(attributes, scores, context)
+    return read_genai(attributes, scores, context)
 
 
-def _calls(row: Row, events: _EventIndex) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """The ids of spans, and what reads each: an empty record where there is none. One may be refused, the
-    others aren't then."""
-    for span in _inner(row, *_SPANS):
-        yield _id(span), partial(_span_call, span, events)
-    for log in _inner(row, *_LOGS):
-        yield _id(log), partial(_log_call, log, events)
-
-
-def _span_call(span: Row, events: _EventIndex) -> dict[str, Any]:
-    attributes = _attributes(span.get("attributes"), "attributes")
-    details = next((event for event in _span_events(span) if event.name == _DETAILS), None)
-    if details is not None:
-        attributes = {**attributes, **details.attributes}
-    elif _id(span) in events.detailed and not conventions.has_genai_messages(attributes):
-        return {}  # its content is in a log record, which is a call as well
-    is_call = conventions.is_openinference_call(attributes) or conventions.is_genai_call(attributes)
-    return _call(attributes, span, events, is_call=is_call)
-
-
-def _log_call(log: Row, events: _EventIndex) -> dict[str, Any]:
-    event = _log_event(log)
-    return _call(event.attributes, log, events) if event.name == _DETAILS else {}
-
-
-def _call(
-    attributes: dict[str, Any], record: Row, events: _EventIndex, *, is_call: bool = True
-) -> dict[str, Any]:
-    """The record of a span, or of a log record."""
-    span, scores = _id(record), events.scores_of(_id(record), attributes)
+def _call(record: Row, is_log: bool, events: _EventIndex) -> dict[str, Any]:
+    """What a span, or a log record, says of a call; nothing where it is of none."""
+    details = next((inner for name, inner in _events(record, is_log) if name == _DETAILS), None)
+    if is_log:
+        attributes, is_call = details or {}, True
+    else:
+        attributes = _attributes(record.get("attributes"), "attributes") | (details or {})
+        is_call = is_openinference_call(attributes) or is_genai_call(attributes)
+    # The content of a span may be in a log record, which is a call as well.
+    is_elsewhere = _id(record) in events.detailed and not has_genai_messages(attributes)
+    if details is None and (is_log or is_elsewhere):
+        return {}
+    span_scores = events.scores.get(_id(record), {})
+    response_scores = events.scores.get(str(attributes.get("gen_ai.response.id")), {})
+    scores = {name: list(values) for name, values in (span_scores | response_scores).items()}
     ids = {"trace_id": record.get("traceId"), "span_id": record.get("spanId"), "span": record.get("name")}
-    attributes = attributes | {name: value for name, value in ids.items() if value}
-    return {"span": span, "attributes": attributes, "scores": scores, "is_call": is_call}
+    attributes |= {name: value for name, value in ids.items() if value}
+    return {"span": _id(record), "attributes": attributes, "scores": scores, "is_call": is_call}
 
 
-def _events(row: Row) -> Iterator[_Event]:
-    """Events in spans and in logs. Those of details in spans are left with them."""
-    for span in _inner(row, *_SPANS):
-        with suppress(*RECORD_ERRORS):  # `_calls` reports them
-            yield from (event for event in _span_events(span) if event.name != _DETAILS)
-    for log in _inner(row, *_LOGS):
-        with suppress(*RECORD_ERRORS):
-            yield _log_event(log)
-
-
-def _span_events(span: Row) -> Iterator[_Event]:
-    for event in listed(span.get("events"), "events"):
-        attributes = _attributes(event.get("attributes"), "events.attributes")
-        yield _Event(str(event.get("name")), attributes, _id(span))
-
-
-def _log_event(log: Row) -> _Event:
-    attributes = _attributes(log.get("attributes"), "logRecords.attributes")
-    return _Event(str(log.get("eventName") or attributes.get("event.name")), attributes, _id(log))
+def _events(record: Row, is_log: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Names and attributes of a span's events; a log record is one."""
+    if is_log:
+        attributes = _attributes(record.get("attributes"), "logRecords.attributes")
+        return [(str(record.get("eventName") or attributes.get("event.name")), attributes)]
+    events = listed(record.get("events"), "events")
+    return [
+        (str(event.get("name")), _attributes(event.get("attributes"), "events.attributes"))
+        for event in events
+    ]
 
 
 def _id(record: Row) -> str:
     return str(record.get("spanId") or "")
 
 
-def _inner(row: Row, resources: str, scopes: str, names: str) -> Iterator[dict[str, Any]]:
-    for resource in listed(row.get(resources), resources):
-        for scope in listed(resource.get(scopes), scopes):
-            yield from listed(scope.get(names), names)
+def _spans_and_logs(row: Row) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The spans, and the log records, of a line, and whether each is one of these."""
+    for resources, scopes, names in (_SPANS, _LOGS):
+        for resource in listed(row.get(resources), resources):
+            for scope in listed(resource.get(scopes), scopes):
+                for record in listed(scope.get(names), names):
+                    yield record, names == "logRecords"
 
 
 def _attributes(value: Any, name: str) -> dict[str, Any]:
@@ -202,3 +339,31 @@ def _value(value: Row, name: str) -> Any:
                 return _attributes(entry(inner, name).get("values"), name)
         raise Refused(f"{name}: expected a value such as stringValue, got {kind}")
     return None
+
+
+def unflatten(value: Any) -> Any:
+    """Attributes with dots in their names as objects; those with numbers as lists."""
+    if isinstance(value, list):
+        return [unflatten(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    tree: dict[str, Any] = {}
+    for name, inner in value.items():
+        *path, key = name.split(".")
+        node = tree
+        for part in path:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[key] = unflatten(inner)
+    return {name: _numbered(inner) for name, inner in tree.items()}
+
+
+def _numbered(value: Any) -> Any:
+    """An object whose names are numbers as a list, in their order."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _numbered(item) for name, item in value.items()}
+    if inner and all(name.isdigit() for name in inner):
+        return [inner[name] for name in sorted(inner, key=int)]
+    return inner

@@ -1,21 +1,350 @@
 """Published sets of judged responses: dialogues (HH-RLHF, HelpSteer), Chatbot Arena's conversations of two
-models and which one its user prefers, and sets that are a declaration of their columns."""
+models and which one its user prefers; UltraFeedback, four rated responses an instruction and pairs made of
+them; OpenAssistant, trees of messages and the table of their messages; and sets that are a declaration of
+their columns: ranked responses, and two with the better one's name, or with votes.
+
+A place in a declaration is a path as in `--map`: the name of a column, or a JMESPath expression.
+"""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
-from itertools import chain, takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.declared import Columns, Parser
-from agro.logs.fields import assistant, exchange, integer, listed, number, parsed, plain, total, user
-from agro.logs.protocol import TIE, Context, Item, Row, Votes
-from agro_formats.judgments import PairColumns, Ranking
+from agro.io.datasets import on_hub
+from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
+from agro.io.jsonlines import Line
+from agro.io.record_files import read_records
+from agro.logs.declared import Columns, Parser, at, named
+from agro.logs.fields import (
+    assistant,
+    exchange,
+    integer,
+    listed,
+    number,
+    one_of,
+    parsed,
+    plain,
+    rating,
+    total,
+    until_reply,
+    user,
+)
+from agro.logs.mapping import heads
+from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
+from agro.store.export import ENDINGS
+
+
+def read_nectar(row: Row, context: Context) -> list[Item]:
+    """Ranked responses, of which the one with the lowest rank is the best. `--reward rank=-1` makes it a
+    reward."""
+    prompt, meta = open_dialogue(row["prompt"], "prompt"), omit(row, ("prompt", "answers"))
+    records, names, ranks = [], [], []
+    for i, answer in enumerate(objects(row["answers"], "answers")):
+        names.append(f"answers[{i}]")
+        ranks.append(number(answer.get("rank"), f"answers[{i}].rank"))
+        record = {
+            "prompt": prompt,
+            "response": text(answer.get("answer"), f"answers[{i}].answer"),
+            "model": answer.get("model"),
+            "meta": meta | omit(answer, ("answer", "model")),
+        }
+        if context.rewards:
+            record["reward"] = total({"rank": ranks[-1]}, ("rank",), context.rewards)
+        records.append(record)
+    return [Item(tuple(records), tuple(names), rank_judgments(ranks))]
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """Two responses, and which one is better. `{}` in a path stands for the name of a side."""
+
+    prompt: str
+    response: str
+    sides: tuple[str, str] = ("0", "1")
+    better: Mapping[str, str] = field(default_factory=dict)
+    """By preference the column that says which side is better; --choose preference takes one of several."""
+    values: tuple[int, int] = (0, 1)  # of such a column, for the sides
+    score: str = ""  # without `better`: the side with the higher one is better
+    votes: str = ""
+    model: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`; with `{}` of a side
+    parse: Parser = text  # what is at `prompt`
+    columns: tuple[str, ...] = ()  # that records have besides
+
+    def fits(self, row: Row) -> bool:
+        """Whether a record has these columns."""
+        paths = (self.prompt, *self._both(self.response))
+        return row.keys() >= {*self.columns, *heads(paths)}
+
+    def read(self, row: Row, context: Context) -> list[Item]:
+        prompt = self.parse(at(row, self.prompt), self.prompt)
+        names = self._both(self.response)
+        paths = [path for each in (self.model, *self.meta.values()) for path in self._both(each)]
+        meta = omit(row, heads((self.prompt, *names, *paths)))
+        records = []
+        for side, name in zip(self.sides, names):
+            record = {
+                "prompt": prompt,
+                "response": text(at(row, name), name),
+                "model": at(row, self.model.replace("{}", side)),
+                "meta": meta | named(row, self.meta, side),
+            }
+            records.append(record)
+        return [Item(tuple(records), names, self._judgments(row, context))]
+
+    def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:
+        """Which side is better; equal votes, or without votes equal scores, are a tie. A score below 0 is no
+        number of votes."""
+        a, b = (self._number(row, path, context) for path in self._both(self.votes or self.score))
+        if self.votes and min(a or 0, b or 0) < 0:
+            a = b = None
+        if a is not None and a == b:
+            return (Judgment(0, 1, (a, b) if self.votes else TIE),)
+        if self.better:
+            winner = self._winner(row, context)
+        else:
+            winner = None if a is None or b is None else int(b > a)
+        if winner is None:
+            return ()
+        won, lost = (a, b) if winner == 0 else (b, a)
+        if self.votes and won is not None and lost is not None and won < lost:
+            better, worse = (self._both(self.votes)[side] for side in (winner, 1 - winner))
+            raise Refused(
+                f"{better}: expected more than {worse}, as that side is better, got {won} and {lost}"
+            )
+        return (Judgment(winner, 1 - winner, (won, lost) if self.votes else (None, None)),)
+
+    def _winner(self, row: Row, context: Context) -> int | None:
+        """The side that the column of `better` names; None where it is unknown."""
+        columns = {name: column for name, column in self.better.items() if column in row}
+        chosen = context.choose.get("preference", next(iter(columns)) if len(columns) == 1 else None)
+        if chosen not in columns:
+            got = "" if chosen is None else f", got {chosen}"
+            raise Refused(f"preference: expected --choose preference=NAME of {', '.join(columns)}{got}")
+        column = columns[chosen]
+        if is_unknown(row[column]):
+            return None
+        value = integer(row[column], column)
+        if value not in self.values:
+            says = ", ".join(f"{v} for {name}" for v, name in zip(self.values, self._both(self.response)))
+            raise Refused(f"{column}: expected {says}, got {value}")
+        return self.values.index(value)
+
+    def _number(self, row: Row, path: str, context: Context) -> float | None:
+        value = at(row, path)
+        return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
+
+    def _both(self, path: str) -> tuple[str, str]:
+        a, b = (path.replace("{}", side) for side in self.sides)
+        return a, b
+
+
+def rank_judgments(ranks: Sequence[float | None]) -> tuple[Judgment, ...]:
+    """Of every two responses with a rank the one with the lower rank is better; equal ranks are a tie."""
+    known = [(i, rank) for i, rank in enumerate(ranks) if rank is not None]
+    return tuple(
+        Judgment(i, j, TIE) if a == b else Judgment(i, j) if a < b else Judgment(j, i)
+        for (i, a), (j, b) in combinations(known, 2)
+    )
+
+
+def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
+    """The judgments of several annotators as one of every two responses, with the votes for both.
+
+    A tie is half a vote for each.
+    """
+    votes: dict[tuple[int, int], list[float]] = {}
+    for judgment in judgments:
+        pair = (min(judgment[:2]), max(judgment[:2]))
+        counts = votes.setdefault(pair, [0.0, 0.0])
+        for side in (0, 1):
+            counts[side] += 0.5 if judgment.votes == TIE else float(pair[side] == judgment.winner)
+    return tuple(
+        Judgment(i, j, (a, b)) if a >= b else Judgment(j, i, (b, a)) for (i, j), (a, b) in votes.items()
+    )
+
+
+_FEEDBACK = ("instruction", "models", "completions")
+_OVERALL = ("overall_score", "fine-grained_score")
+_BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_chosen", "score_rejected")
+
+
+def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
+    """The models were asked with different system prompts: responses with the same one are a group.
+
+    The prompt is the instruction after `custom_system_prompt`, with which the responses were made, but those
+    of wizardlm-7b (OpenBMB/UltraFeedback e662fd2, src/comparison_data_generation/main.py).
+    """
+    instruction = text(row["instruction"], "instruction")
+    models, meta = row["models"], omit(row, _FEEDBACK)
+    items = []
+    for i, completion in enumerate(objects(row["completions"], "completions")):
+        name, prompt = f"completions[{i}]", [user(instruction)]
+        model, system = completion.get("model"), completion.get("custom_system_prompt")
+        if model is None and isinstance(models, list) and i < len(models):
+            model = models[i]
+        if system and model != "wizardlm-7b":
+            prompt.insert(0, {"role": "system", "content": text(system, f"{name}.custom_system_prompt")})
+        record = {
+            "prompt": prompt if len(prompt) > 1 else instruction,
+            "response": text(completion.get("response"), f"{name}.response"),
+            "reward": _reward(completion, name, context),
+            "model": model,
+            "meta": meta | omit(completion, ("response", "model", "custom_system_prompt")),
+        }
+        items.append(Item.of(record, name))
+    return items
+
+
+def _reward(completion: Row, name: str, context: Context) -> float | None:
+    """The rating of the chosen aspect, or the mean of all, which is unknown where one of them is."""
+    annotations = entry(completion.get("annotations"), f"{name}.annotations")
+    overall = [column for column in _OVERALL if column in completion]
+    choices = [*annotations, "mean", *overall]
+    aspect = context.choose.get("aspect")
+    if aspect not in choices:
+        got = "" if aspect is None else f", got {aspect}"
+        raise Refused(f"aspect: expected --choose aspect=NAME of {', '.join(choices)}{got}")
+    if aspect in overall:
+        return rating(completion[aspect], f"{name}.{aspect}")
+    if aspect != "mean":
+        return _rated(annotations, aspect, name)
+    ratings = [_rated(annotations, each, name) for each in annotations]
+    numbers = [x for x in ratings if x is not None]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(ratings) else None
+
+
+def _rated(annotations: Row, aspect: str, name: str) -> float | None:
+    location = f"{name}.annotations.{aspect}"
+    return rating(entry(annotations[aspect], location).get("Rating"), f"{location}.Rating")
+
+
+def read_binarized(row: Row, context: Context) -> list[Item]:
+    """`chosen` and `rejected` are complete conversations, and `messages` is the chosen one again."""
+    chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
+    prompt = chosen[:-1]
+    if not prompt or rejected[:-1] != prompt:
+        raise Refused("rejected: expected the messages of chosen, and then another response")
+    meta: dict[str, Any] = omit(row, _BINARIZED)
+    copies = {"prompt": chosen[-2].get("content"), "messages": chosen}  # columns that repeat the chosen one
+    meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
+    records = []
+    for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
+        record = exchange(prompt, turns[-1:], ("prompt", name))
+        record["prompt_id"] = row["prompt_id"]
+        record["reward"] = number(row[f"score_{name}"], f"score_{name}")
+        record["meta"] = record.get("meta", {}) | meta
+        records.append(record)
+    return [Item.pair(records[0], records[1])]
+
+
+_ROLES = {"prompter": "user", "assistant": "assistant"}
+_LABELS = (
+    *("spam", "fails_task", "lang_mismatch", "pii", "not_appropriate", "hate_speech", "sexual_content"),
+    *("quality", "toxicity", "humor", "helpfulness", "creativity", "violence"),
+)
+_MESSAGE = {"message_id", "text", "role"}
+
+
+def read_tree(row: Row, context: Context) -> list[Item]:
+    """The replies of each message of a prompter are one item. The one with the lowest rank is the best."""
+    if "prompt" in row:
+        root, name, common = row["prompt"], "prompt", omit(row, ("prompt",))
+    elif "replies" in row:
+        root, name, common = row, "message", dict[str, Any]()
+    else:
+        raise Refused(
+            "a message without its tree; expected a table of messages in a file that ends with "
+            f"{', '.join(ENDINGS)}, or trees"
+        )
+    items = []
+    todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
+    while todo:
+        history, message, location = todo.pop()
+        role = one_of(entry(message, location).get("role"), _ROLES, f"{location}.role")
+        turns = [*history, {"role": role, "content": text(message.get("text"), f"{location}.text")}]
+        replies = {
+            f"{location}.replies[{i}]": m for i, m in enumerate(listed(message.get("replies"), location))
+        }
+        responses = {at: reply for at, reply in replies.items() if reply.get("role") == "assistant"}
+        if responses:
+            records = [_replied(turns, reply, at, common, context) for at, reply in responses.items()]
+            ranks = [number(reply.get("rank"), f"{at}.rank") for at, reply in responses.items()]
+            items.append(Item(tuple(records), tuple(responses), rank_judgments(ranks)))
+        todo += [(turns, reply, location) for location, reply in reversed(replies.items())]
+    if not items:
+        raise SkipRecord("trees without a reply of an assistant")
+    return items
+
+
+def _replied(
+    prompt: list[dict[str, Any]], message: Row, name: str, common: dict[str, Any], context: Context
+) -> dict[str, Any]:
+    """A reply, with the mean of what people said by label. In `datasets` names and values are lists."""
+    labels = entry(message.get("labels"), f"{name}.labels")
+    if isinstance(labels.get("name"), list):
+        labels = dict(zip(labels["name"], labels.get("value", ()), strict=True))
+    else:
+        labels = {key: entry(label, f"{name}.labels.{key}").get("value") for key, label in labels.items()}
+    scores = {"rank": message.get("rank")} | dict.fromkeys(_LABELS) | labels
+    meta = common | omit(message, ("text", "role", "replies", "model_name", "labels"))
+    return {
+        "prompt": prompt,
+        "response": text(message.get("text"), f"{name}.text"),
+        "model": message.get("model_name"),
+        "reward": total(scores, list(scores), context.rewards) if context.rewards else None,
+        "meta": meta | ({"labels": labels} if labels else {}),
+    }
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's first record is a message."""
+    if on_hub(path):
+        return str(path).lower().startswith("hub:openassistant/oasst")
+    if not (path.is_dir() or path.name.endswith(ENDINGS)):
+        return False
+    try:
+        line = next(read_records(path), None)
+    except Refused:  # which reading it says again
+        return False
+    return line is not None and is_message(line.value)
+
+
+def is_message(row: Row) -> bool:
+    return row.keys() >= _MESSAGE and row["role"] in list(_ROLES) and "replies" not in row
+
+
+def trees(path: Path) -> Iterator[Line]:
+    """The trees of a table. A tree's messages are one after the other, each below the one that it answers."""
+    tree: Line | None = None
+    above: dict[str, dict[str, Any]] = {}
+    wrong: list[Line] = []
+    for line in read_records(path):
+        message = {**line.value, "replies": []}
+        parent = str(line.value.get("parent_id"))
+        if line.error is None and line.value.get("parent_id") is None:
+            yield from ([tree] if tree else []) + wrong
+            tree, above, wrong = line._replace(value={"prompt": message}), {}, []
+        elif line.error is not None:
+            wrong.append(line)
+            continue
+        elif tree is None or parent not in above:
+            error = f"parent_id: expected the message_id of one above it in its tree, got {parent!r:.80}"
+            wrong.append(line._replace(value={}, error=error))
+            continue
+        else:
+            above[parent]["replies"].append(message)
+            tree = tree._replace(size=tree.size + line.size)
+        above[str(message.get("message_id"))] = message
+    yield from ([tree] if tree else []) + wrong
+
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
@@ -104,7 +433,7 @@ def read_helpsteer(row: Row, context: Context) -> list[Item]:
     return [Item.pair(records[0], records[1], votes)]
 
 
-_SIDES = ("conversation_a", "conversation_b")
+_CONVERSATIONS = ("conversation_a", "conversation_b")
 _TEXTS = ("prompt", "response_a", "response_b")
 _FLAGS = {"winner_model_a": "model_a", "winner_model_b": "model_b", "winner_tie": "tie"}
 _BOTH_BAD = ("both_bad", "bothbad", "tie (bothbad)")
@@ -116,12 +445,12 @@ def read_conversations(row: Row, context: Context) -> list[Item]:
             {"role": turn.get("role"), "content": plain(turn.get("content"), f"{name}[{i}].content")}
             for i, turn in enumerate(objects(unpacked(row[name]), name))
         ]
-        for name in _SIDES
+        for name in _CONVERSATIONS
     ]
     winner = row["winner"]
     if winner not in (*_FLAGS.values(), *_BOTH_BAD):
         raise Refused(f"winner: expected model_a, model_b, tie or both_bad, got {winner!r:.80}")
-    return _judged(sides, winner, omit(row, (*_SIDES, "model_a", "model_b")), row, context)
+    return _judged(sides, winner, omit(row, (*_CONVERSATIONS, "model_a", "model_b")), row, context)
 
 
 def read_texts(row: Row, context: Context) -> list[Item]:
@@ -153,11 +482,11 @@ def _judged(
 ) -> list[Item]:
     """A pair; of a tie with one vote for each. Where both are bad there is none: --choose both_bad=zero gives
     both the reward 0."""
-    prompts = [list(takewhile(lambda turn: turn["role"] != "assistant", turns)) for turns in sides]
+    prompts = [until_reply(turns) for turns in sides]
     if not prompts[0] or prompts[0] != prompts[1]:
         raise Refused("conversation_b: expected the messages before the first response of conversation_a")
     records = []
-    for turns, name, model in zip(sides, _SIDES, ("model_a", "model_b")):
+    for turns, name, model in zip(sides, _CONVERSATIONS, ("model_a", "model_b")):
         record = exchange(prompts[0], turns[len(prompts[0]) :], ("prompt", name))
         record["meta"] = record.get("meta", {}) | meta | {"winner": winner}
         records.append(record | {"model": row.get(model)})
@@ -168,7 +497,7 @@ def _judged(
         if choice not in ("none", "zero"):
             raise Refused(f"--choose both_bad={choice}: expected none, or zero for a reward of 0")
         reward = 0.0 if choice == "zero" else None
-        return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _SIDES)]
+        return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _CONVERSATIONS)]
     better, worse = (0, 1) if winner == "model_a" else (1, 0)
     return [Item.pair(records[better], records[worse])]
 
@@ -182,19 +511,12 @@ def _post(value: Any, name: str) -> str:
     return f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 
 
-PARSERS: dict[str, Parser] = {"dialogue": open_dialogue, "post": _post}
-SHAPES: dict[str, Callable[..., PairColumns | Ranking | Columns]] = {
-    "pair": PairColumns,
-    "ranking": Ranking,
-    "columns": Columns,
-}
-
-
 DECLARED: dict[str, dict[str, Any]] = {}
 for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
     _values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()
     }
-    _parse = {"parse": PARSERS[_values.pop("parse")]} if "parse" in _values else {}
-    _set = SHAPES[_values.pop("shape")](**_values, **_parse)
+    if "parse" in _values:
+        _values["parse"] = {"post": _post}[_values["parse"]]
+    _set = PairColumns(**_values) if "{}" in _values["response"] else Columns(**_values)
     DECLARED[_name] = {"read": _set.read, "fits": _set.fits}

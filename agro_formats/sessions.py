@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
-from agro.logs.fields import call, exchange, integer, listed, plain
-from agro.logs.model_calls import Message, blocks, identified
+from agro.logs.exchanges import Message, blocks, identified
+from agro.logs.fields import call, common_start, exchange, integer, listed, plain, system
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import normalized_message
 
@@ -161,57 +160,41 @@ _NO_MESSAGES = (
 _SESSION_KEYS = ("id", "cwd", "originator", "cli_version", "source", "model_provider", "git")
 
 
-@dataclass
-class _Rollout:
-    """What the lines of Codex's file say so far."""
-
-    session: Row = field(default_factory=dict)
-    model: Any = None
-    past: list[History] = field(default_factory=list)  # those that were rewritten
-    messages: list[Message] = field(default_factory=list)
-    begin: int = 0
-    turns: list[int] = field(default_factory=list)  # messages before each turn that can be rolled back
-
-    def history(self) -> History:
-        return History(self.messages, self.begin, {"model": self.model})
-
-    def rewrite(self, messages: list[Message], turns: list[int]) -> None:
-        self.past.append(self.history())
-        self.messages, self.begin, self.turns = messages, len(messages), turns
-
-
 def read_codex(row: Row, context: Context) -> list[Item]:
-    rollout = _Rollout()
+    session: Row = {}
+    model: Any = None
+    past = list[History]()  # those that were rewritten
+    messages, begin = list[Message](), 0
+    turns = list[int]()  # messages before each turn that can be rolled back
     for i, event in enumerate(objects(row.get("events", [row]), "events")):
         location, kind = f"events[{i}].payload", event.get("type")
         payload = entry(event.get("payload"), location)
-        if kind == "session_meta" and not rollout.session:
-            rollout.session = payload
+        rewritten: list[Message] | None = None
+        if kind == "session_meta" and not session:
+            session = payload
             prompt = payload.get("base_instructions")
             prompt = prompt.get("text") if isinstance(prompt, dict) else prompt
-            if isinstance(prompt, str) and prompt:
-                rollout.messages.append({"role": "system", "content": prompt})
+            messages += [system(prompt)] if isinstance(prompt, str) and prompt else []
         elif kind == "turn_context":
-            rollout.model = payload.get("model", rollout.model)
+            model = payload.get("model", model)
         elif kind == "response_item":
-            _add_items(rollout.messages, [payload], location)
+            _add_items(messages, [payload], location)
         elif kind == "compacted":
-            seen = list[Message]()
+            rewritten, kept = list[Message](), list[int]()
             location = f"{location}.replacement_history"
-            _add_items(seen, objects(payload.get("replacement_history"), location), location)
-            rollout.rewrite(seen, [])
-        elif kind == "event_msg":
-            if payload.get("type") in ("task_started", "turn_started"):
-                rollout.turns.append(len(rollout.messages))
-            elif payload.get("type") == "thread_rolled_back":
-                back = integer(payload.get("num_turns"), f"{location}.num_turns")
-                if not 0 < back <= len(rollout.turns):
-                    raise Refused(
-                        f"{location}.num_turns: expected 1 to {len(rollout.turns)} turns, got {back}"
-                    )
-                rollout.rewrite(rollout.messages[: rollout.turns[-back]], rollout.turns[:-back])
-    meta = {name: rollout.session[name] for name in _SESSION_KEYS if rollout.session.get(name) is not None}
-    return responses([*rollout.past, rollout.history()], rollout.session.get("id"), meta)
+            _add_items(rewritten, objects(payload.get("replacement_history"), location), location)
+        elif kind == "event_msg" and payload.get("type") in ("task_started", "turn_started"):
+            turns.append(len(messages))
+        elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+            back = integer(payload.get("num_turns"), f"{location}.num_turns")
+            if not 0 < back <= len(turns):
+                raise Refused(f"{location}.num_turns: expected 1 to {len(turns)} turns, got {back}")
+            rewritten, kept = messages[: turns[-back]], turns[:-back]
+        if rewritten is not None:
+            past.append(History(messages, begin, {"model": model}))
+            messages, begin, turns = rewritten, len(rewritten), kept
+    meta = {name: session[name] for name in _SESSION_KEYS if session.get(name) is not None}
+    return responses([*past, History(messages, begin, {"model": model})], session.get("id"), meta)
 
 
 def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) -> None:
@@ -252,10 +235,8 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
         elif record.get("type") == "gemini":
             model = record.get("model", model)
             messages += _gemini_turn(record, location)
-    begin = 0  # behind what one of those before begins with as well
-    for other in previous:
-        same = takewhile(lambda both: both[0] == both[1], zip(messages, other.messages))
-        begin = max(begin, sum(1 for _ in same))
+    # Behind what one of those before begins with as well.
+    begin = max((len(common_start(messages, other.messages)) for other in previous), default=0)
     return History(messages, begin, {"model": model})
 
 

@@ -2,27 +2,167 @@
 
 Scores are an object by name, or a list of objects with name, value, whether it is unknown, and, of a trace's,
 the span that they judge.
+
+Responses of a trace are those of the outermost calls of a model; a trace without any is one call itself. A
+call that begins with what an earlier one was asked and answered continues it: both are one conversation of
+several turns. Other calls are responses of their own. Scores of a call's span are its own; those of the trace
+and of its other spans are of every call that has none of that name.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects, unpacked
+from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
+from agro.logs import exchanges
 from agro.logs.declared import evaluated as at
+from agro.logs.exchanges import Completion, Message, joined_scores, responses, scored
 from agro.logs.fields import grouped, number, settings, unlisted
-from agro.logs.model_calls import joined_scores
 from agro.logs.protocol import Context, Item, Row, SkipRecord
-from agro_formats import spans
-from agro_formats.spans import Scores, TraceSpan
+
+Scores = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class TraceSpan:
+    """What a format says of a span."""
+
+    id: Any
+    parent: Any  # None of the trace's root
+    input: Any
+    output: Any
+    is_call: bool  # of a model
+    is_judge: bool = False  # whether it scores what others did: calls within it are a judge's
+    error: Any = None
+    model: Any = None
+    sampling: dict[str, Any] | None = None
+    tools: Any = None
+    scores: Scores = field(default_factory=dict)
+    names: tuple[str, str] | None = None  # of a call that isn't in a trace: those of input and output
+
+
+@dataclass
+class _Conversation:
+    prompt: str | list[Message]
+    turns: list[Message]  # before the last call's replies
+    replies: list[Message]
+    spans: list[TraceSpan]
+    name: str  # of the last call
+
+    def continues_in(self, prompt: str | list[Message]) -> bool:
+        if isinstance(self.prompt, str) or isinstance(prompt, str) or len(self.replies) != 1:
+            return False
+        history = [*self.prompt, *self.turns, *self.replies]
+        # In the next call's prompt a message may lack its reasoning.
+        return len(prompt) > len(history) and all(
+            (one.get(name) or "") == (other.get(name) or "")
+            for one, other in zip(history, prompt)
+            for name in ("role", "content", "tool_calls")
+        )
+
+    def add(self, prompt: list[Message], replies: list[Message], span: TraceSpan, name: str) -> None:
+        self.turns += [*self.replies, *prompt[len(self.prompt) + len(self.turns) + 1 :]]
+        self.replies, self.name = replies, name
+        self.spans.append(span)
+
+
+def read_spans(
+    spans: Sequence[TraceSpan], scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any = None
+) -> list[Item]:
+    """The responses of a trace, whose spans are in the order of their begin. `scores`: of the trace."""
+    calls = _calls(spans)
+    worked = [(i, span) for i, span in calls if span.error is None]
+    if not worked:
+        errors = [span.error for _, span in calls]
+        reason = f"error: the trace has no response: {errors[0]!r:.200}" if errors else ""
+        raise Refused(
+            reason or "spans: expected a call of a model, or a root with input and output, got none"
+        )
+    conversations = list[_Conversation]()
+    for i, span in worked:
+        asked, answered = span.names or (f"spans[{i}].input", f"spans[{i}].output")
+        name = f"spans[{i}]" if span.names is None else answered
+        prompt = exchanges.prompt(span.input, asked)
+        replies = [
+            {"role": "assistant", "content": str(reply), "finish_reason": getattr(reply, "finish", None)}
+            if isinstance(reply, str)
+            else reply
+            for reply in exchanges.replies(span.output, answered)
+        ]
+        earlier = next((c for c in reversed(conversations) if c.continues_in(prompt)), None)
+        if earlier is None:
+            conversations.append(_Conversation(prompt, [], replies, [span], name))
+        else:
+            assert isinstance(prompt, list)
+            earlier.add(prompt, replies, span, name)
+    call_indices = {i for i, _ in calls}
+    trace_scores = _merged([scores, *(span.scores for i, span in enumerate(spans) if i not in call_indices)])
+    if len(worked) < len(calls):
+        meta = {**meta, "failed_calls": len(calls) - len(worked)}
+    items = list[Item]()
+    for conversation in conversations:
+        items += _items(conversation, trace_scores, context, meta, answer)
+    return items
+
+
+def _calls(spans: Sequence[TraceSpan]) -> list[tuple[int, TraceSpan]]:
+    """The outermost calls of a model that aren't a judge's; without any, the root. With their positions."""
+    spans_by_id, usual = {span.id: span for span in spans}, list[tuple[int, TraceSpan]]()
+    for i, span in enumerate(spans):
+        is_inner, seen = span.is_judge, {span.id}
+        above = None if is_inner else spans_by_id.get(span.parent)
+        while above is not None and above.id not in seen and not is_inner:
+            is_inner = above.is_judge or above.is_call
+            seen.add(above.id)
+            above = spans_by_id.get(above.parent)
+        if not is_inner:
+            usual.append((i, span))
+    calls = [(i, span) for i, span in usual if span.is_call]
+    return calls or [(i, span) for i, span in usual if span.parent not in spans_by_id][:1]
+
+
+def _merged(parts: Sequence[Scores]) -> Scores:
+    merged: Scores = {}
+    for name, values in ((name, values) for part in parts for name, values in part.items()):
+        merged.setdefault(name, []).extend(values)
+    return merged
+
+
+def _items(
+    conversation: _Conversation, scores: Scores, context: Context, meta: Mapping[str, Any], answer: Any
+) -> list[Item]:
+    judged = scores | _merged([span.scores for span in conversation.spans])
+    final = conversation.spans[-1]
+    common = {
+        "reward": scored(judged, context),
+        "answer": answer,
+        "model": final.model,
+        "sampling": final.sampling,
+        "meta": {**meta, **({"scores": judged} if judged else {})},
+        **({"tools": final.tools} if final.tools else {}),
+    }
+    is_text = isinstance(conversation.prompt, str) and not conversation.turns
+    replies = list[str | Message | list[Message]]()
+    for message in conversation.replies:
+        if is_text and message.keys() - {"finish_reason"} == {"role", "content"}:
+            replies.append(Completion.of(message["content"], message.get("finish_reason")))
+        else:
+            replies.append([*conversation.turns, message])
+    return responses(conversation.prompt, replies, conversation.name, common)
+
+
+def described(row: Row, names: Sequence[str]) -> dict[str, Any]:
+    """The columns of a trace for `meta`, without empty ones."""
+    return {name: value for name, value in omit(row, names).items() if value not in ([], {}, "")}
+
 
 Declaration = Mapping[str, Any]
 SPANS = "spans"  # the column of a record that is made of several lines
@@ -67,7 +207,7 @@ def read(how: Declaration, row: Row, context: Context) -> list[Item]:
         for name, value in _numbers("", entry(at(example, how["unit_scores"]), "scores")):
             _add(scores, name, value)
     own = {span.id: span.scores for span in parsed}
-    for name, value, judged in _scores(record, how, how.get("scores", "scores")):
+    for name, value, judged in _scores_in(record, how, how.get("scores", "scores")):
         _add(own.get(judged, scores) if judged else scores, name, value)
     if "joined" in how:
         scores |= joined_scores(
@@ -75,7 +215,7 @@ def read(how: Declaration, row: Row, context: Context) -> list[Item]:
         )
     about = at(record, how["about"]) if "about" in how else first
     answer = at(record if "about" in how else first, how.get("answer", ""))
-    return spans.read(parsed, scores, context, spans.described(about, how["drop"]), answer)
+    return read_spans(parsed, scores, context, described(about, how["drop"]), answer)
 
 
 def _rank(value: Any) -> tuple[bool, Any]:
@@ -97,7 +237,7 @@ def _span(row: Row, name: str, how: Declaration, context: Context) -> TraceSpan:
         request |= given if isinstance(given, dict) else {}
     is_judge = bool(at(row, how.get("is_judge", "")))
     scores: Scores = {}
-    for title, value, _ in () if is_judge or is_alone else _scores(row, how, f"{name}.scores"):
+    for title, value, _ in () if is_judge or is_alone else _scores_in(row, how, f"{name}.scores"):
         _add(scores, title, value)
     return TraceSpan(
         id=name if is_alone else at(row, how["id"]),
@@ -126,7 +266,7 @@ def _text(row: Row, key: str, how: Declaration, context: Context) -> Any:
     return _loaded(value) if context.is_text and value[:1] == value[-1:] == '"' else found
 
 
-def _scores(row: Row, how: Declaration, name: str) -> Iterator[tuple[str, Any, Any]]:
+def _scores_in(row: Row, how: Declaration, name: str) -> Iterator[tuple[str, Any, Any]]:
     """Name, value, and span that is judged, of the scores of a record or a span."""
     found, inner = at(row, how.get("scores", "")) or [], how.get("value")
     if isinstance(found, dict) and inner:

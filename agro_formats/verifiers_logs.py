@@ -24,6 +24,7 @@ from agro.logs.fields import (
     numbers,
     parsed,
     split,
+    until_reply,
 )
 from agro.logs.protocol import Context, Item, Row
 from agro.types.conversation import prompt_hash
@@ -265,7 +266,7 @@ def read_result(row: Row, context: Context) -> list[Item]:
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
     trailing: list[Any] = []
     if isinstance(completion, list):
-        trailing = list(takewhile(lambda turn: turn.get("role") != "assistant", reversed(completion)))[::-1]
+        trailing = until_reply(reversed(completion))[::-1]
         completion = completion[: len(completion) - len(trailing)]
     record = exchange(prompt, completion, ("prompt", "completion"))
     record["meta"] = record.get("meta", {}) | omit(row, _COLUMNS)

@@ -44,8 +44,8 @@ from agro.io.record_files import has_several_tables
 from agro.io.terminal import plain
 from agro.logs.guessing import Proposal, propose_unknown
 from agro.logs.guessing import propose as look_at
-from agro.logs.import_report import Options
 from agro.logs.importing import import_files
+from agro.logs.reading import Options
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout

@@ -30,8 +30,7 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.io.terminal import visible
 from agro.logs.guessing import Proposal, propose, propose_unknown
-from agro.logs.import_report import ImportReport
-from agro.logs.importing import import_files
+from agro.logs.importing import ImportReport, import_files
 from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
 from agro.store import Store

@@ -25,7 +25,7 @@ from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
 from agro.logs import exchanges
-from agro.logs.model_calls import FINISH
+from agro.logs.exchanges import FINISH
 from agro.rollout.episode import EpisodeRow
 from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized

@@ -1,7 +1,7 @@
 """Formats as declarations: a TOML table beside the functions that read them, or a TOML file alone.
 
-`Columns`, `Conversation` and `Preference` say for such a function where in a record the fields of its
-responses are. A place is a path as in `--map`: the name of a column, or a JMESPath expression.
+`Columns` says for such a function where in a record the fields of its response are. A place is a path as in
+`--map`: the name of a column, or a JMESPath expression.
 
 A file of the user's own (`--format FILE.toml`) says what `--map`, and the rules for leaving out and refusing
 records, would say at each import; a package's is found by an entry point, whose part is the `Path` of the
@@ -44,10 +44,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agro.errors import Refused
 from agro.io.column_paths import syntax_problem, value_at
 from agro.io.json_values import entry, omit, text
-from agro.logs.fields import digest, exchange, integer, number, rewarded, scores, split, total, unlisted
+from agro.logs.exchanges import identified, joined_key
+from agro.logs.fields import digest, exchange, integer, number, rated_pair, scores, split, total, unlisted
 from agro.logs.labels import number_in
 from agro.logs.mapping import CellInterpreter, check_map, expand, heads
-from agro.logs.model_calls import identified, joined_key
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
 from agro.rollout.prompts import PROMPT_FORMATS
 
@@ -272,52 +272,24 @@ class Columns:
         return heads((*paths, *self.meta.values())) | set(self.dropped)
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """One response: the last turns of a conversation."""
-
-    name: str  # of the response, and the column in messages
-    compose: Callable[[Row], Any]  # the messages of a record
-    role: str = ""
-    judge: Callable[[Row, Context], float | None] | None = None  # the reward, of other columns
-    dropped: Collection[str] = ()  # columns that aren't for `meta`
-
-    def read(self, row: Row, context: Context) -> list[Item]:
-        record = split({"messages": self.compose(row)})
-        record["meta"] |= omit(row, self.dropped)
-        if self.role:
-            record["role"] = self.role
-        if self.judge is not None:
-            record["reward"] = self.judge(row, context)
-        return [Item.of(record, self.name)]
+def last_turns(
+    messages: list[dict[str, Any]], name: str, meta: Mapping[str, Any], **fields: Any
+) -> list[Item]:
+    """One response called `name`: the last turns of a conversation."""
+    record = split({"messages": messages})
+    record["meta"] |= meta
+    return [Item.of(record | fields, name)]
 
 
-@dataclass(frozen=True)
-class Preference:
-    """A better and a worse response to a prompt of several columns, with scores where there are any."""
+def pair_after(
+    prompt: Any, sides: Mapping[str, Any], row: Row, dropped: Collection[str], name: str = "prompt"
+) -> list[Item]:
+    """A better and a worse response, by their columns, to a prompt called `name`, with the scores of the row.
 
-    prompt: str  # its name, for messages
-    compose: Callable[[Row], Any]  # the prompt of a record: text or messages
-    parse: Parser  # what is at a side: text or messages
-    dropped: Collection[str] = ()  # columns that aren't for `meta`
-    sides: tuple[tuple[str, str], ...] = (("chosen", "rejected"),)  # the first two that a record has
-    details: Callable[[Row], dict[str, Any]] | None = None  # for `meta`, of what is inside a dropped column
-
-    def columns(self, row: Row) -> tuple[str, str] | None:
-        """Those of the two responses; None where there are none."""
-        return next((names for names in self.sides if row.keys() >= set(names)), None)
-
-    def read(self, row: Row, context: Context) -> list[Item]:
-        names = self.columns(row) or self.sides[0]
-        prompt = self.compose(row)
-        chosen, rejected = (
-            _after(prompt, self.parse(at(row, name), name), (self.prompt, name)) for name in names
-        )
-        details = {} if self.details is None else self.details(row)
-        items = preference(chosen, rejected, row, (*names, *self.dropped))
-        for record in items[0].records:
-            record["meta"] |= details
-        return items
+    `dropped`: columns that aren't for `meta`, beside these.
+    """
+    chosen, rejected = (_after(prompt, response, (name, side)) for side, response in sides.items())
+    return preference(chosen, rejected, row, (*sides, *dropped))
 
 
 def preference(
@@ -327,8 +299,7 @@ def preference(
     meta = omit(row, {*columns, *scores(row)})
     for record in (chosen, rejected):
         record["meta"] = record.get("meta", {}) | meta
-    rewarded(chosen, rejected, row)
-    return [Item.pair(chosen, rejected)]
+    return rated_pair(chosen, rejected, row)
 
 
 def at(row: Row, path: str) -> Any:

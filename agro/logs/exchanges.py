@@ -1,4 +1,5 @@
-"""The input and the output of a logged call of a model, in the forms of the providers' interfaces.
+"""Logged calls of models: what was asked and answered, in the forms of the providers' interfaces, and what is
+said of the end and by scores.
 
 Chat completions, Anthropic's messages, items of OpenAI's Responses (openai-python 3.3.1:
 types/responses/response_input_item.py, response_output_item.py), and messages as LangChain writes them
@@ -7,14 +8,18 @@ types/responses/response_input_item.py, response_output_item.py), and messages a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, objects, text, unpacked
-from agro.logs.fields import call, listed, plain
-from agro.logs.model_calls import NAMES, Completion, Message, reported, turn
+from agro.io.json_values import entry, is_unknown, objects, text, unpacked
+from agro.logs.fields import call, digest, exchange, listed, number, plain, total
+from agro.logs.protocol import Context, Item
+from agro.types import end_in
 from agro.types.conversation import normalized_message, with_tools
+
+Message = dict[str, Any]
 
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CALLS = {  # items of a tool's call: the names of its arguments
@@ -23,11 +28,86 @@ _CALLS = {  # items of a tool's call: the names of its arguments
     "local_shell_call": "action",
     "web_search_call": "action",
 }
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 _PROMPT_KEYS = ("messages", "input", "prompt", "prompts")  # of what is asked, in a request
 _REQUEST_KEYS = (*_PROMPT_KEYS, "role", "content", "kwargs", "data")
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "kwargs")
 _RESPONSE_KEYS = ("choices", "generations", "output", "messages", "message", *_MESSAGE_KEYS)
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+_REASONS = (  # what says how a response ended
+    *("finish", "finish_reason", "finishReason", "finish_reasons", "finish_details", "native_finish_reason"),
+    *("stop_reason", "stopReason", "stop_type", "done_reason", "completion_reason", "completionReason"),
+    *("gen_ai.response.finish_reasons", "llm.finish_reason"),
+)
+_FLAGS = ("truncated", "is_truncated", "isTruncated", "was_truncated")
+_TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+_INNER = ("response_metadata", "generation_info", "message", "completion")
+NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
+FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
+
+
+class Completion(str):
+    """The text of a completion, with what was said of its end."""
+
+    finish: Any = None
+
+    @classmethod
+    def of(cls, text: str, finish: Any) -> Completion:
+        completion = cls(text)
+        completion.finish = finish
+        return completion
+
+
+def reported(value: Any) -> Any:
+    """What an object says of the end of its response, such as a choice, a message or a run; None: nothing.
+
+    Of several that differ, that it was cut counts.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    found = [unpacked(value[name]) for name in _REASONS if not is_unknown(value.get(name))]
+    for name in _FLAGS:
+        flag = value.get(name)
+        flag = _TRUE.get(flag.strip().casefold(), flag) if isinstance(flag, str) else flag
+        if not is_unknown(flag):
+            found.append({True: "truncated", False: "complete"}.get(flag, flag) if flag in (0, 1) else flag)
+    details = value.get("incomplete_details")
+    if isinstance(details, Mapping):
+        found.append(details.get("reason") or "incomplete")
+    is_of_responses = not value.keys().isdisjoint(("output", "incomplete_details"))  # OpenAI's
+    if is_of_responses and value.get("status") in ("incomplete", "completed"):
+        found.append(value["status"])
+    found += [inner for name in _INNER if (inner := reported(unpacked(value.get(name)))) is not None]
+    order = ("cut", "finished", None, "unknown")
+    return min(found, key=lambda each: order.index(end_in(each)), default=None)
+
+
+def settle(meta: dict[str, Any]) -> Any:
+    """Make `meta["finish"]` "stop" (finished), "length" (cut) or nothing (unknown), of what `meta` says.
+
+    Another word that stood there becomes `finish_reason`. Returns what is said and isn't known, else None.
+    """
+    if NAMES.isdisjoint(meta):
+        return None
+    said = reported(meta)
+    end = end_in(said)
+    finish, prior = FINISH.get(end or ""), meta.pop("finish", None)
+    if finish is not None:
+        meta["finish"] = finish
+    if prior not in (None, finish):
+        meta.setdefault("finish_reason", prior)
+    return said if end is None else None
+
+
+def turn(value: Any, name: str) -> Message:
+    """A message as OpenAI's interface has it, its content as text; other known keys are kept."""
+    message = {"content": "", **{key: x for key, x in entry(value, name).items() if x is not None}}
+    return normalized_message(message, name)[-1]
+
+
+def blocks(content: Any, name: str) -> list[dict[str, Any]]:
+    """The parts of a message's content; a text is one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, name)
 
 
 def _opened(value: Any, forms: tuple[str, ...]) -> Any:
@@ -44,24 +124,20 @@ def prompt(value: Any, name: str) -> str | list[Message]:
     value = _opened(value, _REQUEST_KEYS)
     if not isinstance(value, dict):
         return text(value, name) if not isinstance(value, list) else messages(value, name)
-    for key in _PROMPT_KEYS:
-        if value.get(key) is None:
-            continue
-        request = unpacked(value[key])
-        location = f"{name}.{key}"
-        if key == "prompts" and isinstance(request, list):
-            request = _only(request, location)
-        system = value.get("system", value.get("instructions"))
-        if system is None and isinstance(request, str):
-            return request
-        asked = (
-            request if isinstance(request, list) else [{"role": "user", "content": text(request, location)}]
-        )
-        opening = [] if system is None else [{"role": "system", "content": system}]
-        return with_tools(
-            messages([*opening, *asked], location), value.get("tools") or value.get("functions")
-        )
-    raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
+    key = next((key for key in _PROMPT_KEYS if value.get(key) is not None), None)
+    if key is None:
+        raise Refused(f"{name}: expected text or messages, got an object of {', '.join(value) or 'nothing'}")
+    request, location = unpacked(value[key]), f"{name}.{key}"
+    if key == "prompts" and isinstance(request, list):
+        request = _only(request, location)
+    instructions = value.get("system", value.get("instructions"))
+    if instructions is None and isinstance(request, str):
+        return request
+    if not isinstance(request, list):
+        request = [{"role": "user", "content": text(request, location)}]
+    if instructions is not None:
+        request = [{"role": "system", "content": instructions}, *request]
+    return with_tools(messages(request, location), value.get("tools") or value.get("functions"))
 
 
 def replies(value: Any, name: str) -> list[str | Message]:
@@ -69,9 +145,8 @@ def replies(value: Any, name: str) -> list[str | Message]:
     value = _opened(value, _RESPONSE_KEYS)
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list):
-        return _listed_replies(value, name)
-    output = entry(value, name)
+    output = {"messages": value} if isinstance(value, list) else entry(value, name)
+    inner = name if isinstance(value, list) else f"{name}.messages"
     if "choices" in output:
         return _choices(output["choices"], f"{name}.choices")
     if "generations" in output:
@@ -81,8 +156,10 @@ def replies(value: Any, name: str) -> list[str | Message]:
         return _choices(lists, f"{name}.generations")
     if isinstance(output.get("output"), list):
         return [_one_message(messages(output["output"], f"{name}.output"), name, output)]
-    if isinstance(output.get("messages"), list):
-        return _listed_replies(output["messages"], f"{name}.messages")
+    if isinstance(values := output.get("messages"), list):
+        if values and all(isinstance(v, dict) and "message" in v for v in values):
+            return _choices(values, inner)
+        return [_one_message(messages(values, inner), inner, values[-1] if values else None)]
     message = output.get("message", output)
     if isinstance(message, dict) and not message.keys().isdisjoint(_MESSAGE_KEYS):
         defaults = {"role": "assistant"} if message.keys().isdisjoint(("role", "kwargs", "data")) else {}
@@ -90,12 +167,6 @@ def replies(value: Any, name: str) -> list[str | Message]:
     raise Refused(
         f"{name}: expected text, a message, choices or generations, got {', '.join(output) or 'nothing'}"
     )
-
-
-def _listed_replies(values: list[Any], name: str) -> list[str | Message]:
-    if values and all(isinstance(v, dict) and "message" in v for v in values):
-        return _choices(values, name)
-    return [_one_message(messages(values, name), name, values[-1] if values else None)]
 
 
 def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
@@ -157,26 +228,26 @@ def add_item(parsed: list[Message], item: Mapping[str, Any], name: str) -> None:
             output = output.get("content")
         content = output if isinstance(output, str) else plain(output, f"{name}.output")
         parsed.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind == "message" and item["role"] != "assistant":
+        return
+    if kind == "message" and item["role"] != "assistant":
         role = "system" if item["role"] == "developer" else item["role"]
         parsed.append({"role": role, "content": plain(item.get("content"), f"{name}.content")})
+        return
+    begins = kind != "message" and kind not in _CALLS  # reasoning is before what is said, and before calls
+    message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
+    if message is None or (begins and (message["content"] or message.get("tool_calls"))):
+        message = {"role": "assistant", "content": ""}
+        parsed.append(message)
+    if kind == "message":
+        message["content"] += plain(item.get("content"), f"{name}.content")
+    elif kind == "reasoning":
+        parts = listed(item.get("content"), f"{name}.content")
+        if thought := "".join(text(part.get("text"), f"{name}.content.text") for part in parts):
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought
     else:
-        new = kind != "message" and kind not in _CALLS
-        message = parsed[-1] if parsed and parsed[-1]["role"] == "assistant" else None
-        if message is None or (new and (message["content"] or message.get("tool_calls"))):
-            message = {"role": "assistant", "content": ""}
-            parsed.append(message)
-        if kind == "message":
-            message["content"] += plain(item.get("content"), f"{name}.content")
-        elif kind == "reasoning":
-            parts = listed(item.get("content"), f"{name}.content")
-            thought = "".join(text(part.get("text"), f"{name}.content.text") for part in parts)
-            if thought:
-                message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        else:
-            tool = item.get("name") or kind.removesuffix("_call")
-            converted = call(tool, item.get(_CALLS[kind]), item.get("call_id"))
-            message.setdefault("tool_calls", []).append(converted)
+        tool = item.get("name") or kind.removesuffix("_call")
+        converted = call(tool, item.get(_CALLS[kind]), item.get("call_id"))
+        message.setdefault("tool_calls", []).append(converted)
 
 
 def _langchain(value: Mapping[str, Any], name: str) -> Message:
@@ -196,9 +267,98 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
             f"{name}: expected a message with role, or LangChain's of a known class, got {value!r:.80}"
         )
     converted: Message = {"role": role, "content": fields.get("content")}
-    calls = listed(fields.get("tool_calls") or None, f"{name}.tool_calls")
-    if calls:
-        converted["tool_calls"] = [call(c.get("name"), c.get("args"), c.get("id")) for c in calls]
+    if fields.get("tool_calls"):
+        converted["tool_calls"] = fields["tool_calls"]
     if fields.get("tool_call_id") is not None:
         converted["tool_call_id"] = fields["tool_call_id"]
     return turn(converted, name)
+
+
+def responses(
+    prompt: str | list[Message],
+    replies: Sequence[str | Message | list[Message]],
+    name: str,
+    common: Mapping[str, Any],
+) -> list[Item]:
+    """An item a response of the call: text, a message, or turns. `common`: further fields of the record,
+    `meta` among them."""
+    if not replies:
+        raise Refused(f"{name}: expected a response, got none")
+    items = []
+    for i, reply in enumerate(replies):
+        asked, answer, finish = prompt, reply, None
+        if isinstance(reply, Completion):
+            answer, finish = str(reply), reply.finish
+        elif not isinstance(reply, str):
+            turns = [reply] if isinstance(reply, dict) else reply
+            finish = turns[-1].get("finish_reason")
+            answer = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+            if isinstance(prompt, str):
+                asked = [{"role": "user", "content": prompt}]
+        record = exchange(asked, answer, ("prompt", f"{name}[{i}]"))
+        meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
+        items.append(Item.of({**record, **common, "meta": meta}, f"{name}[{i}]"))
+    return items
+
+
+def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
+    """The reward of scores by name: the only one, or those that --reward names. None where there is none.
+
+    Raises `Refused` for several without --reward, for several different values of one without
+    --choose scores=mean or scores=last, and for a named one that is text.
+    """
+    method, values = context.choose.get("scores"), dict[str, Any]()
+    for name, given in scores.items():
+        texts = [value for value in given if isinstance(value, str)]
+        if texts:  # a category
+            values[name] = texts[-1]
+            continue
+        numbers = [x for x in (number(value, name) for value in given) if x is not None]
+        if method not in (None, "mean", "last"):
+            raise Refused(f"--choose scores={method}: expected mean, or last")
+        if len(set(numbers)) > 1 and method is None:
+            raise Refused(
+                f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
+                "scores=last"
+            )
+        values[name] = numbers[-1] if numbers else None
+        if method == "mean" and numbers:
+            values[name] = sum(numbers) / len(numbers)
+    for name in context.rewards:
+        if isinstance(values.get(name), str):
+            raise Refused(
+                f"--reward {name}: its values are text, such as {values[name]!r:.80}, and no numbers"
+            )
+    if context.rewards:
+        values = {name: values.get(name) for name in context.rewards}
+    known = {name: value for name, value in values.items() if not isinstance(value, str)}
+    return total(known, list(known), context.rewards)
+
+
+def identified(row: Mapping[str, Any], *ids: Any) -> str:
+    """What the records of one call share in every export: its ids; the record's content where it has none."""
+    return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
+
+
+def joined_key(*ids: Any) -> str:
+    """The key in --join of a record: its id, or that of what is scored and the name of the score."""
+    return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))
+
+
+def joined_scores(
+    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
+) -> dict[str, list[Any]]:
+    """The scores of --join that --reward names, each of the first of `ids` that has one.
+
+    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
+    --reward names none.
+    """
+    if context.joined and not context.rewards:
+        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
+    scores = {}
+    for name in context.rewards:
+        keys = [joined_key(id, name) for id in ids]
+        rows = [context.joined[key] for key in keys if key in context.joined]
+        if rows:
+            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
+    return scores

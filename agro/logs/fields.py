@@ -18,7 +18,7 @@ from agro.io.json_values import entry, is_unknown, messages_in, objects, text, u
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs.labels import as_reward, number_in
-from agro.logs.protocol import Context, Item, Row
+from agro.logs.protocol import Context, Item, Row, Votes
 from agro.types import check_turns
 from agro.types.conversation import normalized, normalized_message, text_of
 
@@ -56,6 +56,16 @@ def split(record: dict[str, Any]) -> dict[str, Any]:
         meta = {**meta, "continuation": turns}
     remaining = {name: value for name, value in record.items() if name != "messages"}
     return {**remaining, "prompt": messages[:begins], "response": turns[-1]["content"], "meta": meta}
+
+
+def until_reply(messages: Iterable[Any]) -> list[Any]:
+    """The messages before the first one of the assistant."""
+    return list(takewhile(lambda message: message.get("role") != "assistant", messages))
+
+
+def common_start(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """The messages that both begin with."""
+    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(first, second))]
 
 
 def number(value: Any, name: str) -> float | None:
@@ -102,7 +112,7 @@ def exchange(prompt: Any, response: Any, names: tuple[str, str]) -> dict[str, An
         return {"prompt": prompt, "response": response}
     turns = normalized(objects(response, names[1], "text or a list of messages"), names[1])
     if isinstance(prompt, str):
-        opening = list(takewhile(lambda turn: turn.get("role") != "assistant", turns))
+        opening = until_reply(turns)
         if not opening and len(turns) == 1 and turns[0].keys() == {"role", "content"}:
             return {"prompt": prompt, "response": text(turns[0]["content"], names[1])}
         if opening and opening[-1].get("content") != prompt:
@@ -306,15 +316,22 @@ def scores(row: Row) -> dict[str, float | None]:
     return {name: rating(row[name], name) for name in names}
 
 
-def rewarded(chosen: dict[str, Any], rejected: dict[str, Any], row: Row) -> None:
-    """Set the rewards of both to their scores, where the row has them."""
+def rated_pair(
+    chosen: dict[str, Any], rejected: dict[str, Any], row: Row, votes: Votes = (None, None)
+) -> list[Item]:
+    """A judged pair, whose rewards are the scores of the row, where it has them."""
     for record, score in zip((chosen, rejected), scores(row).values()):
         record["reward"] = score
+    return [Item.pair(chosen, rejected, votes)]
 
 
 def plain(content: Any, name: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
     return "" if content is None else text_of(content, name)
+
+
+def system(content: str) -> dict[str, Any]:
+    return {"role": "system", "content": content}
 
 
 def user(content: str) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from agro.io.record_files import RecordBlock, read_records
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.import_report import Options
 from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import BlockResult, LogFile, Reader, State
+from agro.logs.reading import LogFile, Options, Reader, State
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,
@@ -40,7 +39,6 @@ from agro.logs.unknown_columns import (
     is_lower,
     quoted,
     sides_of,
-    step_of,
     worth_in,
 )
 from agro.store.sample_rows import from_rows
@@ -290,12 +288,11 @@ def _tried(path: Path, options: Options) -> _Trial | None:
     try:
         format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
-        reader = Reader(options, {})
-        reader.begin(LogFile(str(path), "", None if format is None else format.name), State())
-        found: BlockResult = reader.read(RecordBlock(lines))
+        file = LogFile(str(path), "", None if format is None else format.name)
+        found, _ = Reader(options, {}).read(file, State({}, {}), RecordBlock(lines))
     except Refused:
         return None
-    if found.parts in found.without_column.values():
+    if not found.without_column.keys() <= found.with_column:
         return None
     trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
     for entry in found.entries:
@@ -362,7 +359,7 @@ def _guesses(
         if "reward" not in base.mapping and "chosen" not in base.mapping:
             guess, judged = _with_reward(guess, rewards, named)
         elif not judged:  # each of several responses has one
-            judged = [c for c in columns if step_of(c) in base.mapping.get("reward", "")]
+            judged = [c for c in columns if c.step in base.mapping.get("reward", "")]
         if named and [column.path for column in judged] != [named]:
             continue
         if base.column is None and judged and not (rewards and not named):
@@ -487,7 +484,7 @@ def _side_scores(prompt: Column, others: Sequence[Column], columns: Sequence[Col
             marks = [mark for mark in responses if mark in judged]
             if len(marks) < 2:
                 continue
-            said, rated = (", ".join(step_of(side[mark]) for mark in marks) for side in (responses, judged))
+            said, rated = (", ".join(side[mark].step for mark in marks) for side in (responses, judged))
             mapping = {"prompt": prompt.path, "response": f"[{said}]", "reward": f"[{rated}]"}
             reason = f"responses of {', '.join(marks)}, each with its score"
             yield Judged({**mapping, "source": as_literal(marks)}, reason)

@@ -3,30 +3,133 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.datasets import on_hub
+from agro.io.files import digest_of_module
 from agro.io.record_files import Block, RecordBlock, encoding_of, fingerprint, is_table, read_records
+from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
-from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refusal, difference, reading
 from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import center_rewards
-from agro.logs.reading import Entry, LogFile, Reader, Readers
+from agro.logs.reading import BlockResult, Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.rollout.prompts import load_prompts
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
-from agro.store.sample_rows import Origin
 from agro.store.store import Store
 from agro.types import Prompt
 
+SHOWN = 10  # refusals that a printed report spells out
+LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
+SHORT = 12  # characters of a hash that people read
 LOOKED_AT = 100  # records, for columns that might have been the reward
 NOT_UTF8 = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}  # encodings of tables
+
+
+@dataclass
+class ImportReport(Counts):
+    """samples, groups, scored, pairs and ties count what is new in the store."""
+
+    samples: int = 0
+    groups: int = 0
+    scored: int = 0
+    pairs: int = 0
+    ties: int = 0  # judgments with equal votes, which have no winner
+    duplicates: int = 0  # samples of an earlier import of the same file
+    repeats: int = 0  # new samples whose response equals another one of their group; they are kept
+    repeated: Counter[str] = field(default_factory=Counter)  # samples by their format's rule
+    replaced: int = 0  # samples of an earlier import that were erased for this one
+    before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
+    forgotten: int = 0  # samples that were deleted by `agro forget`
+    recognized: str = ""
+    lower_is_better: bool = False
+    encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
+    unused: list[str] = field(default_factory=list)  # where no sample has a reward: columns of numbers
+    normalized: str = ""  # which rewards were, by --center-by
+    refused: list[Refusal] = field(default_factory=list)  # the first `LISTED` of them
+    refused_count: int = 0
+    refused_file: str = ""  # where all are written, one JSON object a line, if they are more than `LISTED`
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.refused_count += 1
+        if self.refused_count <= LISTED:
+            self.refused.append(refusal)
+            return
+        is_first = self.refused_count == LISTED + 1
+        with Path(self.refused_file).open("w" if is_first else "a") as file:
+            for each in [*self.refused, refusal] if is_first else [refusal]:
+                file.write(dumps(each._asdict(), "refusal", ascii=True) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
+        if self.refused_count <= LISTED:
+            del values["refused_file"]
+        return values
+
+    def __str__(self) -> str:
+        samples = f"{self.samples} samples ({self.scored} with a reward)"
+        lines = [
+            f"recognized: {self.recognized}",
+            f"taken: {samples} in {self.groups} groups, {self.pairs} pairs",
+        ]
+        for name, line in LINES.items():
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                lines += [line.format(*item) for item in value.items()]
+            elif value:
+                lines.append(line.format(value))
+        if self.unused:
+            lines.append(
+                f"no reward: columns of numbers that aren't used: {', '.join(self.unused)}; take one with "
+                f"--map reward={self.unused[0]}, or with --reward {self.unused[0]} where there is no --map"
+            )
+        if self.unknown_ends:
+            words = [f"{word} ({count})" for word, count in self.unknown_ends.items()]
+            more = f" and {len(words) - SHOWN} others" if len(words) > SHOWN else ""
+            lines.append(
+                f"end unknown: of {self.unknown_ends.total()} samples it isn't known what their record says: "
+                f"{', '.join(words[:SHOWN])}{more}; where they are cut, write length there"
+            )
+        if self.columns_left:
+            lines.append(f"columns without --map, dropped: {', '.join(self.columns_left)}")
+        if self.refused:
+            lines.append(f"refused: {self.refused_count}")
+            lines += [f"  {refusal.where}: {refusal.reason}" for refusal in self.refused[:SHOWN]]
+        if self.refused_count > SHOWN:
+            where = f"all are in {self.refused_file}" if self.refused_count > LISTED else "--json lists all"
+            lines.append(f"  … and {self.refused_count - SHOWN} more ({where})")
+        return "\n".join(lines)
+
+
+LINES = {  # of a printed report, by what is counted, of several things by their names
+    "lower_is_better": "lower is better: of a reward r the negative -r is stored; of a pair the loser wins",
+    "encodings": "{}: isn't UTF-8; read as {}",
+    "ties": "ties: {} judgments with equal votes, no pairs but to an objective that reads votes",
+    "duplicates": "not taken again: {} samples of an earlier import of the same file",
+    "repeats": "repeats: {} of the new samples equal another one of their group; all are kept",
+    "normalized": "{}",
+    "cut": "cut: {} samples; no end is learned behind them",
+    "repeated": "repeats of {}: {} not taken again",
+    "replaced": "replaced: {} samples of an earlier import of the same file",
+    "before": "{}: another file of this name was imported before ({} samples). Where this is a newer version "
+    "of it, records of both are there twice: import it into a new store instead",
+    "forgotten": "not taken again: {} samples that were deleted by agro forget",
+    "dropped": "dropped {}: in {} records",
+    "redacted": "redacted {}: {} times",
+    "tokens_dropped": "tokens dropped, since their text was changed: of {} samples",
+    "left_out": "left out: {1} records: {0}",
+    "without_column": "{}: {} records don't have its column: unknown",
+}
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
@@ -37,66 +140,71 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     can't be read, or was read with other options before, and takes nothing then; and where all records are
     refused.
     """
+    mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
+    join, prompts_file, prompts = options.get("join"), options.get("prompts"), dict[str, Prompt]()
     _check(options)
-    prompts_file, join = options.get("prompts"), options.get("join")
-    prompts: dict[str, Prompt] = {}  # by `prompt_id`, and by an `id` among the columns where that is another
     if prompts_file is not None:
         loaded = load_prompts(prompts_file)
+        # By `prompt_id`, and by an `id` among the columns where that is another.
         prompts = {str(p.columns["id"]): p for p in loaded if p.columns.get("id") is not None}
         prompts |= {p.id: p for p in loaded}
     reader = Reader(options, prompts, joined(Path(join)) if join is not None else {})
+    files = [(Path(path), fingerprint(path)) for path in paths]
     report = ImportReport(refused_file=options.get("refused_file", f"{store.path}.refused.jsonl"))
     report.lower_is_better = options.get("lower_is_better", False)
-    files = [(Path(path), fingerprint(path)) for path in paths]
-    writer = EntryWriter(store, report, reading(options), options.get("license"))
-    replacing, strict = options.get("replace", False), options.get("strict", False)
+    for path, _ in files:
+        if is_table(path) and (name := NOT_UTF8.get(encoding_of(path))):
+            report.encodings[path.name] = name
+    writer = EntryWriter(store, report, options)
     for path, digest in files:
-        writer.check(path, digest, replacing=replacing)
-    encodings = {path.name: encoding_of(path) for path, _ in files if is_table(path)}
-    report.encodings = {name: NOT_UTF8[code] for name, code in encodings.items() if code in NOT_UTF8}
-    center_by, limit = options.get("center_by"), options.get("limit")
-    may_refuse = options.get("reward_map") or not set(OPTIONAL).isdisjoint(options.get("mapping") or {})
-    is_whole = strict or replacing or center_by or may_refuse  # see `_check_used`
+        writer.check(path, digest)
+    center_by = options.get("center_by")
+    may_refuse = options.get("reward_map") or not set(OPTIONAL).isdisjoint(mapping)  # see `_check_used`
+    is_whole = options.get("strict") or options.get("replace") or center_by or may_refuse
     # Other processes read, but where it takes one that has seen all records before, or few.
-    workers = options.get("workers", 1)
     others = 0 if workers == 1 or join is not None or limit is not None else workers
-    kinds, parts, current = set[str](), 0, LogFile("", "", None)
+    total, current = BlockResult(), LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
-        Readers(reader, options, prompts, others) as readers,
+        closing(read_in_order(reader, _blocks(files, options), options, prompts, others)) as results,
     ):
-        for file, block, found in readers.read(_blocks(files, options)):
+        for file, block, found in results:
             if file is not current:
-                writer.begin(Path(file.path), file.digest, replacing=replacing)
+                writer.begin(Path(file.path), file.digest)
                 current = file
             refused = found.refused + writer.write(found.entries, block.numbers)
             for _, refusal in sorted(refused, key=lambda each: each[0]):
                 report.refuse(refusal)
             report.count(found)
-            kinds |= found.kinds
-            parts += found.parts
+            total.parts += found.parts
+            total.kinds |= found.kinds
+            total.with_column |= found.with_column
+            total.has_words |= found.has_words
             del block, found
             gc.collect(0)
-        writer.finish([digest for _, digest in files])
-        report.recognized = " and ".join(f"{kind} records" for kind in sorted(kinds))
-        report.recognized += ", mapped" if options.get("mapping") else ""
-        report.unused = _unused(report, paths, options.get("mapping") or {})
+        # What was added has so many groups, and responses that equal an earlier one of their group.
+        digests = [digest for _, digest in files]
+        report.groups, report.repeats = store.imports.repeats(digests, writer.last)
+        report.recognized = " and ".join(f"{kind} records" for kind in sorted(total.kinds))
+        report.recognized += ", mapped" if mapping else ""
+        if report.samples and not (report.scored or report.pairs):
+            report.unused = [name for name in _ratings(Path(paths[0])) if name not in mapping.values()]
         if limit is None:
-            _check_used(options, report, parts, has_words=readers.has_words)
-        _check_taken(report, paths, strict=strict)
+            _check_used(options, report, total)
+        _check_taken(report, paths, strict=options.get("strict", False))
         if center_by and limit is None:
-            report.normalized = center_rewards(store, center_by, [digest for _, digest in files])
+            report.normalized = center_rewards(store, center_by, digests)
     return report
 
 
 def _check(options: Options) -> None:
     limit, workers = options.get("limit"), options.get("workers", 1)
+    mapping = options.get("mapping") or {}
     if limit is not None and limit < 1:
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     if workers < 1:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
-    mapping = options.get("mapping") or {}
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
     check_map(mapping)
@@ -107,29 +215,21 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
     limit = options.get("limit")
     for path, digest in files:
         format = format_at(path) or recognizer.recognize_file(path)
-        file = LogFile(str(path), digest, None if format is None else format.name)
-        blocks = blocks_of(path, format)
-        for block in blocks if limit is None else _first(blocks, limit):
-            yield file, block
+        file, remaining = LogFile(str(path), digest, None if format is None else format.name), limit
+        for block in blocks_of(path, format):
+            if remaining is None:
+                yield file, block
+                continue
+            records = list(islice(block.lines(), remaining))
+            remaining -= len(records)
+            if records:
+                yield file, RecordBlock(records)
+            if not remaining:
+                break
 
 
-def _first(blocks: Iterator[Block], limit: int) -> Iterator[Block]:
-    """Blocks with the first `limit` records."""
-    for block in blocks:
-        records = list(islice(block.lines(), limit))
-        limit -= len(records)
-        if records:
-            yield RecordBlock(records)
-        if not limit:
-            return
-
-
-def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[str, str]) -> list[str]:
-    """Where no sample has a reward: the columns of the first records with numbers, true and false, or
-    ratings, that aren't taken."""
-    if not report.samples or report.scored or report.pairs:
-        return []
-    path = Path(paths[0])
+def _ratings(path: Path) -> list[str]:
+    """The columns of a file's first records that aren't taken and have numbers, flags or ratings."""
     if on_hub(path) or format_at(path) is not None:
         return []
     names: dict[str, None] = {}
@@ -137,18 +237,18 @@ def _unused(report: ImportReport, paths: Sequence[str | Path], mapping: Mapping[
         for name, value in line.value.items():
             if (name == "reward" or name not in MAPPABLE) and scale_of(value) is not None:
                 names[name] = None
-    return [name for name in names if name not in mapping.values()]
+    return list(names)
 
 
-def _check_used(options: Options, report: ImportReport, parts: int, *, has_words: bool) -> None:
+def _check_used(options: Options, report: ImportReport, total: BlockResult) -> None:
     """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
     mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name, count in report.without_column.items():
-        if count == parts:
+    for name in report.without_column:
+        if name not in total.with_column:
             raise Refused(
                 f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
             )
-    if word_rewards and parts and not has_words:
+    if word_rewards and total.parts and not total.has_words:
         raise Refused(
             f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
             "with --map reward=COLUMN, or leave --reward-map out"
@@ -170,9 +270,9 @@ def _uncollected() -> Iterator[None]:
 
 def _check_taken(report: ImportReport, paths: Sequence[str | Path], *, strict: bool) -> None:
     """Raise `Refused` where no record was taken, and with `strict` where any is refused."""
-    examples = [f"  {refusal.where}: {refusal.reason}" for refusal in report.refused]
+    examples = [f"  {refusal.where}: {refusal.reason}" for refusal in report.refused[:SHOWN]]
     if strict and report.refused:
-        several = "\n".join(examples[:SHOWN])
+        several = "\n".join(examples)
         raise Refused(
             f"--strict: expected all records to be taken, got {report.refused_count} refused, such as\n"
             f"{several}\n"
@@ -191,29 +291,28 @@ def _check_taken(report: ImportReport, paths: Sequence[str | Path], *, strict: b
 
 
 class EntryWriter:
-    """Adds entries to the store, and reports what is new.
+    """Adds entries to the store, and reports what is new."""
 
-    `options`: the options that files are read with. `license`: of the files; None keeps what is known.
-    """
+    def __init__(self, store: Store, report: ImportReport, options: Options) -> None:
+        self._store, self._report = store, report
+        self._options, self._license = reading(options), options.get("license")
+        self._is_replacing = options.get("replace", False)
+        self.last = store.tables.last_id()  # before this import
 
-    def __init__(self, store: Store, report: ImportReport, options: Reading, license: str | None) -> None:
-        self._store, self._report, self._options, self._license = store, report, options, license
-        self._last = store.tables.last_id()
-
-    def check(self, path: Path, digest: str, *, replacing: bool) -> None:
+    def check(self, path: Path, digest: str) -> None:
         """Raise `Refused` for a file that was read with other options, and for one that can't be replaced."""
         prior = self._store.imports.imported(digest)
         if prior is None:
             earlier = self._store.imports.samples_of_others(path.name, digest)
             self._report.before |= {path.name: earlier} if earlier else {}
-        ids, deleted = self._store.imports.file_samples(digest) if replacing else ([], 0)
+        ids, deleted = self._store.imports.file_samples(digest) if self._is_replacing else ([], 0)
         if deleted or (prior is not None and not prior.name):
             raise Refused(
                 f"{path}: {deleted or 'all'} of its samples were deleted by agro forget, and this import "
                 "might bring them back; remove them from the file, or import it into another store"
             )
         differs = difference(prior.options, self._options) if prior is not None else ""
-        if differs and not replacing:
+        if differs and not self._is_replacing:
             raise Refused(
                 f"{path}: imported before with other options: {differs}. What to do: give the same options, "
                 "or --replace, which takes its records anew in place of what is stored of them"
@@ -225,11 +324,11 @@ class EntryWriter:
                 "do: import it into another store"
             )
 
-    def begin(self, path: Path, digest: str, *, replacing: bool) -> None:
+    def begin(self, path: Path, digest: str) -> None:
         """Begin with the records of a file."""
         self._path, self._digest = path, digest
         self._counts = self._store.imports.count_keys()
-        if replacing:
+        if self._is_replacing:
             self._report.replaced += self._store.imports.take_back(digest)
 
     def write(self, entries: Sequence[Entry], numbers: tuple[int, int]) -> list[tuple[int, Refusal]]:
@@ -237,23 +336,27 @@ class EntryWriter:
 
         Returns those that are refused, with their number: their prompt isn't that of their group.
         """
-        refused = []
+        store, report, refused, pairs = self._store, self._report, [], list[Pair]()
         repeats = list({id(entry.same): entry.same for entry in entries if entry.same}.values())
         numbered = self._counts.add([repeat.key for repeat in repeats]) if repeats else ()
         for repeat, number in zip(repeats, numbered, strict=True):
             repeat.number = number
-        with self._store.transaction():
-            new = self._new(entries, self._store.imports.origins(self._digest, *numbers))
-            pairs = list[Pair]()
-            prompt_ids = {sample.prompt_id for entry in new for sample in entry.samples}
-            append = self._store.experience.begin_append(prompt_ids)
-            identities = self._store.imports.identities({entry.same.identity for entry in new if entry.same})
+        with store.transaction():
+            stored, new = store.imports.origins(self._digest, *numbers), list[Entry]()
+            for entry in entries:
+                if stored and entry.origins[0] in stored:
+                    report.duplicates += len(entry.samples)
+                elif stored and not stored.isdisjoint(map(forgotten, entry.origins)):
+                    report.forgotten += len(entry.samples)
+                else:
+                    new.append(entry)
+            append = store.experience.begin_append({s.prompt_id for entry in new for s in entry.samples})
+            identities = store.imports.identities({entry.same.identity for entry in new if entry.same})
             added: dict[str, Place] = {}
             for entry in new:
                 same = entry.same
                 if same and (identities | added).get(same.identity, entry.record) != entry.record:
-                    repeated = self._report.repeated
-                    repeated[same.rule] = repeated.get(same.rule, 0) + len(entry.samples)
+                    report.repeated[same.rule] += len(entry.samples)
                     continue
                 try:
                     ids = append.add(entry.samples)
@@ -262,38 +365,72 @@ class EntryWriter:
                     continue
                 judged = [Pair(ids[j.winner], ids[j.loser], *j.votes) for j in entry.judgments]
                 ties = sum(pair.is_tie for pair in judged)
-                self._report.ties += ties
-                self._report.pairs += len(judged) - ties
+                report.ties += ties
+                report.pairs += len(judged) - ties
                 pairs += judged
-                self._report.samples += len(entry.samples)
-                self._report.scored += entry.scored
+                report.samples += len(entry.samples)
+                report.scored += entry.scored
                 if same:
                     added[same.identity] = entry.record
             append.write()
             if pairs:
-                self._store.add_pairs(pairs)
-            self._store.imports.note_identities(added)
-            prior = self._store.imports.imported(self._digest)
+                store.add_pairs(pairs)
+            store.imports.note_identities(added)
+            prior = store.imports.imported(self._digest)
             name, license = (self._path.name, None) if prior is None else (prior.name, prior.license)
             file = ImportedFile(self._digest, name, self._options, self._license or license)
             if file != prior and (new or prior is not None):  # once anything of it was read
-                self._store.imports.note_import(file)
+                store.imports.note_import(file)
         return refused
 
-    def finish(self, digests: Sequence[str]) -> None:
-        """Count the groups of what was added of these files, and the responses that equal an earlier one of
-        their group."""
-        self._report.groups, self._report.repeats = self._store.imports.repeats(digests, self._last)
 
-    def _new(self, entries: Sequence[Entry], stored: set[Origin]) -> Sequence[Entry]:
-        if not stored:
-            return entries
-        new = []
-        for entry in entries:
-            if entry.origins[0] in stored:
-                self._report.duplicates += len(entry.samples)
-            elif not stored.isdisjoint(map(forgotten, entry.origins)):
-                self._report.forgotten += len(entry.samples)
-            else:
-                new.append(entry)
-        return new
+def reading(options: Options) -> dict[str, Any]:
+    """What a record becomes depends on these options, by the names of the command line; without unset ones.
+
+    Files are known by their content, and patterns, which may have what isn't to be stored, by a hash.
+    """
+    tokenizer, format = options.get("tokenizer"), options.get("format")
+    if format is not None and (format.endswith(".toml") or plugins.is_reference(format)):
+        # One of the user's own is known by its content too.
+        content = fingerprint(format) if format.endswith(".toml") else digest_of_module(format) or ""
+        format = f"{Path(format).name} {content[:SHORT]}".strip()
+    values: dict[str, Any] = {
+        "map": dict(options.get("mapping") or {}),
+        "format": format,
+        "reward": dict(options.get("rewards") or {}),
+        "reward-map": dict(options.get("reward_map") or {}),
+        "lower-is-better": options.get("lower_is_better"),
+        "choose": dict(options.get("choose") or {}),
+        "role": options.get("role"),
+        "source": options.get("source"),
+        "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+        "drop": sorted(options.get("drop") or ()),
+        "redact": options.get("redact"),
+        "center-by": options.get("center_by"),
+        "redact-pattern": sorted(
+            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:SHORT]
+            for text in options.get("redact_patterns") or ()
+        ),
+    }
+    for name, path in (("prompts", options.get("prompts")), ("join", options.get("join"))):
+        values[name] = None if path is None else fingerprint(path)[:SHORT]
+    return {name: value for name, value in values.items() if value}
+
+
+def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Which options differ, as they are written on the command line; empty where none does."""
+    texts = []
+    for name in dict.fromkeys((*previous, *current)):
+        if previous.get(name) != current.get(name):
+            texts.append(f"--{name} was {_shown(previous.get(name))}, is {_shown(current.get(name))} now")
+    return "; ".join(texts)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is True:
+        return "set"
+    return "not set" if value is None else str(value)

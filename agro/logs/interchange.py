@@ -7,71 +7,197 @@ is given as well where the two differ. `kept` has the kept sets of all tokens on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.json_values import is_unknown
 from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
-from agro.logs import values
-from agro.logs.values import Field, Fields, typed_fields
-from agro.types import UNKNOWN_VERSION, Role, Sample, Text, check_turns
+from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, Text, check_turns
 from agro.types.conversation import declarations, normalized, with_tools
 
-_IDS = Field("a list of token ids: integers from 0 to 2³¹ - 1", values.ids)
-_FLAGS = Field("a list of true and false, or of 1 and 0", values.flags)
-_NUMBERS = Field("a list of numbers, null where one is unknown", values.numbers)
-_TEXT = Field("text", values.text)
-_NAME = Field("text or an integer", values.name)
-_OBJECT = Field("an object", values.an_object)
-_VOTES = Field("a number of 0 or more", values.votes)
+
+class WrongValue(Exception):
+    """A value that its field can't have. Its argument: the index of the wrong item, where it is a list."""
+
+
+class Field(NamedTuple):
+    """`convert` returns the value of a sample, or raises `WrongValue`."""
+
+    expected: str
+    convert: Callable[[Any], Any]
+
+
+NEEDED = ("prompt", "response", "chosen", "rejected")  # in the kinds of records that have these fields
+
+
+def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The values of these fields that a record has; null is unknown.
+
+    Raises `Refused` naming the field, what was expected and what came.
+    """
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        field = fields.get(name)
+        if field is None or value is None:
+            continue
+        try:
+            values[name] = field.convert(value)
+        except WrongValue as wrong:
+            got = f"{value!r:.80}"
+            if wrong.args:
+                got = f"{value[wrong.args[0]]!r:.80} at index {wrong.args[0]}"
+            raise Refused(f"{name}: expected {field.expected}, got {got}") from None
+    for name in NEEDED:
+        if name in fields and name not in values:
+            got = "null" if name in record else "no such field"
+            raise Refused(f"{name}: expected {fields[name].expected}, got {got}")
+    return values
+
+
+def _of(kind: type) -> Callable[[Any], Any]:
+    """Values of this type as they are."""
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise WrongValue
+        return value
+
+    return checked
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise WrongValue
+    for i, message in enumerate(value):
+        if not isinstance(message, dict):
+            raise WrongValue(i)
+    return value
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise WrongValue
+    return str(value)
+
+
+def _reward(value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, float | int) else math.nan
+    except OverflowError:
+        raise WrongValue from None
+    if not math.isfinite(number):
+        raise WrongValue
+    return number
+
+
+def _votes(value: Any) -> float:
+    if isinstance(value, bool) or _reward(value) < 0:
+        raise WrongValue
+    return float(value)
+
+
+def _role(value: Any) -> Any:
+    if value not in ROLES:
+        raise WrongValue
+    return value
+
+
+def _version(value: Any) -> int | NDArray[np.int32]:
+    if isinstance(value, list):
+        return _array(value, np.int32, {int})
+    if type(value) is not int or not UNKNOWN_VERSION <= value < 2**63:
+        raise WrongValue
+    return value
+
+
+def _flags(value: Any) -> NDArray[np.bool_]:
+    if not isinstance(value, list):
+        raise WrongValue
+    try:
+        flags = bytes(value)
+    except (TypeError, ValueError):
+        flags = b""
+    if flags.count(0) + flags.count(1) < len(value):
+        raise WrongValue(
+            next(i for i, x in enumerate(value) if type(x) not in (bool, int) or x not in (0, 1))
+        )
+    return np.frombuffer(flags, np.bool_)
+
+
+def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any]:
+    """A list of values of these types; it can't be written to, so that a sample needs no copy."""
+    if not isinstance(value, list):
+        raise WrongValue
+    if not types.issuperset(map(type, value)):
+        raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in types))
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(value, dtype)
+    except OverflowError:  # an integer, too large for the type, or for any float
+        largest = 2**31 if dtype is np.int32 else np.finfo(float).max
+        raise WrongValue(
+            next(i for i, x in enumerate(value) if x is not None and abs(x) >= largest)
+        ) from None
+    if dtype is np.float32 and np.count_nonzero(np.isinf(array)):
+        raise WrongValue(int(np.isinf(array).argmax()))
+    array.flags.writeable = False
+    return array
+
+
+_IDS = Field(  # `Sample` refuses those below 0
+    "a list of token ids: integers from 0 to 2³¹ - 1", lambda value: _array(value, np.int32, {int})
+)
+_FLAGS = Field("a list of true and false, or of 1 and 0", _flags)
+_NUMBERS = Field(
+    "a list of numbers, null where one is unknown",
+    lambda value: _array(value, np.float32, {float, int, type(None)}),
+)
+_TEXT, _OBJECT, _ANY = Field("text", _of(str)), Field("an object", _of(dict)), _of(object)
+_NAME, _VOTES = Field("text or an integer", _name), Field("a number of 0 or more", _votes)
 
 # One response.
-RECORD = Fields(
-    {
-        "prompt": Field(
-            "text, or a list of messages with 'role' and 'content'", values.prompt, is_needed=True
-        ),
-        "response": Field("text", values.text, is_needed=True),
-        "reward": Field("a finite number, true or false, or null where it is unknown", values.reward),
-        "prompt_id": _NAME,
-        "episode": _NAME,
-        "answer": Field("any value", values.anything),
-        "tools": Field("a list of declarations of tools", values.anything),
-        "tokens": _IDS,
-        "mask": _FLAGS,
-        "action": _FLAGS,
-        "tokenizer": _TEXT,
-        "behavior_logp": _NUMBERS,
-        "sampling": _OBJECT,
-        "kept": _IDS,
-        "kept_count": Field("a list of integers of 0 or more", values.ids),
-        "context_tokens": _IDS,
-        "token_reward": _NUMBERS,
-        "model": Field("text", values.anything),
-        "version": Field(
-            "an integer (optimizer steps; -1: unknown), or a list of one per token", values.version
-        ),
-        "role": Field("one of policy, log, expert", values.role),
-        "source": _TEXT,
-        "meta": _OBJECT,
-    }
-)
+RECORD = {
+    "prompt": Field("text, or a list of messages with 'role' and 'content'", _prompt),
+    "response": Field("text", _of(str)),
+    "reward": Field("a finite number, true or false, or null where it is unknown", _reward),
+    "prompt_id": _NAME,
+    "episode": _NAME,
+    "answer": Field("any value", _ANY),
+    "tools": Field("a list of declarations of tools", _ANY),
+    "tokens": _IDS,
+    "mask": _FLAGS,
+    "action": _FLAGS,
+    "tokenizer": _TEXT,
+    "behavior_logp": _NUMBERS,
+    "sampling": _OBJECT,
+    "kept": _IDS,
+    "kept_count": Field("a list of integers of 0 or more", _IDS.convert),
+    "context_tokens": _IDS,
+    "token_reward": _NUMBERS,
+    "model": Field("text", _ANY),  # checked where it is the source
+    "version": Field("an integer (optimizer steps; -1: unknown), or a list of one per token", _version),
+    "role": Field("one of policy, log, expert", _role),
+    "source": _TEXT,
+    "meta": _OBJECT,
+}
 FIELDS = tuple(RECORD)
 
 # Two responses to a prompt, the chosen one better; the other fields are as of a record.
-PREFERENCE = Fields(
-    {
-        "chosen": Field("text", values.text, is_needed=True),
-        "rejected": Field("text", values.text, is_needed=True),
-        "votes_chosen": _VOTES,
-        "votes_rejected": _VOTES,
-    }
-)
+PREFERENCE = {
+    "chosen": Field("text", _of(str)),
+    "rejected": Field("text", _of(str)),
+    "votes_chosen": _VOTES,
+    "votes_rejected": _VOTES,
+}
 
 
 class Tokenizer(Protocol):
@@ -105,7 +231,8 @@ def from_record(
     if not is_json and is_unknown(record.get("reward")):
         record = {**record, "reward": None}
     fields = typed_fields(record, RECORD)
-    fields["meta"] = _meta(fields, record)
+    model, answer = fields.pop("model", None), fields.pop("answer", None)
+    fields["meta"] = _meta(fields.get("meta", {}), record, answer, model if "source" in fields else None)
     _normalize(fields)
     if "tokens" in fields and "mask" not in fields and "action" not in fields:
         fields |= _after_prompt(fields, tokenizer)
@@ -121,17 +248,29 @@ def from_record(
         for name in ("prompt", "sampling", "meta"):
             if fields.get(name) and not isinstance(fields[name], str):
                 dumps(fields[name], name)
-    model = fields.pop("model", None)
-    fields.pop("answer", None)
-    if "source" not in fields and not isinstance(model, str | None):
-        raise Refused(f"model: expected text, got {model!r:.80}")
-    fields.setdefault("source", source if model is None else model)
+    if "source" not in fields:
+        if not isinstance(model, str | None):
+            raise Refused(f"model: expected text, got {model!r:.80}")
+        fields["source"] = source if model is None else model
     mask = fields.pop("mask", None)
     if "action" in fields:
         fields["learn"] = mask
     else:
         fields["action"] = mask
     return Sample.of({"role": role, **fields})
+
+
+def _meta(meta: dict[str, Any], record: Mapping[str, Any], answer: Any, model: Any) -> dict[str, Any]:
+    """The record's `meta`, and all values without a field of a sample."""
+    extras = {name: value for name, value in record.items() if name not in RECORD}
+    extras |= {} if answer is None else {"answer": answer}
+    extras |= {} if model is None else {"model": model}
+    for name, value in extras.items():
+        if name in meta and meta[name] != value:
+            raise Refused(
+                f"{name}: the record has {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
+            )
+    return meta | extras
 
 
 def _normalize(fields: dict[str, Any]) -> None:
@@ -167,8 +306,12 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
             f"tokens: expected those of the response {fields['response']!r:.80}, got those of {text!r:.80}; "
             "give the tokenizer that made them, or drop the column"
         )
-    prompt_tokens = tokenizer.prompt(fields["prompt"])
-    changes: dict[str, Any] = {}
+    before = tokenizer.prompt(fields["prompt"])
+    changes: dict[str, Any] = {
+        "tokens": np.array(before + tokens, np.int32),
+        "mask": np.arange(len(before) + len(tokens)) >= len(before),
+        "tokenizer": tokenizer.fingerprint,
+    }
     unknowns = {"behavior_logp": np.nan, "token_reward": np.nan, "version": UNKNOWN_VERSION, "kept_count": 0}
     for name, unknown in unknowns.items():
         column = fields.get(name)
@@ -178,32 +321,8 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
                     f"{name}: expected one value for each of the response's {len(tokens)} tokens, "
                     f"got {len(column)}"
                 )
-            changes[name] = np.concatenate([np.full(len(prompt_tokens), unknown, column.dtype), column])
-    mask = np.arange(len(prompt_tokens) + len(tokens)) >= len(prompt_tokens)
-    sequence = {
-        "tokens": np.array(prompt_tokens + tokens, np.int32),
-        "mask": mask,
-        "tokenizer": tokenizer.fingerprint,
-    }
-    return changes | sequence
-
-
-def _meta(fields: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's `meta`, and all values without a field of a sample."""
-    meta: dict[str, Any] = fields.get("meta", {})
-    extras = {name: value for name, value in record.items() if name not in RECORD}
-    if "answer" in fields:
-        extras["answer"] = fields["answer"]
-    if "model" in fields and "source" in fields:
-        extras["model"] = fields["model"]
-    if not meta:
-        return extras
-    for name, value in extras.items():
-        if name in meta and meta[name] != value:
-            raise Refused(
-                f"{name}: the record has {value!r:.80}, and its meta {meta[name]!r:.80}; keep one of them"
-            )
-    return meta | extras
+            changes[name] = np.concatenate([np.full(len(before), unknown, column.dtype), column])
+    return changes
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:

@@ -43,7 +43,7 @@ def parse_map(items: Iterable[str]) -> dict[str, str]:
 
 
 def check_map(mapping: Mapping[str, str]) -> None:
-    """Raise `Refused` for a field that the record doesn't have, and for a column that can't be one."""
+    """Raise `Refused` for a field that the record doesn't have."""
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             near = nearest(name, MAPPABLE)
@@ -60,6 +60,7 @@ class Part(NamedTuple):
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
     missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
+    found: tuple[str, ...] = ()  # and those whose column it has; one inside of a null is neither
     problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
@@ -77,6 +78,14 @@ def unmapped(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[str]:
     return [name for name in row if name not in used and name not in MAPPABLE]
 
 
+class _Match(NamedTuple):
+    column: str  # where the value is, without a wildcard
+    value: Any
+
+
+_Matches = dict[str | int | None, _Match]  # by what the column's wildcard stands for; None without one
+
+
 def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """The records of one row. An item of its list that lacks a field is refused alone.
 
@@ -87,10 +96,9 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """
     if not mapping:
         return [Part(dict(row))]
-    fields, missing = _fields(row, mapping)
-    used = heads(mapping.values())
-    common = {name: row[name] for name in MAPPABLE if name in row and name not in {*mapping, *used}}
-    keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
+    fields, missing, found = _fields(row, mapping)
+    used = {*mapping, *heads(mapping.values())}
+    common = {name: row[name] for name in MAPPABLE if name in row and name not in used}
     has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
     several = next((name for name, matches in fields.items() if len(matches) > 1), "")
     if several and not has_several:
@@ -99,6 +107,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
             f"{several}: one response has {len(fields[several])} values of {column}; "
             f"avg({column.replace('[*]', '[]')}) is the mean of numbers"
         )
+    keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
     parts = []
     for key in keys or (None,):
         record, columns, unknown = dict(common), dict[str, str](), list(missing)
@@ -114,78 +123,98 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
         else:
             if isinstance(key, str) and "source" not in mapping:
                 record["source"] = key
-            parts += _in_step(Part(record, columns, tuple(unknown)))
+            parts += _in_step(Part(record, columns, tuple(unknown), tuple(found)))
     if len(parts) == 1 and parts[0].problem:
         raise Refused(parts[0].problem)
-    return [part._replace(record=_with_meta(part.record)) for part in parts]
+    return parts
 
 
-class _Match(NamedTuple):
-    column: str  # where the value is, without a wildcard
-    value: Any
-
-
-_Matches = dict[str | int | None, _Match]  # by what the column's wildcard stands for; None without one
-
-
-def _fields(row: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[dict[str, _Matches], list[str]]:
-    """The values of the fields; and those fields of `OPTIONAL` that are unknown since there is no column."""
-    fields, missing = dict[str, _Matches](), []
+def _fields(
+    row: Mapping[str, Any], mapping: Mapping[str, str]
+) -> tuple[dict[str, _Matches], list[str], list[str]]:
+    """The values of the fields; and which of `OPTIONAL` are missing and found, as in `Part`."""
+    fields, missing, found = dict[str, _Matches](), list[str](), list[str]()
     for name, column in mapping.items():
-        is_optional = name in OPTIONAL
-        try:
-            matches = _matches(row, column, KleeneInterpreter if is_optional else CellInterpreter)
-        except Refused as error:
-            raise Refused(f"{name}: {error}") from None
-        if not is_optional and _is_logic(column) and not any(match.value for match in matches.values()):
-            matches = {}
-        if not matches and is_optional and _parse(column)[1] is None:
-            matches[None] = _Match(column, None)
-            if row.keys().isdisjoint(heads([column])):
-                missing.append(name)
-        if not matches:
-            used = heads([column])
-            if _is_logic(column) and used <= row.keys():
-                empty = " and ".join(name for name in used if is_unknown(row[name]))
-                where = f", where {empty} is empty" if empty else ""
-                raise Refused(f"{name}: {column} gives nothing here{where}")
-            problem = problem_of(column)
-            hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
-            raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
-        fields[name] = matches
-    return fields, missing
+        fields[name] = _values(row, name, column)
+        if name not in OPTIONAL:
+            continue
+        if fields[name]:
+            found.append(name)
+            continue
+        fields[name] = {None: _Match(column, None)}
+        tree = compiled(column).parsed
+        if row.keys().isdisjoint(heads([column])) or _lacks_key(row, tree):
+            missing.append(name)
+        elif tree["type"] not in _PATHS:  # an expression of columns that are there, which gives null
+            found.append(name)
+    return fields, missing, found
 
 
-def _is_logic(column: str) -> bool:
-    """Whether it is an expression of conditions, which is false where none holds."""
-    return compiled(_parse(column)[0]).parsed["type"] in _LOGIC
+def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
+    """The values of a field. Raises `Refused` where there is none; of `OPTIONAL` without a wildcard that is
+    unknown."""
+    is_optional = name in OPTIONAL
+    is_logic = compiled(_parse(column)[0]).parsed["type"] in _LOGIC
+    try:
+        matches = _matches(row, column, KleeneInterpreter if is_optional else CellInterpreter)
+    except Refused as error:
+        raise Refused(f"{name}: {error}") from None
+    if not is_optional and is_logic and not any(match.value for match in matches.values()):
+        matches = {}
+    if matches or (is_optional and _parse(column)[1] is None):
+        return matches
+    used = heads([column])
+    if is_logic and used <= row.keys():
+        empty = " and ".join(name for name in used if is_unknown(row[name]))
+        where = f", where {empty} is empty" if empty else ""
+        raise Refused(f"{name}: {column} gives nothing here{where}")
+    problem = problem_of(column)
+    hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
+    raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
+
+
+def _lacks_key(value: Any, tree: Mapping[str, Any]) -> bool:
+    """Whether a path leads to an object without its next key; not where it leads to null."""
+    for step in tree["children"] if tree["type"] in _PATHS else [tree]:
+        inner = unpacked(value)
+        is_key = step["type"] == "field" and isinstance(inner, dict)
+        if (is_key and step["value"] not in inner) or (step["type"] in _PATHS and _lacks_key(inner, step)):
+            return True
+        value = KleeneInterpreter().visit(step, inner)
+    return False
 
 
 def _in_step(part: Part) -> list[Part]:
+    """A record a response, where there is a list of these."""
     lead = "chosen" if "chosen" in part.record else "response"
-    values = part.record.get(lead)
-    if not isinstance(values, list) or _is_messages(lead, values):
-        return [part]
-    lists = {
-        name: value
-        for name, value in part.record.items()
-        if isinstance(value, list) and name.partition(".")[0] not in _COMMON and not _is_messages(name, value)
-    }
-    n = len(lists[lead])
-    for name, values in lists.items():
-        if len(values) != n:
-            raise Refused(
-                f"{part.column(name)}: expected {n} values, as {part.column(lead)} has, got {len(values)}"
-            )
-    if not n:
-        raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
-    return [
-        part._replace(
-            record=part.record | {name: values[i] for name, values in lists.items()},
-            columns={**part.columns, **{name: f"{part.column(name)}[{i}]" for name in lists}},
-        )
-        for i in range(n)
-    ]
+    values, parts = part.record.get(lead), [part]
+    if isinstance(values, list) and not _is_messages(lead, values):
+        lists = {
+            name: value
+            for name, value in part.record.items()
+            if isinstance(value, list)
+            and name.partition(".")[0] not in _COMMON
+            and not _is_messages(name, value)
+        }
+        n = len(values)
+        for name, value in lists.items():
+            if len(value) != n:
+                raise Refused(
+                    f"{part.column(name)}: expected {n} values, as {part.column(lead)} has, got {len(value)}"
+                )
+        if not n:
+            raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
+        parts = []
+        for i in range(n):
+            record = part.record | {name: value[i] for name, value in lists.items()}
+            columns = {**part.columns, **{name: f"{part.column(name)}[{i}]" for name in lists}}
+            parts.append(part._replace(record=record, columns=columns))
+    for each in parts:  # what is called meta.NAME stands inside `meta`
+        named = {name: each.record.pop(name) for name in tuple(each.record) if name.startswith("meta.")}
+        if named:
+            meta = entry(each.record.get("meta"), "meta")
+            each.record["meta"] = meta | {name.removeprefix("meta."): x for name, x in named.items()}
+    return parts
 
 
 def _is_messages(name: str, value: list[Any]) -> bool:
@@ -193,15 +222,6 @@ def _is_messages(name: str, value: list[Any]) -> bool:
     if name == "prompt":
         return all(isinstance(x, dict) for x in value)
     return are_messages(value) and any(turn["role"] != "assistant" for turn in value)
-
-
-def _with_meta(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its fields `meta.NAME` inside `meta`."""
-    named = {name.removeprefix("meta."): x for name, x in record.items() if name.startswith("meta.")}
-    if not named:
-        return record
-    fields = {name: x for name, x in record.items() if not name.startswith("meta.")}
-    return fields | {"meta": entry(record.get("meta"), "meta") | named}
 
 
 # The first wildcard of an expression, with the dots around it; what stands in quotes isn't one.
@@ -256,23 +276,23 @@ def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> 
 
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    return {head for column in expressions for head in _heads_of(compiled(_parse(column)[0]).parsed)}
+    found, trees = set[str](), [compiled(_parse(column)[0]).parsed for column in expressions]
+    while trees:
+        tree = trees.pop()
+        children = [child for child in tree.get("children") or () if isinstance(child, dict)]
+        if tree["type"] == "field":
+            found.add(str(tree["value"]))
+        else:  # what begins at one place goes on from its first child
+            trees += children if tree["type"] in _SEVERAL else children[:1]
+    return found
 
 
-def _heads_of(tree: Mapping[str, Any]) -> set[str]:
-    if tree["type"] == "field":
-        return {str(tree["value"])}
-    children = tree.get("children") or []
-    if tree["type"] not in _SEVERAL:
-        children = children[:1]
-    return {head for child in children if isinstance(child, dict) for head in _heads_of(child)}
-
-
-# What has several expressions that begin at the same place; the others go on from their first child.
+# What has several expressions that begin at the same place.
 _SEVERAL = (
     *("comparator", "not_expression", "and_expression", "or_expression", "function_expression"),
     *("multi_select_list", "multi_select_dict"),
 )
+_PATHS = ("subexpression", "index_expression")
 _CONDITIONS = ("comparator", "not_expression")
 _LOGIC = ("and_expression", "or_expression", *_CONDITIONS)
 _TEXT_FUNCTIONS = ("contains", "starts_with", "ends_with")

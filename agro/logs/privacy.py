@@ -71,9 +71,9 @@ class Privacy:
                 )
             self._rules.append((f"pattern {text}", expression, "[redacted]"))
 
-    def take_counts(self) -> tuple[dict[str, int], dict[str, int], int]:
+    def take_counts(self) -> tuple[Counter[str], Counter[str], int]:
         """`dropped`, `redacted` and `tokens` since they were taken last; all names are in both."""
-        counts = self.dropped, dict(self.redacted), self.tokens
+        counts = self.dropped, self.redacted, self.tokens
         self.dropped = Counter(dict.fromkeys(self.dropped, 0))
         self.redacted = Counter({f"pattern {text}": 0 for text in self._patterns})
         self.tokens = 0

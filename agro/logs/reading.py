@@ -17,32 +17,83 @@ import pickle
 import subprocess
 import sys
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypedDict
 
 from agro.errors import AgroWarning, Refused
 from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block
+from agro.logs.exchanges import settle
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
-from agro.logs.import_report import Counts, Options, Refusal, add
-from agro.logs.interchange import RECORD, from_record
+from agro.logs.interchange import RECORD, Tokenizer, from_record
 from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
-from agro.logs.model_calls import settle
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
 from agro.store.imports import Place
 from agro.store.sample_rows import Origin, SampleRow
-from agro.types import Prompt, Sample
+from agro.types import Prompt, Role, Sample
+
+
+class Options(TypedDict, total=False):
+    """How `import_files` reads records."""
+
+    mapping: Mapping[str, str] | None  # see `agro.logs.mapping`
+    prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
+    format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
+    rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
+    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
+    choose: Mapping[str, str] | None  # what to take where a format has several of a kind
+    join: str | Path | None  # the second file of a format that is split over two
+    role: Role  # of records without; "log" by default
+    source: str | None  # of records without; "file:NAME" by default
+    limit: int | None  # records of each file
+    tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
+    replace: bool  # take the files anew, in place of what was imported from them
+    strict: bool  # take nothing where any record is refused
+    license: str | None  # of the files, for people
+    workers: int  # processes that read records, beside this one that writes; 1 by default: this one does both
+    drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
+    redact: bool  # keys and e-mail addresses
+    redact_patterns: Sequence[str]  # other regular expressions
+    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.normalizing`
+    refused_file: str  # for records that are refused, if they are many; beside the store by default
+
+
+class Refusal(NamedTuple):
+    where: str  # FILE:LINE
+    reason: str
+
+
+@dataclass
+class Counts:
+    """What readers count, each of some of the records."""
+
+    left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
+    without_column: Counter[str] = field(default_factory=Counter)  # records, by the field of --map
+    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
+    dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
+    redacted: Counter[str] = field(default_factory=Counter)  # by kind
+    unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
+    cut: int = 0  # samples whose record says so
+    tokens_dropped: int = 0  # samples without their tokens, since their text was changed
+
+    def count(self, other: Counts) -> None:
+        """Add those of records that follow."""
+        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
+            getattr(self, name).update(getattr(other, name))
+        self.columns_left = list(dict.fromkeys(self.columns_left + other.columns_left))
+        self.cut += other.cut
+        self.tokens_dropped += other.tokens_dropped
 
 
 @dataclass
@@ -86,12 +137,11 @@ class LogFile(NamedTuple):
     format: str | None
 
 
-@dataclass
-class State:
+class State(NamedTuple):
     """What reading some records of a file told about the next ones."""
 
-    notes: dict[str, Any] = field(default_factory=dict)  # see `Context`
-    known: dict[tuple[str, ...], str | None] = field(default_factory=dict)  # see `Recognizer`
+    notes: Mapping[str, Any]  # see `Context`
+    known: Mapping[tuple[str, ...], str | None]  # see `Recognizer`
 
 
 @dataclass
@@ -101,7 +151,9 @@ class BlockResult(Counts):
     entries: list[Entry] = field(default_factory=list)
     refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
     parts: int = 0
-    kinds: set[str] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)  # the names of their formats
+    with_column: set[str] = field(default_factory=set)  # fields of --map whose column some record has
+    has_words: bool = False  # whether a reward was a word of --reward-map, so far in the file
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
@@ -119,20 +171,12 @@ class Reader:
         self._privacy = Privacy(
             options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
         )
-        self._found = BlockResult()
-        self._file: LogFile | None = None
-        self._file_format: Format | None = None
-        self._context = self._text_context = Context(Path())
-        self._source = ""
 
-    @property
-    def state(self) -> State:
-        return State(self._context.notes, self._recognizer.known)
-
-    def begin(self, file: LogFile, state: State) -> None:
-        """Begin with records of a file, of which those before them left this state."""
+    def read(self, file: LogFile, state: State, block: Block) -> tuple[BlockResult, State]:
+        """What came of the next records of a file, of which those before them left `state`."""
+        result = self._result = BlockResult()
         self._file = file
-        self._file_format = None if file.format is None else get(file.format)
+        self._recognizer.known = dict(state.known)
         self._context = Context(
             Path(file.path),
             self._options.get("rewards") or {},
@@ -142,36 +186,33 @@ class Reader:
             word_rewards=self._options.get("reward_map") or {},
             notes=dict(state.notes),
         )
-        self._recognizer.known = dict(state.known)
-        self._text_context = replace(self._context, is_text=True)
-        name = Path(file.path)
-        default = file.path if on_hub(name) else f"file:{name.name}"
+        self._text_context = replace(self._context, is_text=True)  # which has the same notes
         source = self._options.get("source")
+        default = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
         self._source = default if source is None else source
-
-    def read(self, block: Block) -> BlockResult:
-        """The entries of the next records of the file, and which of them are refused."""
-        self._found = found = BlockResult()
         for line in block.lines():
             try:
                 if line.error:
                     raise Refused(line.error)
                 for name in unmapped(line.value, self._mapping):
-                    if name not in found.columns_left:
-                        found.columns_left.append(name)
+                    if name not in result.columns_left:
+                        result.columns_left.append(name)
                 parts = expand(line.value, self._mapping) if self._mapping else (Part(line.value),)
             except RECORD_ERRORS as error:
-                found.refuse(line, reason_of(error))
+                result.refuse(line, reason_of(error))
                 continue
             for part in parts:
-                self._read_part(part, line, found)
-        found.dropped, found.redacted, found.tokens_dropped = self._privacy.take_counts()
-        return found
+                self._read_part(part, line)
+        result.dropped, result.redacted, result.tokens_dropped = self._privacy.take_counts()
+        result.has_words = "words" in self._context.notes
+        return result, State(self._context.notes, self._recognizer.known)
 
-    def _read_part(self, part: Part, line: Line, found: BlockResult) -> None:
-        found.parts += 1
+    def _read_part(self, part: Part, line: Line) -> None:
+        result = self._result
+        result.parts += 1
         for name in part.missing:
-            add(found.without_column, {name: 1})
+            result.without_column[name] += 1
+        result.with_column.update(part.found)
         try:
             if part.problem:
                 raise Refused(part.problem)
@@ -181,31 +222,29 @@ class Reader:
             if format.identity is not None:
                 key = _hash(f"{format.name} {format.identity(part.record)}")
                 same = Repeat(key, format.repeats or format.title, format.once)
-            digest, new = self._file.digest if self._file else "", list[Entry]()
+            place, names, new = (self._file.digest, line.number), list[str](), list[Entry]()
             for item in items:
                 rows, scored = list[SampleRow](), 0
-                for record, name in zip(item.records, item.names, strict=True):
+                for record, name in zip(item.records, map(part.column, item.names), strict=True):
                     sample = self._sample(record, line)
-                    rows.append(SampleRow.of(sample, Origin(digest, line.number, part.column(name))))
+                    rows.append(SampleRow.of(sample, Origin(*place, name)))
                     scored += sample.reward is not None
-                place = digest, line.number
+                    if name in names:  # they couldn't be told apart later
+                        raise Refused(f"{name}: expected one response of this name in a record, got another")
+                    names.append(name)
                 new.append(Entry(line.where, place, tuple(rows), scored, item.judgments, same))
-            names = [origin.part for entry in new for origin in entry.origins]
-            if len(set(names)) < len(names):  # they couldn't be told apart later
-                twice = next(name for name in names if names.count(name) > 1)
-                raise Refused(
-                    f"{twice}: expected one response of this name in a record, got {names.count(twice)}"
-                )
-            found.entries += new
+            result.entries += new
         except SkipRecord as rule:
-            add(found.left_out, {str(rule): 1})
+            result.left_out[str(rule)] += 1
         except RECORD_ERRORS as error:
             column = part.columns.get("response") or part.columns.get("chosen")
             reason = reason_of(error)
-            found.refuse(line, f"{column}: {reason}" if column else reason)
+            result.refuse(line, f"{column}: {reason}" if column else reason)
 
     def _format(self, part: Part) -> Format:
-        format = self._file_format or self._recognizer.recognize(part.record)
+        if self._file.format is not None:
+            return get(self._file.format)
+        format = self._recognizer.recognize(part.record)
         if format is None:
             raise Refused(
                 f"expected a format of `agro formats`, got the columns {', '.join(part.record) or '(none)'}; "
@@ -233,18 +272,19 @@ class Reader:
             # The one that was named is the worse one; a vote for it is one for the other.
             swapped = [[j._replace(winner=j.loser, loser=j.winner) for j in i.judgments] for i in items]
             items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
-        self._found.kinds.add(format.name)
+        self._result.kinds.add(format.name)
         return items
 
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
+        options, context = self._options, self._context
         if record.get("prompt") is None:
-            record = _join(record, self._prompts)
+            record = self._with_prompt(record)
         reward = record.get("reward")
-        if isinstance(reward, str) or self._context.word_rewards or not self._context.rewards:
+        if isinstance(reward, str) or context.word_rewards or not context.rewards:
             if self._mapping:  # others' columns may have numbers as text, in JSON too
                 reward = number_in(reward)
-            record = {**record, "reward": as_reward(reward, self._context, "reward")}
-        if self._options.get("lower_is_better"):
+            record = {**record, "reward": as_reward(reward, context, "reward")}
+        if options.get("lower_is_better"):
             if not is_unknown(record.get("token_reward")):
                 raise Refused(
                     "--lower-is-better: expected one reward a response, got token_reward, one of each token"
@@ -257,34 +297,46 @@ class Reader:
             record = self._without_bytes(record)
         sample = from_record(
             record,
-            role=self._options.get("role", "log"),
+            role=options.get("role", "log"),
             source=self._source,
-            tokenizer=self._options.get("tokenizer"),
+            tokenizer=options.get("tokenizer"),
             is_json=line.is_json,
         )
         if (said := settle(sample.meta)) is not None:
-            add(self._found.unknown_ends, {f"{said!r:.40}": 1})
-        self._found.cut += sample.end == "cut"
+            self._result.unknown_ends[f"{said!r:.40}"] += 1
+        self._result.cut += sample.end == "cut"
         return sample
+
+    def _with_prompt(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A record without a prompt with the one of its id, and that one's columns in `meta`."""
+        key = record.get("prompt_id", record.get("id"))
+        if key is None or not self._prompts:
+            raise Refused(
+                "prompt: missing; name its column with --map prompt=COLUMN, or join it with --prompts FILE"
+            )
+        prompt = self._prompts.get(str(key))
+        if prompt is None:
+            raise Refused(f"prompt_id: the file of prompts has no {key!r}")
+        fields = {name: value for name, value in record.items() if name != "id"}
+        meta = fields.get("meta") or {}
+        if not isinstance(meta, dict):
+            raise Refused(f"meta: expected an object, got {meta!r:.80}")
+        columns = {name: value for name, value in prompt.columns.items() if fields.get(name) is None}
+        return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
 
     def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without bytes, such as those of an image, in columns that nothing asks for."""
-        kept: dict[str, Any] = {}
         for name, value in record.items():
-            if name in RECORD and name != "meta":
-                if isinstance(value, bytes):
-                    raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
-                kept[name] = value
-                continue
-            columns = list[str]()
-            plain = _plain(value, name.removeprefix("meta"), columns)
-            for column in dict.fromkeys(columns):
-                if self._mapping:
-                    raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
-                self._privacy.dropped[f"{column} (bytes)"] += 1
-            if not isinstance(value, bytes):
-                kept[name] = plain
-        return kept
+            if isinstance(value, bytes) and name in RECORD:
+                raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
+        columns = list[str]()
+        others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
+        plain: dict[str, Any] = _plain(others, "", columns)
+        for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
+            if self._mapping:
+                raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
+            self._privacy.dropped[f"{column} (bytes)"] += 1
+        return {name: value for name, value in record.items() if name in RECORD} | plain
 
 
 def _plain(value: Any, name: str, columns: list[str]) -> Any:
@@ -295,126 +347,71 @@ def _plain(value: Any, name: str, columns: list[str]) -> Any:
         parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
         return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
     if isinstance(value, list):
-        return [_plain(item, name, columns) for item in value if not isinstance(item, bytes)]
+        parts_of_list = [_plain(item, name, columns) for item in value]
+        return [part for part in parts_of_list if not isinstance(part, bytes)]
     return value
-
-
-def _join(record: dict[str, Any], prompts: Mapping[str, Prompt]) -> dict[str, Any]:
-    """A record without a prompt, with its own and that one's columns."""
-    key = record.get("prompt_id", record.get("id"))
-    if key is None or not prompts:
-        raise Refused(
-            "prompt: missing; name its column with --map prompt=COLUMN, or join it with --prompts FILE"
-        )
-    prompt = prompts.get(str(key))
-    if prompt is None:
-        raise Refused(f"prompt_id: the file of prompts has no {key!r}")
-    fields = {name: value for name, value in record.items() if name != "id"}
-    meta = fields.get("meta") or {}
-    if not isinstance(meta, dict):
-        raise Refused(f"meta: expected an object, got {meta!r:.80}")
-    columns = {name: value for name, value in prompt.columns.items() if fields.get(name) is None}
-    return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
 
 
 WAITING = 2  # blocks that each process has at most, read or not
 Reply = tuple[BlockResult, State] | None  # of a process; None where it couldn't read a block, or has ended
 
 
-class _Asked(NamedTuple):
-    """A block that is read with a state, by this process where there is no `reply`."""
+def read_in_order(
+    reader: Reader,
+    blocks: Iterable[tuple[LogFile, Block]],
+    options: Options,
+    prompts: Mapping[str, Prompt],
+    count: int,
+) -> Generator[tuple[LogFile, Block, BlockResult], None, None]:
+    """What came of each block, in order; the same whoever reads, see `_agrees`. Close it to end processes.
 
-    file: LogFile
-    block: Block
-    state: State
-    reply: Future[Reply] | None
-
-
-class Readers:
-    """Reads blocks in order, in other processes where there are any.
-
-    What they find is the same whoever reads: see `_agrees`.
+    `count`: of other processes that read; 0 where this one reads all, with `reader`. Where `blocks` raises an
+    error, that follows what came of those before.
     """
-
-    def __init__(self, reader: Reader, options: Options, prompts: Mapping[str, Prompt], count: int) -> None:
-        """`count`: of other processes; 0 where this one reads all."""
-        self._reader, self._count = reader, count
-        self._state, self._file = State(), LogFile("", "", None)
-        self._idle: SimpleQueue[Child] = SimpleQueue()
-        self.has_words = False  # whether a reward was a word of --reward-map
-        try:
-            setup = pickle.dumps((options, prompts)) if count else b""
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise Refused(
-                "workers: expected options that can be sent to other processes, got a tokenizer that can't "
-                f"be: {error}; import with one"
-            ) from None
-        self._children = [Child(setup) for _ in range(count)]
-        for child in self._children:
-            self._idle.put(child)
-        self._threads = ThreadPoolExecutor(max(1, count))  # each waits for a process
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children:
+    try:
+        setup = pickle.dumps((options, prompts)) if count else b""
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Refused(
+            "workers: expected options that can be sent to other processes, got a tokenizer that can't "
+            f"be: {error}; import with one"
+        ) from None
+    children = [Child(setup) for _ in range(count)]
+    state, last, failure, asked_for = State({}, {}), None, None, 0
+    asked: deque[tuple[LogFile, Block, State, Future[Reply] | None]] = deque()
+    remaining: Iterator[tuple[LogFile, Block]] | None = iter(blocks)
+    try:
+        while True:
+            living = [child for child in children if child.status is None]
+            while remaining is not None and len(asked) < max(1, WAITING * len(living)):
+                try:
+                    file, block = next(remaining)
+                except StopIteration:
+                    remaining = None
+                except Exception as error:  # noqa: BLE001 raised again below
+                    failure, remaining = error, None
+                else:
+                    given = state._replace(notes=state.notes if file is last else {})
+                    child = living[asked_for % len(living)] if living else None
+                    future = None if child is None else child.ask(file, given, block)
+                    asked.append((file, block, given, future))
+                    asked_for += 1
+            if not asked:
+                break
+            file, block, given, future = asked.popleft()
+            current = state._replace(notes=state.notes if file is last else {})
+            reply = None if future is None else future.result()
+            for child in children:
+                child.warn_of_end()
+            if reply is None or not _agrees(current, given, reply[1]):
+                reply = reader.read(file, current, block)
+            result, left = reply
+            last, state = file, State(left.notes, {**current.known, **left.known})
+            yield file, block, result
+        if failure is not None:
+            raise failure
+    finally:
+        for child in children:
             child.end()
-        self._threads.shutdown(cancel_futures=True)
-
-    def read(self, blocks: Iterable[tuple[LogFile, Block]]) -> Iterator[tuple[LogFile, Block, BlockResult]]:
-        """What came of each block. Where `blocks` raises an error, that follows what came of those before."""
-        asked: deque[_Asked] = deque()
-        error: Exception | None = None
-        blocks = iter(blocks)
-        while error is None:
-            try:
-                file, block = next(blocks)
-            except StopIteration:
-                break
-            except Exception as raised:  # noqa: BLE001 raised again below
-                error = raised
-                break
-            state = self._state_for(file)
-            reply = self._threads.submit(self._ask, file, state, block) if self._count else None
-            asked.append(_Asked(file, block, state, reply))
-            if len(asked) >= max(1, WAITING * self._count):
-                yield self._answer(asked.popleft())
-        while asked:
-            yield self._answer(asked.popleft())
-        if error is not None:
-            raise error
-
-    def _ask(self, *question: Any) -> Reply:
-        child = self._idle.get()
-        reply = child.read(*question)
-        if not child.has_ended or all(each.has_ended for each in self._children):
-            self._idle.put(child)
-        return reply
-
-    def _answer(self, asked: _Asked) -> tuple[LogFile, Block, BlockResult]:
-        current = self._state_for(asked.file)
-        reply = None if asked.reply is None else asked.reply.result()
-        for child in self._children:
-            if child.has_ended and not child.is_told:
-                child.is_told = True
-                warnings.warn(
-                    f"a process of this import ended (exit status {child.process.wait()}); the others "
-                    "read what it was reading",
-                    AgroWarning,
-                    stacklevel=2,
-                )
-        if reply is None or not _agrees(current, asked.state, reply[1]):
-            self._reader.begin(asked.file, current)
-            reply = self._reader.read(asked.block), self._reader.state
-        found, state = reply
-        self._file, self._state = asked.file, State(state.notes, current.known | state.known)
-        self.has_words |= "words" in state.notes
-        return asked.file, asked.block, found
-
-    def _state_for(self, file: LogFile) -> State:
-        """What the blocks that were read tell about the next one of a file."""
-        return State(self._state.notes if file is self._file else {}, self._state.known)
 
 
 def _agrees(current: State, given: State, left: State) -> bool:
@@ -442,24 +439,41 @@ class Child:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self.setup, self.has_ended, self.is_told = setup, False, False
+        self.status: int | None = None  # once it has ended
+        self._setup, self._is_told = setup, False
+        self._thread = ThreadPoolExecutor(1)  # that waits for its replies
 
-    def read(self, *question: Any) -> Reply:
+    def ask(self, file: LogFile, state: State, block: Block) -> Future[Reply]:
+        return self._thread.submit(self._read, file, state, block)
+
+    def _read(self, *question: Any) -> Reply:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(self.setup + pickle.dumps(question))
+            self.process.stdin.write(self._setup + pickle.dumps(question))
             self.process.stdin.flush()
-            self.setup = b""  # which was sent
+            self._setup = b""  # which was sent
             reply: Reply = pickle.load(self.process.stdout)
         except (OSError, ValueError, EOFError, pickle.UnpicklingError):
-            self.has_ended = True
+            self.process.kill()
+            self.status = self.process.wait()
             return None
         return reply
+
+    def warn_of_end(self) -> None:
+        if self.status is not None and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"a process of this import ended (exit status {self.status}); this one reads what it was "
+                "reading",
+                AgroWarning,
+                stacklevel=3,
+            )
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._thread.shutdown(cancel_futures=True)
 
 
 def main() -> None:
@@ -471,13 +485,12 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):  # the process that started this one needs no more, or ended
         reader = Reader(*pickle.load(inbox))
         while True:
-            file, state, block = pickle.load(inbox)
+            question = pickle.load(inbox)
             reply: Reply = None
             with contextlib.suppress(Exception):  # the process that asked reads it, and meets the same error
-                reader.begin(file, state)
-                reply = reader.read(block), reader.state
+                reply = reader.read(*question)
             pickle.dump(reply, outbox)
             outbox.flush()
-            del block, reply
+            del question, reply
             gc.collect(0)
     os._exit(0)

@@ -20,7 +20,6 @@ from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
 from agro.logs.labels import WORDS, count_in, number_in, scale_of, share_in, word_of, worded_number
 
-SHOWN = 3
 DEEP = 4  # levels of objects
 FEW = 12  # different words of a judgment
 OTHER_WORDS = 3  # among judgments, different ones at most, and a sixth of the values: what isn't rated
@@ -36,6 +35,85 @@ DATE = re.compile(
 LETTERS = re.compile(r"[^\W\d_]{2}|^[^\W\d_]$")
 WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{4}")  # between words
 ID = re.compile(r"(?=.*\d)[\w.:@/+#-]{3,}|[\w.+-]+@[\w.-]+|https?://\S+")
+
+_WORDS = tomllib.loads(Path(__file__).with_name("unknown_words.toml").read_text("utf-8"))
+NAMES: Mapping[str, Sequence[str]] = {role: words.split() for role, words in _WORDS["names"].items()}
+ASIDE, LOWER, COSTS, NOT, WORSE = (
+    _WORDS["others"][kind].split() for kind in ("aside", "lower", "costs", "not", "worse")
+)
+PROMPTS, RESPONSES = NAMES["prompt"][:8], NAMES["response"][:8]  # the words that say nothing else
+_JUDGMENTS = {kind: words.split() for kind, words in _WORDS["judgments"].items()}
+WORTH = {
+    word: worth for kind, worth in (("good", 1.0), ("bad", 0.0), ("middle", 0.5)) for word in _JUDGMENTS[kind]
+}
+PLAIN = frozenset(_JUDGMENTS["plain"])
+TIES, *SIDES = (frozenset(_WORDS["preferences"][kind].split()) for kind in ("ties", "first", "second"))
+BEST_FIRST = re.compile(
+    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
+)
+
+
+def plain(text: str) -> str:
+    """In lower case and without accents."""
+    return "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+
+
+def steps_of(path: str) -> list[list[str]]:
+    """The words of a column's name; of a nested one those of its last step first."""
+    spaced = re.sub(r"([a-z])([A-Z])|([A-Za-z]{3})(\d)", r"\1\3 \2\4", path)
+    return [re.findall(r"[^\W_]+", plain(step)) for step in reversed(spaced.split("."))]
+
+
+def has(token: str, stems: Collection[str]) -> str | None:
+    """The stem that a word has, of `ASIDE` at its beginning: conversion is no version."""
+    short = token.removesuffix("s")
+    for stem in stems:
+        is_part = stem in token if stems is not ASIDE else token.startswith(stem)
+        if token == stem or short == stem or (len(stem) > 4 and is_part):
+            return stem
+    return None
+
+
+def any_has(tokens: Iterable[str], stems: Collection[str]) -> bool:
+    return any(has(token, stems) for token in tokens)
+
+
+def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
+    """Whether words say that of a quality there is less, or that something isn't: unsafe, not helpful. Two
+    such words say the opposite: no errors, harmless."""
+    count = sum(has(token, stems) is not None for token in tokens)
+    count += sum(token in NOT or (token.endswith(("less", "free")) and len(token) > 4) for token in tokens)
+    return count % 2 == 1
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text says that nothing is known, also in brackets."""
+    return plain(text).strip().strip("()[]<>") in _JUDGMENTS["missing"]
+
+
+def worth_of(word: str) -> float | None:
+    """Of a word, stars, a percentage or a fraction; None for others, and where it says that nothing is
+    known."""
+    word = word_of(word)
+    if is_missing(word):
+        return None
+    for number in (share_in(word), count_in(word), worded_number(word), WORDS.get(word)):
+        if number is not None:
+            return number
+    tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
+    said = [WORTH[token] for token in tokens if token in WORTH]
+    if not said or sum(token not in WORTH and token not in NOT for token in tokens) > 1:
+        return None
+    number = 0.5 if 0.5 in said else said[0]
+    return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, a share or a count of stars, also as text."""
+    number = number_in(value)
+    if isinstance(number, str):
+        return share_in(number) is not None or count_in(number) is not None
+    return isinstance(number, int | float) and not isinstance(number, bool)
 
 
 @dataclass
@@ -59,7 +137,12 @@ class Column:
             return "empty"
         tests = (
             ("messages", lambda x: are_messages(unpacked(x))),
-            ("numbers", lambda x: isinstance(x, list) and all(map(_may_be_in_numbers, x))),
+            (
+                "numbers",
+                lambda x: (
+                    isinstance(x, list) and all(y is None or isinstance(y, bool) or is_number(y) for y in x)
+                ),
+            ),
             ("texts", lambda x: isinstance(x, list) and all(isinstance(each, str) for each in x)),
             ("flag", lambda x: isinstance(x, bool) or str(x).casefold() in ("true", "false")),
             ("number", is_number),
@@ -69,9 +152,8 @@ class Column:
             if all(map(test, known)):
                 return name  # type: ignore[return-value]
         distinct = self.distinct
-        if all(isinstance(x, str) and ID.fullmatch(x) for x in known) and len(distinct) > min(
-            FEW, len(known) / 2
-        ):
+        is_id = all(isinstance(x, str) and ID.fullmatch(x) for x in known)
+        if is_id and len(distinct) > min(FEW, len(known) / 2):
             return "id"
         is_few = len(distinct) <= FEW and max(len(word) for word in distinct) <= 40
         return "word" if is_few and len(self.values) > len(distinct) else "text"
@@ -113,37 +195,34 @@ class Column:
     @property
     def is_aside(self) -> bool:
         """Whether its name is of something beside prompt, response and judgment."""
-        return any(has(token, ASIDE) for token in self.tokens)
+        return any_has(self.tokens, ASIDE)
+
+    @property
+    def step(self) -> str:
+        """The column within an expression."""
+        is_path = re.fullmatch(r"[A-Za-z_][\w.]*", self.path, re.ASCII)
+        return self.path if is_path else json.dumps(self.path, ensure_ascii=False)
 
     def named(self, role: str) -> float:
         """How well its name says that it has this role, from 0 to 1; a word further inside counts less."""
-        best = 0.0
+        best, stems = 0.0, NAMES[role]
         for depth, step in enumerate(steps_of(self.path)):
             for token in step:
-                weight = 1.0 if token == step[-1] else 0.9  # the noun, where English has several words
-                best = max(best, likeness(token, role) * weight / (1 + depth / 4))
+                stem = has(token, stems)
+                if stem is not None:
+                    # The noun, where English has several words, and the most telling stems are the first.
+                    weight = (1.0 if token == step[-1] else 0.9) / (1 + depth / 4)
+                    best = max(best, weight * (1 - stems.index(stem) / len(stems)))
         return best * (0.3 if self.is_aside else 1)
 
     def about(self) -> dict[str, Any]:
         """As JSON: its path, type and first values."""
         kind = f"{self.type}, {len(self.distinct)} different" if self.values else "empty"
-        return {"column": self.path, "type": kind, "first": [cut(x, 40) for x in self.distinct[:SHOWN]]}
+        return {"column": self.path, "type": kind, "first": [cut(x, 40) for x in self.distinct[:3]]}
 
     def __str__(self) -> str:
         about = self.about()
         return f"  {cut(self.path, 60)}: {about['type']}: {' | '.join(about['first'])}"
-
-
-def _may_be_in_numbers(value: Any) -> bool:
-    return value is None or isinstance(value, bool) or is_number(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number, a share or a count of stars, also as text."""
-    number = number_in(value)
-    if isinstance(number, str):
-        return share_in(number) is not None or count_in(number) is not None
-    return isinstance(number, int | float) and not isinstance(number, bool)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
@@ -200,93 +279,10 @@ def as_literal(value: Any) -> str:
     return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def step_of(column: Column) -> str:
-    """A column within an expression."""
-    is_path = re.fullmatch(r"[A-Za-z_][\w.]*", column.path, re.ASCII)
-    return column.path if is_path else json.dumps(column.path, ensure_ascii=False)
-
-
 def best_named(columns: Iterable[Column], role: str) -> Column | None:
     """The column whose name says it best, of equal ones the one with sentences; None where no name does."""
     named = [column for column in columns if column.named(role)]
     return max(named, key=lambda c: (c.named(role), c.is_spoken, c.type != "word", c.length), default=None)
-
-
-_WORDS = tomllib.loads(Path(__file__).with_name("unknown_words.toml").read_text("utf-8"))
-NAMES: Mapping[str, Sequence[str]] = {role: words.split() for role, words in _WORDS["names"].items()}
-ASIDE, LOWER, COSTS, NOT, WORSE = (
-    _WORDS["others"][kind].split() for kind in ("aside", "lower", "costs", "not", "worse")
-)
-
-
-def plain(text: str) -> str:
-    """In lower case and without accents."""
-    return "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-
-
-def steps_of(path: str) -> list[list[str]]:
-    """The words of a column's name; of a nested one those of its last step first."""
-    spaced = re.sub(r"([a-z])([A-Z])|([A-Za-z]{3})(\d)", r"\1\3 \2\4", path)
-    return [re.findall(r"[^\W_]+", plain(step)) for step in reversed(spaced.split("."))]
-
-
-def has(token: str, stems: Collection[str]) -> str | None:
-    """The stem that a word has, of `ASIDE` at its beginning: conversion is no version."""
-    short = token.removesuffix("s")
-    for stem in stems:
-        is_part = stem in token if stems is not ASIDE else token.startswith(stem)
-        if token == stem or short == stem or (len(stem) > 4 and is_part):
-            return stem
-    return None
-
-
-def likeness(token: str, role: str) -> float:
-    """How well a word says that a column has this role, from 0 to 1."""
-    stem = has(token, NAMES[role])
-    return 0.0 if stem is None else 1 - NAMES[role].index(stem) / len(NAMES[role])
-
-
-def is_negated(tokens: Collection[str], stems: Collection[str]) -> bool:
-    """Whether words say that of a quality there is less, or that something isn't: unsafe, not helpful. Two
-    such words say the opposite: no errors, harmless."""
-    count = sum(has(token, stems) is not None for token in tokens)
-    count += sum(token in NOT or (token.endswith(("less", "free")) and len(token) > 4) for token in tokens)
-    return count % 2 == 1
-
-
-_JUDGMENTS = {kind: words.split() for kind, words in _WORDS["judgments"].items()}
-WORTH = {
-    word: worth for kind, worth in (("good", 1.0), ("bad", 0.0), ("middle", 0.5)) for word in _JUDGMENTS[kind]
-}
-PLAIN = frozenset(_JUDGMENTS["plain"])
-
-
-def is_missing(text: str) -> bool:
-    """Whether a text says that nothing is known, also in brackets."""
-    return plain(text).strip().strip("()[]<>") in _JUDGMENTS["missing"]
-
-
-def worth_of(word: str) -> float | None:
-    """Of a word, stars, a percentage or a fraction; None for others, and where it says that nothing is
-    known."""
-    word = word_of(word)
-    if is_missing(word):
-        return None
-    for number in (share_in(word), count_in(word), worded_number(word), WORDS.get(word)):
-        if number is not None:
-            return number
-    tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
-    said = [WORTH[token] for token in tokens if token in WORTH]
-    if not said or sum(token not in WORTH and token not in NOT for token in tokens) > 1:
-        return None
-    number = 0.5 if 0.5 in said else said[0]
-    return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
-
-
-PROMPTS = NAMES["prompt"][:8]  # prompt, question and the like: a score of these isn't one of the response
-BEST_FIRST = re.compile(
-    r"\b[01] ?[=:-] ?(very |sehr )?(best|excellent|great|good|top|perfect|gut)|lower is better"
-)
 
 
 def candidates(columns: Sequence[Column], mapping: Mapping[str, str]) -> list[Column]:
@@ -312,16 +308,15 @@ def likelihood(column: Column, prompt: Column | None) -> float:
     """How likely a column judges responses: by its name, and by values as judgments have them, which repeat,
     and differ between responses to one prompt."""
     tokens = column.tokens
-    is_cost, counts = (any(has(token, stems) for token in tokens) for stems in (COSTS, LOWER))
+    is_cost, counts = any_has(tokens, COSTS), any_has(tokens, LOWER)
     score = 0.0
-    if not is_cost and any(has(token, NAMES["reward"]) for token in tokens):
+    if not is_cost and any_has(tokens, NAMES["reward"]):
         score = 1.0 if has(tokens[-1], NAMES["reward"]) else 0.9
     elif is_cost or counts:
         score = 0.3 if is_cost else 0.9
-    own = [] if is_cost or counts else steps_of(column.path)[0]
-    score -= 1.2 * any(has(token, ASIDE) for token in own)
-    answers = NAMES["response"][:8]
-    if any(has(token, PROMPTS) for token in tokens) and not any(has(token, answers) for token in tokens):
+    if not (is_cost or counts) and any_has(steps_of(column.path)[0], ASIDE):
+        score -= 1.2
+    if any_has(tokens, PROMPTS) and not any_has(tokens, RESPONSES):  # a score of the question
         score -= 0.8
     if not column.tells or (prompt is not None and _is_of_prompt(column, prompt)):
         score -= 0.8
@@ -387,8 +382,8 @@ def is_lower(column: Column) -> bool:
         words = {plain(word) for word in column.distinct if word not in column.unrated}
         if not words <= PLAIN and not numbered and worth_in(column):
             return False
-    is_cost = any(has(token, COSTS) for token in column.tokens)
-    return bool(BEST_FIRST.search(plain(column.path))) or is_negated(column.tokens, LOWER) != is_cost
+    is_best_first = BEST_FIRST.search(plain(column.path)) is not None
+    return is_best_first or is_negated(column.tokens, LOWER) != any_has(column.tokens, COSTS)
 
 
 def worth_in(column: Column) -> dict[str, float | None] | None:
@@ -397,7 +392,7 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
     unrated: dict[str, float | None] = dict.fromkeys(word.strip() for word in column.unrated)
     said = [word for word in column.distinct if word not in column.unrated]
     counts = [word for word in said if scale_of(word) == "stars"] if column.type == "number" else []
-    if column.type not in ("word", "number") or (column.type == "number" and not counts):
+    if column.type != "word" and not counts:
         return unrated
     if all(word_of(word) in WORDS for word in said) and not unrated:
         return {}
@@ -408,15 +403,9 @@ def worth_in(column: Column) -> dict[str, float | None] | None:
         worth = {w: n if "☆" in w or n is None or n < 1 else n / whole for w, n in worth.items()}
         return None if max(numbers) > whole or len(numbers) > FEW else worth | unrated
     if len(said) == 2 and not any(worded_number(word) is not None for word in said):
-        first, second = worth
         a, b = (0.5 if number is None else number for number in worth.values())
-        is_second = b > a
-        return {first: float(not is_second), second: float(is_second)} | unrated
+        return dict(zip(worth, (float(b <= a), float(b > a)))) | unrated
     return worth | unrated if len(numbers) == len(said) and len(set(numbers)) > 1 else None
-
-
-_PREFERENCES = {kind: frozenset(words.split()) for kind, words in _WORDS["preferences"].items()}
-SIDES: Sequence[frozenset[str]] = (_PREFERENCES["first"], _PREFERENCES["second"])
 
 
 class Judged(NamedTuple):
@@ -449,10 +438,8 @@ def guessed_pairs(
                 can_judge.append((column, sides))
         can_judge.sort(key=lambda each: (each[0].named("preference"), bool(_in_name(*each))), reverse=True)
         for column, sides in can_judge:
-            won = _read(column, sides)
-            if won is not None:
-                lower = is_negated(column.tokens, WORSE) and len(sides) == 2
-                yield Judged(*_preferred(prompt, column, *won), column, lower)
+            if (conditions := _read(column, sides)) is not None:
+                yield _preferred(prompt, column, sides, conditions)
         if can_judge and not named and _are_ordinals(alike):
             yield None
 
@@ -467,11 +454,11 @@ def sides_of(columns: Sequence[Column]) -> list[dict[str, Column]]:
             alike.setdefault(key, {}).setdefault(word, column)
     found = [sides for sides in alike.values() if len(sides) > 1]
     found = [dict(sorted(sides.items())) if _are_ordinals(sides) else sides for sides in found]
-
-    def rank(sides: dict[str, Column]) -> tuple[bool, float]:
-        return _are_ordinals(sides), min(column.length for column in sides.values())
-
-    return sorted(found, key=rank, reverse=True)
+    return sorted(
+        found,
+        key=lambda sides: (_are_ordinals(sides), min(column.length for column in sides.values())),
+        reverse=True,
+    )
 
 
 def _are_ordinals(marks: Iterable[str]) -> bool:
@@ -480,7 +467,7 @@ def _are_ordinals(marks: Iterable[str]) -> bool:
 
 def _may_prefer(column: Column, sides: Mapping[str, Column]) -> bool:
     """Whether a column may compare two responses: by its name, or by numbers below 0."""
-    if column.is_aside and not any(has(token, NAMES["preference"]) for token in column.tokens):
+    if column.is_aside and not any_has(column.tokens, NAMES["preference"]):
         return False
     below = any(isinstance(number := number_in(value), int | float) and number < 0 for value in column.values)
     is_named = column.named("preference") or _in_name(column, sides) or below
@@ -505,13 +492,9 @@ def _in_name(column: Column, sides: Mapping[str, Column]) -> str | None:
     return _mentioned(steps_of(column.path.partition("(")[0])[0], sides)
 
 
-Won = tuple[list[tuple[Column, str]], str]
-"""The sides that a column names, each with the condition that it is better, and the condition that both are
-equal, "" without ties."""
-
-
-def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
-    """What a column of preferences says; None where it can't be read."""
+def _read(column: Column, sides: Mapping[str, Column]) -> dict[str | None, str] | None:
+    """By a side the condition that a column of preferences says that it is better, by None that neither is;
+    None where the column can't be read."""
     values = {str(value): value for value in column.values}
     read = {text: WORDS.get(word_of(text)) if isinstance(x, str) else None for text, x in values.items()}
     parsed = {text: number_in(x) if read[text] is None else read[text] for text, x in values.items()}
@@ -525,8 +508,8 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
         if min(known) < 0:  # one side has a plus; of 3 to -3 it is mostly the second one
             is_first = in_name is not None or max(map(abs, known)) <= 1 or any(n % 1 for n in known)
             plus, minus = (first, second) if is_first else (second, first)
-            number = f"to_number({step_of(column)})"
-            return [(sides[plus], f"{number} > `0`"), (sides[minus], f"{number} < `0`")], f"{number} == `0`"
+            number = f"to_number({column.step})"
+            return {plus: f"{number} > `0`", minus: f"{number} < `0`", None: f"{number} == `0`"}
         if known <= {0.0, 1.0}:
             is_flag = in_name is not None or any(word_of(text) in WORDS for text in values)
             yes, no = (first, second) if is_flag else (second, first)  # else the number of a side, from 0
@@ -542,15 +525,14 @@ def _read(column: Column, sides: Mapping[str, Column]) -> Won | None:
         if len(values) == 2 and not of and column.named("preference") and len(marks) == 2:
             of = dict(zip(values, marks, strict=True))
     others = sum(str(value) not in of for value in column.values)
-    better = [mark for mark in marks if mark in of.values()]
+    better: list[str | None] = [mark for mark in marks if mark in of.values()]
     if len(better) < 2 or 5 * others > len(column.values):
         return None
-    won = [
-        (sides[mark], _is_one_of(column, [values[t] for t, side in of.items() if side == mark]))
-        for mark in better
-    ]
-    ties = [values[text] for text, side in of.items() if side is None]
-    return won, _is_one_of(column, ties) if ties else ""
+    conditions: dict[str | None, str] = {}
+    for mark in [*better, *([None] if None in of.values() else [])]:
+        equal = [f"{column.step} == {as_literal(values[text])}" for text, side in of.items() if side == mark]
+        conditions[mark] = equal[0] if len(equal) == 1 else f"({' || '.join(equal)})"
+    return conditions
 
 
 def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
@@ -569,30 +551,27 @@ def _side_of(text: str, sides: Mapping[str, Column]) -> str | None:
 
 
 def _is_tie(text: str) -> bool:
-    return not _PREFERENCES["ties"].isdisjoint(re.findall(r"\w+|=", plain(text)))
-
-
-def _is_one_of(column: Column, values: Iterable[Any]) -> str:
-    said = [f"{step_of(column)} == {as_literal(value)}" for value in values]
-    return f"({' || '.join(said)})" if len(said) > 1 else said[0]
+    return not TIES.isdisjoint(re.findall(r"\w+|=", plain(text)))
 
 
 def _preferred(
-    prompt: Column, winner: Column, sides: Sequence[tuple[Column, str]], is_tie: str
-) -> tuple[dict[str, str], str]:
+    prompt: Column, judge: Column, sides: Mapping[str, Column], conditions: Mapping[str | None, str]
+) -> Judged:
     """Of a tie both votes are equal, which says that neither is better. Of more than two responses the best
     one has the reward true."""
-    said, paths = step_of(winner), [step_of(side) for side, _ in sides]
-    reason = f"{winner.path} says which of {' and '.join(side.path for side, _ in sides)} is better"
-    if len(sides) > 2:
-        rewards = ", ".join(f"{said} && ({is_best})" for _, is_best in sides)
-        mapping = {"prompt": prompt.path, "response": f"[{', '.join(paths)}]", "reward": f"[{rewards}]"}
-        return mapping, reason.replace("better", "best")
-    (a, b), (is_a, is_b) = paths, [is_best for _, is_best in sides]
+    won = [(sides[mark], condition) for mark, condition in conditions.items() if mark is not None]
+    reason = f"{judge.path} says which of {' and '.join(side.path for side, _ in won)} is better"
+    is_worse = is_negated(judge.tokens, WORSE) and len(sides) == 2
+    if len(won) > 2:
+        responses = ", ".join(side.step for side, _ in won)
+        rewards = ", ".join(f"{judge.step} && ({is_best})" for _, is_best in won)
+        mapping = {"prompt": prompt.path, "response": f"[{responses}]", "reward": f"[{rewards}]"}
+        return Judged(mapping, reason.replace("better", "best"), judge, is_worse)
+    (a, is_a), (b, is_b) = ((side.step, condition) for side, condition in won)
     chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
     votes = {}
-    if is_tie:
+    if is_tie := conditions.get(None):
         chosen, rejected = f"{chosen} || ({is_tie} && {a})", f"{rejected} || ({is_tie} && {b})"
         votes = {"votes_chosen": "`1`", "votes_rejected": f"({is_tie} && `1`) || `0`"}
     mapping = {"prompt": prompt.path, "chosen": chosen, "rejected": rejected, **votes}
-    return mapping, reason
+    return Judged(mapping, reason, judge, is_worse)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from example import Example, json_lines
-from test_formats import EVERY, EXAMPLES, load, store
+from test_formats import EVERY, EXAMPLES, load
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
@@ -21,7 +21,6 @@ from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.store import Store
 
-__all__ = ["store"]
 DEEP: Any = "x"
 for _ in range(3000):
     DEEP = [DEEP]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
 
 
 def scored(store: Store, folder: Path, rows: list[dict[str, Any]], **options: Any) -> list[float | None]:
@@ -65,6 +59,32 @@ def test_a_column_that_no_record_has(store: Store, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"--map reward=g\.t == 'up': no record has this column"):
         scored(store, tmp_path, [UP, DOWN], mapping={"reward": "g.t == 'up'"})
     assert list(store.samples()) == []
+
+
+RATED = {"q": "Q", "a": "A", "feedback": {"score": 1, "by": [{"mark": 2}]}, "cell": '{"score": 3}'}
+
+
+@pytest.mark.parametrize(
+    "column", ["feedback.scroe", "feedback.by[0].mrak", "feedback.yb[0].mark", "cell.scroe"]
+)
+def test_a_key_that_no_record_has_is_refused_by_name(column: str, store: Store, tmp_path: Path) -> None:
+    """Also where some records have nothing around it; not where one has the key, or none has anything."""
+    path = tmp_path / "rated.jsonl"
+    mapping = parse_map(["prompt=q", "response=a", f"reward={column}"])
+    for others in ([], [{"q": "Q", "a": "B", "feedback": None, "cell": None}, {"q": "Q", "a": "C"}]):
+        path.write_text("".join(json.dumps(row) + "\n" for row in [RATED, *others]))
+        with pytest.raises(Refused, match=re.escape(f"--map reward={column}: no record has this column")):
+            import_files(store, [path], mapping=mapping)
+    assert store.counts().samples == 0
+
+
+def test_a_key_that_some_record_has_or_none_can_have(store: Store, tmp_path: Path) -> None:
+    path, mapping = tmp_path / "rated.jsonl", parse_map(["prompt=q", "response=a", "reward=feedback.score"])
+    unrated = [RATED | {"feedback": feedback} for feedback in (None, {"by": []})]
+    for i, (rows, lacking) in enumerate((([*unrated, RATED], 1), ([unrated[0]], 0))):
+        path.write_text("".join(json.dumps(row | {"q": f"Q{i}"}) + "\n" for row in rows))
+        report = import_files(store, [path], mapping=mapping)
+        assert (report.samples, report.without_column["reward"]) == (len(rows), lacking)
 
 
 def test_numbers_are_not_compared_with_texts(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS, Recognizer
-from agro.logs.import_report import ImportReport
-from agro.logs.importing import import_files
+from agro.logs.importing import ImportReport, import_files
 from agro.rollout.prompts import PROMPT_FORMATS
 from agro.store import Store
 
@@ -48,12 +46,6 @@ EXAMPLES += [example for family in FAMILIES for example in family.EXAMPLES]
 NAMES = [f"{example.format}-{i}" for i, example in enumerate(EXAMPLES)]
 EVERY = pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 CORRUPT = [(e, key) for e in EXAMPLES for key in e.corrupt]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as store:
-        yield store
 
 
 def load(store: Store, example: Example, path: Path) -> ImportReport:

@@ -34,12 +34,6 @@ OTHER = 3
 """
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as opened:
-        yield opened
-
-
 def request(content: str, thumb: Any, path: str = "/v1/chat/completions", status: int = 200) -> Any:
     return {
         "request": {"path": path, "model": "m", "messages": [{"role": "user", "content": "2+2?"}]},

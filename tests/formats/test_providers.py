@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as store:
-        yield store
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,12 +23,6 @@ from agro.store import Store
 
 ROWS = [{"prompt": "2+2=", "response": f"é{i}", "reward": i / 2} for i in range(3)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as store:
-        yield store
 
 
 def write(path: Path, content: str | bytes) -> Path:

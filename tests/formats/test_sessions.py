@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context
 from agro.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store.db") as store:
-        yield store
 
 
 def read(name: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from making import sample
 from pyarrow import parquet
 
 from agro.errors import Refused
-from agro.logs.import_report import LISTED
-from agro.logs.importing import import_files
+from agro.logs.importing import LISTED, import_files
 from agro.logs.mapping import parse_map
 from agro.store import Pair, Store, write_samples
 

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from agro.errors import AgroWarning, Refused
 from agro.logs import reading
 from agro.logs.importing import import_files
-from agro.logs.reading import Readers
+from agro.logs.reading import Child
 from agro.store import Store, write_samples
 from agro.store.database import LEDGERS
 
@@ -41,9 +41,9 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     blocks: list[Any] = []
     read = reading.Reader.read
 
-    def noted(reader: Any, block: Any) -> Any:
+    def noted(reader: Any, file: Any, state: Any, block: Any) -> Any:
         blocks.append(block)
-        return read(reader, block)
+        return read(reader, file, state, block)
 
     monkeypatch.setattr(reading.Reader, "read", noted)
     return blocks
@@ -211,18 +211,18 @@ def test_what_earlier_records_decide(tmp_path: Path, read_here: list[Any]) -> No
 
 def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, monkeypatch: Any) -> None:
     log = pack(tmp_path / "log.jsonl", rows(200))
-    ask, asked = Readers._ask, []
+    ask, asked = Child.ask, []
 
-    def killing(readers: Readers, *arguments: Any) -> Any:
-        asked.append(arguments)
+    def killing(child: Child, *question: Any) -> Any:
+        asked.append(question)
         if len(asked) == 9:
-            os.kill(readers._children[0].process.pid, signal.SIGKILL)
-        return ask(readers, *arguments)
+            os.kill(child.process.pid, signal.SIGKILL)
+        return ask(child, *question)
 
     whole = imported(tmp_path, [log])
     (tmp_path / "s.db").unlink()
-    monkeypatch.setattr(Readers, "_ask", killing)
-    with pytest.warns(AgroWarning, match=r"a process of this import ended \(exit status -9\); the others"):
+    monkeypatch.setattr(Child, "ask", killing)
+    with pytest.warns(AgroWarning, match=r"a process of this import ended \(exit status -9\); this one"):
         shared = imported(tmp_path, [log], workers=2)
     assert shared == whole
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import are_messages, entry, is_unknown, messages_in
-from agro.logs.fields import exchange, parsed, rewarded, scores, split
-from agro.logs.interchange import PREFERENCE
+from agro.logs.fields import exchange, parsed, rated_pair, scores, split
+from agro.logs.interchange import PREFERENCE, typed_fields
 from agro.logs.labels import number_in
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.values import typed_fields
 
 _NO_TEXT = {  # fields that aren't text
     *("tokens", "mask", "action", "behavior_logp", "sampling", "context_tokens", "token_reward"),
@@ -62,8 +61,8 @@ def read_preference(row: Row, context: Context) -> list[Item]:
     names = {*PREFERENCE, *scores(row), "reward"}
     common = {name: value for name, value in row.items() if name not in names}
     chosen, rejected = (_with_response(common, response, name) for name, response in responses.items())
-    rewarded(chosen, rejected, row)
-    return [Item.pair(chosen, rejected, (pair.get("votes_chosen"), pair.get("votes_rejected")))]
+    votes = pair.get("votes_chosen"), pair.get("votes_rejected")
+    return rated_pair(chosen, rejected, row, votes)
 
 
 def read_conversation(row: Row, context: Context) -> list[Item]:

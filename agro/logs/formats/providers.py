@@ -7,7 +7,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
-from agro.logs.declared import Preference
+from agro.logs.declared import pair_after
 from agro.logs.fields import reply, settings, split, token_fields
 from agro.logs.protocol import Context, Item, Row
 from agro.rollout.prompts import openai_prompt
@@ -111,11 +111,14 @@ def read_fine_tuning(row: Row, context: Context) -> list[Item]:
     return items
 
 
-PREFERENCES = Preference(
-    "input.messages",
-    lambda row: objects(entry(row["input"], "input").get("messages"), "input.messages"),
-    lambda value, name: normalized(objects(value, name), name),
-    dropped=("input",),
-    sides=(("preferred_output", "non_preferred_output"),),
-    details=lambda row: omit(row["input"], ("messages",)),
-)
+def read_preference(row: Row, context: Context) -> list[Item]:
+    request = entry(row["input"], "input")
+    prompt = objects(request.get("messages"), "input.messages")
+    sides = {
+        name: normalized(objects(row[name], name), name)
+        for name in ("preferred_output", "non_preferred_output")
+    }
+    items = pair_after(prompt, sides, row, ("input",), "input.messages")
+    for record in items[0].records:
+        record["meta"] |= omit(request, ("messages",))
+    return items

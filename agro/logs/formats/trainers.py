@@ -3,13 +3,12 @@ completions, and the types of data sets of its trainers."""
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import omit, text
 from agro.logs.declared import Columns, preference
-from agro.logs.fields import digest, exchange, integer, token_fields, total
+from agro.logs.fields import common_start, digest, exchange, integer, token_fields, total
 from agro.logs.protocol import Context, Item, Row
 
 _TURNS = ("num_turns", "__num_turns__")
@@ -90,8 +89,7 @@ def _common(chosen: Any, rejected: Any) -> Any:
         return start
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
         raise Refused("chosen, rejected: expected two texts, or two lists of messages, the prompt inside")
-    same = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected))
-    prompt = [message for message, _ in same]
+    prompt = common_start(chosen, rejected)
     if not prompt or len(prompt) in (len(chosen), len(rejected)):
         raise Refused("prompt: expected chosen and rejected to begin with the same messages, and then differ")
     return prompt
