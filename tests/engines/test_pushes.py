@@ -22,7 +22,7 @@ from agro.rollout import Rollout
 from agro.rollout.engines import NoServer, Request
 from agro.rollout.engines import connection as module
 from agro.rollout.engines.connection import Failed
-from agro.rollout.engines.host import dialect_of
+from agro.rollout.engines.dialects import dialect_of
 from agro.rollout.engines.server import Server
 from agro.types import Prompt
 
