@@ -15,7 +15,7 @@ import numpy as np
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
 from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
-from agro.pages.run.figures import Look, Series, css, cut, smoothing, svg
+from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg, training
 from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
 from agro.runs.problems import (
@@ -81,18 +81,6 @@ PARTS = {
     "eval_reward_parts": "Parts of the held-out reward",
     "reward_shares": "What the reward's differences are made of",
 }
-
-
-def training(run: RunData, metric: str, label: str = "training", **style: object) -> Series:
-    """A metric of every step."""
-    return replace(Series(label, run.column(metric)), **style)  # type: ignore[arg-type]
-
-
-def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
-    """A metric of the steps that evaluate, with its standard error where there is one."""
-    error = f"{metric}_se"
-    se = run.column(error) if error in METRICS else None
-    return Series(label, run.column(metric), figures.SECOND, se, points=True, mark=run.mark(metric))
 
 
 def ring(run: RunData, row: int | None) -> str:
@@ -217,8 +205,8 @@ def _learning_panels(run: RunData) -> Iterator[Panel | None]:
     if ratio is not None:
         text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
     series = [
-        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=figures.COLORS[4]),
-        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=figures.COLORS[2]),
+        heldout(run, "eval_log_ratio_worst", "held-out worst", figures.COLORS[4]),
+        heldout(run, "eval_log_ratio_best", "held-out best", figures.COLORS[2]),
         training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
         training(run, "log_ratio_best", "best", smooth=width),
     ]
