@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,58 +38,54 @@ class Keeping(NamedTuple):
 
 
 class Writer:
-    """A thread with the store: what is submitted while it writes is written together, in one transaction.
+    """A thread with the store, whose every work is one transaction.
 
     With `days` it deletes what was answered more days ago, at its start and once a day.
     """
 
     def __init__(self, location: Location, days: int | None = None) -> None:
         self.days, self.expired = days, 0  # rows that were deleted
-        self._work: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue()
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(location, opened), daemon=True)
-        self._thread.start()
-        opened.result()
+        self._thread = ThreadPoolExecutor(1)
+        self._store = self._thread.submit(Store.open, location).result()
+        self._ends = threading.Event()
+        self._clock = threading.Thread(target=self._expire_daily, daemon=True)
+        if days is not None:
+            self._thread.submit(self._expire).result()
+            self._clock.start()
 
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
         """`work` is called with the store; what it wrote is durable when the future has its result."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
-        self._work.put((work, future))
+        self._thread.submit(self._write, work, future)
         return future
 
     def close(self) -> None:
-        self._work.put(None)
-        self._thread.join()
+        self._ends.set()
+        if self.days is not None:
+            self._clock.join()
+        self._thread.submit(self._store.close)
+        self._thread.shutdown()
 
-    def _run(self, location: Location, opened: Future[None]) -> None:
+    def _write(self, work: Callable[[Store], T], future: Future[T]) -> None:
         try:
-            store = Store.open(location)
-        except BaseException as error:  # noqa: BLE001 it is raised in the thread that makes the writer
-            opened.set_exception(error)
-            return
-        with store:
-            self._expire(store)
-            opened.set_result(None)
-            due, taken = time.monotonic() + DAY, list[Any]()
-            while None not in taken:
-                taken = []
-                with suppress(queue.Empty):
-                    taken.append(self._work.get(timeout=max(due - time.monotonic(), 0.0)))
-                    while True:
-                        taken.append(self._work.get_nowait())
-                self._write(store, [item for item in taken if item is not None])
-                if time.monotonic() >= due:
-                    due = time.monotonic() + DAY
-                    self._expire(store)
+            with self._store.transaction():
+                result = work(self._store)
+        except BaseException as error:  # noqa: BLE001 who submitted it gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
-    def _expire(self, store: Store) -> None:
+    def _expire_daily(self) -> None:
+        while not self._ends.wait(DAY):
+            self._thread.submit(self._expire)
+
+    def _expire(self) -> None:
         """Delete for good what was answered too long ago, and say so."""
-        if self.days is None:
-            return
+        store, days = self._store, self.days or 0
         try:
-            ids = store.experience.find_below(ANSWERED, time.time() - self.days * DAY)
-            said = f"deleted {len(ids)} rows, {self.days} days old or more"
+            ids = store.experience.find_below(ANSWERED, time.time() - days * DAY)
+            said = f"deleted {len(ids)} rows, {days} days old or more"
             said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
             if ids:
                 store.imports.forget(ids)
@@ -99,20 +93,6 @@ class Writer:
         except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
             said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
         print(without_secrets(f"agro: {said}"), file=sys.stderr)
-
-    def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
-        try:
-            with store.transaction():
-                results = [work(store) for work, _ in together]
-        except Exception as error:  # noqa: BLE001 who submitted it gets it; the others are written alone
-            if len(together) == 1:
-                together[0][1].set_exception(error)
-            else:
-                for each in together:
-                    self._write(store, [each])
-            return
-        for (_, future), result in zip(together, results, strict=True):
-            future.set_result(result)
 
 
 async def kept(future: Future[None] | None) -> None:
