@@ -212,7 +212,7 @@ def opened(
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
         fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
         of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
-        return recorder.submit(partial(store_row, answered=answered, **of_ours))
+        return recorder.keep(partial(store_row, answered=answered, **of_ours))
 
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,

@@ -145,7 +145,7 @@ class Proxy:
             self._miss(error)
         for answered, sample in rows:
             work = partial(put_row, answered=answered, sample=sample, privacy=self.recorder.privacy)
-            await kept(self.recorder.submit(work))
+            await kept(self.recorder.keep(work))
 
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None

@@ -18,7 +18,7 @@ from agro.logs.privacy import Privacy
 from agro.models.encoding import Encoder
 from agro.rollout.rollout import before_stop
 from agro.store import Origin, Pair, Store
-from agro.store.location import Location, location_of
+from agro.store.location import location_of
 from agro.store.records import LedgerSample
 from agro.types import Messages, Sample, thought_in
 
@@ -35,64 +35,6 @@ class Keeping(NamedTuple):
     store: str | None = None
     privacy: Privacy = Privacy(redact=True)
     days: int | None = None
-
-
-class Writer:
-    """A thread with the store, whose every work is one transaction.
-
-    With `days` it deletes what was answered more days ago, at its start and once a day.
-    """
-
-    def __init__(self, location: Location, days: int | None = None) -> None:
-        self.days, self.expired = days, 0  # rows that were deleted
-        self._thread = ThreadPoolExecutor(1)
-        self._store = self._thread.submit(Store.open, location).result()
-        self._ends = threading.Event()
-        self._clock = threading.Thread(target=self._expire_daily, daemon=True)
-        if days is not None:
-            self._thread.submit(self._expire).result()
-            self._clock.start()
-
-    def submit(self, work: Callable[[Store], T]) -> Future[T]:
-        """`work` is called with the store; what it wrote is durable when the future has its result."""
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
-        self._thread.submit(self._write, work, future)
-        return future
-
-    def close(self) -> None:
-        self._ends.set()
-        if self.days is not None:
-            self._clock.join()
-        self._thread.submit(self._store.close)
-        self._thread.shutdown()
-
-    def _write(self, work: Callable[[Store], T], future: Future[T]) -> None:
-        try:
-            with self._store.transaction():
-                result = work(self._store)
-        except BaseException as error:  # noqa: BLE001 who submitted it gets it
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    def _expire_daily(self) -> None:
-        while not self._ends.wait(DAY):
-            self._thread.submit(self._expire)
-
-    def _expire(self) -> None:
-        """Delete for good what was answered too long ago, and say so."""
-        store, days = self._store, self.days or 0
-        try:
-            ids = store.experience.find_below(ANSWERED, time.time() - days * DAY)
-            said = f"deleted {len(ids)} rows, {days} days old or more"
-            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
-            if ids:
-                store.imports.forget(ids)
-            self.expired += len(ids)
-        except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
-            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
-        print(without_secrets(f"agro: {said}"), file=sys.stderr)
 
 
 async def kept(future: Future[None] | None) -> None:
@@ -229,51 +171,105 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
 
 
 class Recorder:
-    """The store behind a door, and the sessions that it has."""
+    """The store behind a door, and the sessions that it has.
+
+    A thread of its own has the store, and every work is one transaction. What was answered more days ago than
+    are kept it deletes, at its start and once a day.
+    """
 
     def __init__(self, keeping: Keeping, memory: Memory, source: str) -> None:
         """`source`: of the samples, where the answer doesn't say whose it is."""
-        self.writer = None if keeping.store is None else Writer(location_of(keeping.store), keeping.days)
         self.privacy, self.memory, self.source = keeping.privacy, memory, source
-        self.stored = 0  # answers
+        self.days = keeping.days
+        self.stored = self.expired = 0  # answers, and rows that were deleted
         self._lock = asyncio.Lock()
+        self._ends = threading.Event()
+        self._clock: threading.Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        if keeping.store is not None:
+            self._thread = ThreadPoolExecutor(1)
+            self._store = self._thread.submit(Store.open, location_of(keeping.store)).result()
+        if self._thread is not None and self.days is not None:
+            self._thread.submit(self._expire).result()
+            self._clock = threading.Thread(target=self._expire_daily, daemon=True)
+            self._clock.start()
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self._ends.set()
+        if self._clock is not None:
+            self._clock.join()
+        if self._thread is not None:
+            self._thread.submit(self._store.close)
+            self._thread.shutdown()
 
     def measures(self) -> dict[str, float]:
-        return {"stored_total": self.stored, "expired_total": self.writer.expired if self.writer else 0}
+        return {"stored_total": self.stored, "expired_total": self.expired}
 
-    def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
-        """`work` stores an answer."""
-        if self.writer is None:
+    def keep(self, work: Callable[[Store], None]) -> Future[None] | None:
+        """`work` stores an answer; None where there is no store."""
+        if self._thread is None:
             return None
 
         def stored(future: Future[None]) -> None:
             self.stored += future.exception() is None
 
-        future = self.writer.submit(work)
+        future = self.submit(work)
         future.add_done_callback(stored)
         return future
 
+    def submit(self, work: Callable[[Store], T]) -> Future[T]:
+        """`work` is called with the store; what it wrote is durable when the future has its result."""
+        assert self._thread is not None
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
+        self._thread.submit(self._write, work, future)
+        return future
+
+    def _write(self, work: Callable[[Store], T], future: Future[T]) -> None:
+        try:
+            with self._store.transaction():
+                result = work(self._store)
+        except BaseException as error:  # noqa: BLE001 who submitted it gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _expire_daily(self) -> None:
+        while not self._ends.wait(DAY):
+            assert self._thread is not None
+            self._thread.submit(self._expire)
+
+    def _expire(self) -> None:
+        """Delete for good what was answered too long ago, and say so."""
+        store, days = self._store, self.days or 0
+        try:
+            ids = store.experience.find_below(ANSWERED, time.time() - days * DAY)
+            said = f"deleted {len(ids)} rows, {days} days old or more"
+            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
+            if ids:
+                store.imports.forget(ids)
+            self.expired += len(ids)
+        except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
+            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
+        print(without_secrets(f"agro: {said}"), file=sys.stderr)
+
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
-        if self.writer is None:
+        if self._thread is None:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
         name = given["episode"]
         episode = self.memory.episodes.get(name, DoorEpisode(name))
         fields: dict[str, Any] = {"episode": episode, "source": self.source, "privacy": self.privacy}
         work = partial(store_feedback, feedback=given, **fields)
-        return await asyncio.wrap_future(self.writer.submit(work))
+        return await asyncio.wrap_future(self.submit(work))
 
     async def open_session(self, name: str | None) -> None:
         """Before a call of a session that an earlier process may have begun, of which the store has rows."""
-        if self.writer is None or name is None or name in self.memory.episodes:
+        if self._thread is None or name is None or name in self.memory.episodes:
             return
         async with self._lock:
             if name in self.memory.episodes:
                 return
-            rows, number = await asyncio.wrap_future(self.writer.submit(partial(_rows, name=name)))
+            rows, number = await asyncio.wrap_future(self.submit(partial(_rows, name=name)))
             episode = DoorEpisode(name, is_named=True, rows=number)
             if rows:
                 episode.prompt, episode.reward = rows[0].prompt, rows[0].reward

@@ -25,12 +25,13 @@ How = Literal["rows", "each", "value", "tokens"]  # of the calls of `agro.io.wor
 
 
 class Caller:
-    """What is known of a function that is called: its parameters, and the largest value that it declares."""
+    """A function that is called: its parameters, the largest value that it declares, and its outcomes."""
 
     parameters: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()  # those without a default
     any_parameter = False
     maximum: float | None = None
+    workers = 1  # calls at a time
 
     def learn(self, described: Mapping[str, Any]) -> None:
         """`described`: as of `agro.io.worker.describe`."""
@@ -40,6 +41,56 @@ class Caller:
     def accepts(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
         return self.any_parameter or parameter in self.parameters
+
+    def call(
+        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, how: How = "rows"
+    ) -> list[Outcome]:
+        """Call the function on `n` rows and return one outcome per row.
+
+        Each worker gets its share of the rows in one call. Rows without a valid number, and all rows of a
+        call that failed, are called again one by one, so that an invalid row affects no other. Raises
+        `Refused` for a function that returns one value for several rows.
+
+        Args:
+            columns: the arguments, `n` values each.
+            n: rows.
+            at_once: rows per call, in place of a worker's share.
+            how: "each": the function takes one value per argument and is called for every row; "value":
+                the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
+        """
+        results: list[Outcome | None] = [None] * n
+        running: dict[Future[list[Outcome]], list[int]] = {}
+
+        def begin(rows: list[int]) -> None:
+            arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
+            running[self._begin(arguments, len(rows), how)] = rows
+
+        share = at_once or max(1, -(-n // self.workers))
+        try:
+            for start in range(0, n, share):
+                begin(list(range(start, min(start + share, n))))
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    rows = running.pop(future)
+                    for row, outcome in zip(rows, future.result()):
+                        results[row] = outcome
+                        if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
+                            begin([row])
+        except BaseException:  # an interrupt too: what still runs is ended
+            for future in running:
+                future.cancel()
+            self._interrupt()
+            wait(running)
+            raise
+        assert None not in results
+        return cast(list[Outcome], results)
+
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
+        """One call on `n` rows."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """End the calls under way."""
 
 
 class Pool(Caller):
@@ -65,7 +116,7 @@ class Pool(Caller):
         self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()  # None: one is to be started
         self._threads = ThreadPoolExecutor(workers)
-        self._count, self._closed = workers, False
+        self.workers, self._closed = workers, False
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
         try:
             for process in self._threads.map(lambda _: self._start(), range(workers)):
@@ -80,50 +131,10 @@ class Pool(Caller):
         self._threads.shutdown()
         self._finalizer()
 
-    def call(
-        self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, how: How = "rows"
-    ) -> list[Outcome]:
-        """Call the function on `n` rows and return one outcome per row.
-
-        Each worker gets its share of the rows in one call. Rows without a valid number, and all rows of a
-        call that failed, are called again one by one, so that an invalid row affects no other. Raises
-        `Refused` for a function that returns one value for several rows.
-
-        Args:
-            columns: the arguments, `n` values each.
-            n: rows.
-            at_once: rows per call, in place of a worker's share.
-            how: "each": the function takes one value per argument and is called for every row; "value":
-                the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
-        """
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
         if self._closed:
             raise RuntimeError("this reward is closed")
-        results: list[Outcome | None] = [None] * n
-        running: dict[Future[list[Outcome]], list[int]] = {}
-
-        def begin(rows: list[int]) -> None:
-            arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
-            running[self._threads.submit(self._ask, arguments, len(rows), how)] = rows
-
-        share = at_once or max(1, -(-n // self._count))
-        try:
-            for start in range(0, n, share):
-                begin(list(range(start, min(start + share, n))))
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    rows = running.pop(future)
-                    for row, outcome in zip(rows, future.result()):
-                        results[row] = outcome
-                        if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
-                            begin([row])
-        except BaseException:  # an interrupt too: what still runs is ended
-            for future in running:
-                future.cancel()
-            self._interrupt()
-            wait(running)
-            raise
-        assert None not in results
-        return cast(list[Outcome], results)
+        return self._threads.submit(self._ask, arguments, n, how)
 
     def _ask(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> list[Outcome]:
         """The outcomes of one call on `n` rows, in a thread. A worker that fails is replaced at its next."""
