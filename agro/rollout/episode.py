@@ -25,7 +25,10 @@ from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, thought_in
 from agro.types.kept_sets import ALL, Ids, flat
 
 T = TypeVar("T")
-Version = int | NDArray[np.int32]  # of all tokens, or of each
+# Of the tokens that the policy chose, as in `Continuation`; None where they aren't known, or recorded.
+LogProbs = Sequence[float] | None
+Version = int | NDArray[np.int32]  # of all, or of each
+Kept = Sequence[Ids] | None  # of all of a row, or of none
 
 
 class EpisodeRow:
@@ -42,29 +45,15 @@ class EpisodeRow:
 
     def observe(self, tokens: list[int]) -> None:
         """Tokens of the context or the environment."""
-        self._add(tokens, action=False, logp=None, version=UNKNOWN_VERSION, kept=None)
+        self._add(tokens, None, UNKNOWN_VERSION, None, action=False)
 
-    def act(
-        self,
-        tokens: list[int],
-        logp: Sequence[float] | None,
-        version: Version,
-        kept: Sequence[Ids] | None = None,
-    ) -> None:
-        """Tokens that the policy chose. `kept`: as `Continuation.kept`, of all that it chose or of none."""
+    def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
+        """Tokens that the policy chose."""
         if kept is not None and self.kept is None:
             self.kept = [ALL] * len(self.tokens)
-        self._add(tokens, action=True, logp=logp, version=version, kept=kept)
+        self._add(tokens, logp, version, kept, action=True)
 
-    def _add(
-        self,
-        tokens: list[int],
-        *,
-        action: bool,
-        logp: Sequence[float] | None,
-        version: Version,
-        kept: Sequence[Ids] | None,
-    ) -> None:
+    def _add(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept, *, action: bool) -> None:
         count = len(tokens)
         self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
         self.action += [action] * count
@@ -116,13 +105,7 @@ class Transcript:
             self.messages = list(encoder.chat.messages(prompt.text))
         self.text = self._opening = encoder.render(prompt.text)  # of the last row
 
-    def act(
-        self,
-        tokens: list[int],
-        logp: Sequence[float] | None,
-        version: Version,
-        kept: Sequence[Ids] | None = None,
-    ) -> None:
+    def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
         """A turn of the policy, its end token included."""
         self.rows[-1].act(tokens, logp, version, kept)
         decode = self.encoder.chat.tokenizer.decode
@@ -188,11 +171,11 @@ class Episode:
     def turn(
         self,
         tokens: list[int],
-        logp: Sequence[float] | None,
+        logp: LogProbs,
         *,
         cut: bool,
         version: Version = UNKNOWN_VERSION,
-        kept: Sequence[Ids] | None = None,
+        kept: Kept = None,
     ) -> bool:
         """One turn of the policy, and the environment's reply; returns whether another turn follows."""
         text = self.encoder.decode(tokens, self.ids)

@@ -31,6 +31,7 @@ from agro.rollout.engines.protocol import Request
 from agro.types import ROUNDING
 
 SEED_BITS = 31  # servers take a 32-bit signed integer
+Body = dict[str, Any]  # of a request
 SEE_LOG = "see the server's log, then continue with --resume"
 
 
@@ -162,7 +163,7 @@ def noise(request: Request, seed: int) -> int:
     return (seed + 1_000_003 * request.number + request.position) % (1 << SEED_BITS)
 
 
-def _common(sampler: SamplerConfig, eos_ids: list[int]) -> dict[str, Any]:
+def _common(sampler: SamplerConfig, eos_ids: list[int]) -> Body:
     """Settings of the same name in all dialects."""
     return {
         "temperature": sampler.temperature,
@@ -202,13 +203,11 @@ class Completions:
     def __init__(self, eos_ids: Sequence[int]) -> None:
         self.eos_ids = list(eos_ids)
 
-    def sampling(
-        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
-    ) -> dict[str, Any]:
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
         settings = self._settings(request, sampler, seed)
         return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
 
-    def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> dict[str, Any]:
+    def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> Body:
         own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
         return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
 
@@ -216,7 +215,7 @@ class Completions:
         found = _Completion.model_validate(content)
         return Reply(found.token_ids, found.logprobs, found.finish_reason)
 
-    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
         body = {"model": served, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
         return {**body, "prompt_logprobs": 0}
 
@@ -245,9 +244,7 @@ class Generate(Completions):
     path = "/inference/v1/generate"
     advice = "start vLLM 0.32 or newer with --enable-scale-out, or set engine.api = completions"
 
-    def sampling(
-        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
-    ) -> dict[str, Any]:
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
         settings = self._settings(request, sampler, seed)
         return {"model": served, "token_ids": request.ids, "sampling_params": settings}
 
@@ -279,15 +276,11 @@ class SGLang:
     def __init__(self, eos_ids: Sequence[int]) -> None:
         self.eos_ids = list(eos_ids)
 
-    def sampling(
-        self, request: Request, sampler: SamplerConfig, seed: int, served: str | None
-    ) -> dict[str, Any]:
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
         own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
         return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
 
-    def _body(
-        self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None
-    ) -> dict[str, Any]:
+    def _body(self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None) -> Body:
         body = {"input_ids": list(ids), "sampling_params": settings, "return_logprob": True}
         adapter = {} if served is None else {"lora_path": served}
         return {**body, "logprob_start_len": start, **adapter}
@@ -296,7 +289,7 @@ class SGLang:
         found = _SGLangReply.model_validate(content)
         return Reply(found.output_ids, [logp for logp, _, _ in found.entries], found.finish_reason)
 
-    def scoring(self, ids: Sequence[int], served: str | None) -> dict[str, Any]:
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
         return self._body(ids, {"max_new_tokens": 1, "temperature": 1.0}, 0, served)
 
     def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
