@@ -233,6 +233,8 @@ def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seco
                     continue
                 try:
                     outbox = outbox[os.write(process.stdin.fileno(), outbox) :]
+                except BlockingIOError:
+                    continue
                 except BrokenPipeError:  # it died, which reading will show
                     outbox = outbox[:0]
                 if not outbox:

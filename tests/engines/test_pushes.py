@@ -19,8 +19,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines import NoServer, Request
-from agro.rollout.engines.connection import Failed
-from agro.rollout.engines.dialects import dialect_of
+from agro.rollout.engines.connection import Failed, dialect_of
 from agro.rollout.engines.server import Server
 from agro.types import Prompt
 

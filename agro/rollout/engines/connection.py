@@ -1,22 +1,45 @@
-"""A connection to one server: requests with a deadline and a key, sent again where that may help."""
+"""How one server is asked for responses, and for log-probs of given tokens, and what it may answer.
+
+Requests have a deadline and a key, and are sent again where that may help. A reply is used only where it is
+what was requested: one response, with at most the requested number of tokens, all in the vocabulary, none
+after the end, each with a log-prob. Any other reply is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
 
 import httpx
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
 from agro import config
-from agro.config import from_environment
+from agro.config import SamplerConfig, from_environment
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
+from agro.models.encoding import Encoder
+from agro.rollout.engines.protocol import Request
+from agro.types import ROUNDING
 
 FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
 BUSY = (408, 425, 429)  # statuses that ask for the same request later
 GONE = 404  # a server that was started again has lost its adapters
 HEALTH_SECONDS = 5.0  # in which a server says that it runs
+SEED_BITS = 31  # servers take a 32-bit signed integer
+Body = dict[str, Any]  # of a request
+SEE_LOG = "see the server's log, then continue with --resume"
 
 
 class Failed(Exception):
@@ -123,3 +146,276 @@ class Connection:
         except ValueError as error:
             got = content.decode("utf-8", "replace")[:200]
             raise Refused(f"engine.url: {self.url}{path}: expected JSON, got {got!r} ({error})") from None
+
+
+class _Content(BaseModel):
+    """Only JSON's own types: 97.0, true and "97" are no integers. Fields that aren't read may be anything.
+
+    A server that pauses or restarts aborts responses, whatever they say then: they are sampled again.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _was_completed(cls, content: Any) -> Any:
+        match content:
+            case {"choices": [{"finish_reason": "abort"}]} | {
+                "meta_info": {"finish_reason": {"type": "abort"}}
+            }:
+                raise Failed('finish_reason "abort": the server gave the response up')
+        return content
+
+
+def _at(*path: str | int, default: Any = ...) -> Any:
+    """A field at a path of a reply."""
+    return Field(default, validation_alias=AliasPath(*path))
+
+
+class Span(_Content):
+    """The version that tokens `start` to `end` - 1 of a response were sampled with."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Reply(NamedTuple):
+    """One response, whatever a server calls its parts."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]  # None: unknown
+    finish_reason: str
+    spans: Sequence[Span] | None = None  # None: the server doesn't say
+
+
+def check_reply(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> None:
+    """Raise `ValueError` for a reply that isn't one response to the request.
+
+    It ends at the first end token or stop text, unless it was truncated before. The spans of its versions
+    follow each other. The log-prob of an almost certain token may exceed 0 by rounding.
+    """
+    ids, logprobs, last_id = reply.token_ids, reply.logprobs, encoder.vocab_size - 1
+    if not 1 <= len(ids) <= request.room:
+        raise _wrong("token_ids", f"1 to {request.room} tokens (max_tokens)", len(ids))
+    if len(logprobs) != len(ids):
+        raise _wrong("logprobs.token_logprobs", f"one for each of {len(ids)} tokens", len(logprobs))
+    for place, token in enumerate(ids):
+        if not 0 <= token <= last_id:
+            expected = f"an id of the policy's vocabulary, 0 to {last_id}"
+            raise _wrong(
+                f"token_ids.{place}", expected, f"{token!s:.40}", "let the server serve the run's model"
+            )
+    for place, logprob in enumerate(logprobs):
+        if logprob is not None and logprob > ROUNDING:
+            raise _wrong(f"logprobs.token_logprobs.{place}", "a log-prob, at most 0", f"{logprob:g}")
+    if reply.spans is not None:
+        places = [(span.start, span.end) for span in reply.spans]
+        ends, starts = [0, *(end for _, end in places)], [*(start for start, _ in places), len(ids)]
+        if ends != starts or any(start >= end for start, end in places):
+            expected = f"spans one after the other over {len(ids)} tokens"
+            raise _wrong("weight_versions", expected, f"{places!s:.80}")
+    _check_end(reply, request, encoder, stops)
+
+
+def _check_end(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> None:
+    if reply.finish_reason not in ("stop", "length"):
+        raise _wrong("finish_reason", '"stop" or "length"', f"{reply.finish_reason!r:.80}")
+
+    def has_stop(tokens: Sequence[int]) -> bool:
+        text = encoder.decode(tokens, request.ids) if stops else ""
+        return any(stop in text for stop in stops)
+
+    *body, end = reply.token_ids
+    for place, token in enumerate(body):
+        if token in encoder.eos_ids:
+            expected = f"nothing after the end token {token} at {place}"
+            way_out = "start the server without ignore_eos"
+            raise _wrong("token_ids", expected, f"{len(body) - place} more", way_out)
+    if has_stop(body):
+        expected = f"nothing after a text of sampler.stop ({list(stops)!r:.80})"
+        way_out = "start the server without speculative decoding, or remove sampler.stop"
+        raise _wrong("token_ids", expected, "more", way_out)
+    if reply.finish_reason == "stop" and end not in encoder.eos_ids and not has_stop(reply.token_ids):
+        ends_with = f"an end token ({', '.join(map(str, encoder.eos_ids))}) or a stop text last"
+        expected = f'{ends_with}, since finish_reason is "stop"'
+        way_out = "give the server the end tokens of the policy (generation_config.json)"
+        raise _wrong("token_ids", expected, end, way_out)
+
+
+def _wrong(field: str, expected: str, got: object, way_out: str = SEE_LOG) -> ValueError:
+    return ValueError(f"{field}: expected {expected}, got {got}. What to do: {way_out}")
+
+
+@contextmanager
+def refusing_replies(where: str, advice: str) -> Iterator[None]:
+    """Raise `Refused` for a reply that says something else than it was asked for: which field, what was
+    expected, what came. `advice`: what to do where it lacks something."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "reply"
+        message = first["msg"][0].lower() + first["msg"][1:]
+        problem = f"{field}: {message}, got {first['input']!r:.80}. What to do: {advice}"
+        raise Refused(f"{where}: {problem}") from None
+    except ValueError as error:
+        raise Refused(f"{where}: {error}") from None
+
+
+def dialect_of(settings: config.EngineConfig, eos_ids: Sequence[int]) -> Dialect:
+    if settings.dialect == "sglang":
+        return SGLang(eos_ids)
+    return Generate(eos_ids) if settings.api == "generate" else Completions(eos_ids)
+
+
+def noise(request: Request, seed: int) -> int:
+    """The seed of a request."""
+    return (seed + 1_000_003 * request.number + request.position) % (1 << SEED_BITS)
+
+
+def _common(sampler: SamplerConfig, eos_ids: list[int]) -> Body:
+    """Settings of the same name in all dialects."""
+    return {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,
+        "min_p": sampler.min_p,
+        "stop": list(sampler.stop) or None,
+        "stop_token_ids": eos_ids,
+    }
+
+
+One = Annotated[list[Any], Field(min_length=1, max_length=1)]  # the one response that was asked for
+
+
+class LogProb(_Content):
+    logprob: float
+
+
+class _Completion(_Content):
+    choices: One
+    finish_reason: str = _at("choices", 0, "finish_reason")
+    token_ids: list[int] = _at("choices", 0, "token_ids")
+    logprobs: list[float | None] = _at("choices", 0, "logprobs", "token_logprobs")
+
+
+class _Scored(_Content):
+    choices: One
+    entries: list[dict[str, LogProb] | None] = _at("choices", 0, "prompt_logprobs")
+
+
+class Completions:
+    """vLLM's /v1/completions with a prompt of token ids."""
+
+    path = scoring_path = "/v1/completions"
+    advice = "use a server that supports return_token_ids (vLLM 0.10 or newer)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
+
+    def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> Body:
+        own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
+        return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
+
+    def read(self, content: Any) -> Reply:
+        found = _Completion.model_validate(content)
+        return Reply(found.token_ids, found.logprobs, found.finish_reason)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
+        body = {"model": served, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
+        return {**body, "prompt_logprobs": 0}
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        scores = []
+        for token, entry in zip(ids[1:], _Scored.model_validate(content).entries[1:], strict=True):
+            if entry is None or str(token) not in entry:
+                raise ValueError(
+                    f"prompt_logprobs: expected the log-prob of token {token}, got {entry!r:.80}"
+                )
+            scores.append(entry[str(token)].logprob)
+        return scores
+
+
+class _Generated(_Content):
+    choices: One
+    finish_reason: str = _at("choices", 0, "finish_reason")
+    token_ids: list[int] = _at("choices", 0, "token_ids")
+    logprobs: list[LogProb] = _at("choices", 0, "logprobs", "content")
+    spans: list[Span] | None = _at("choices", 0, "weight_versions", default=None)
+
+
+class Generate(Completions):
+    """vLLM's /inference/v1/generate, which says with which weights each token was sampled."""
+
+    path = "/inference/v1/generate"
+    advice = "start vLLM 0.32 or newer with --enable-scale-out, or set engine.api = completions"
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "token_ids": request.ids, "sampling_params": settings}
+
+    def read(self, content: Any) -> Reply:
+        found = _Generated.model_validate(content)
+        logprobs: list[float | None] = [entry.logprob for entry in found.logprobs]
+        return Reply(found.token_ids, logprobs, found.finish_reason, found.spans)
+
+
+Entry = Annotated[tuple[StrictFloat | None, StrictInt, Any], Strict(False)]  # log-prob, token id, text
+
+
+class _SGLangReply(_Content):
+    output_ids: list[int]
+    finish_reason: str = _at("meta_info", "finish_reason", "type")
+    entries: list[Entry] = _at("meta_info", "output_token_logprobs")
+
+
+class _SGLangScored(_Content):
+    entries: list[Entry] = _at("meta_info", "input_token_logprobs")
+
+
+class SGLang:
+    """SGLang's /generate, as of its documentation for 0.5: it wasn't tried with a server."""
+
+    path = scoring_path = "/generate"
+    advice = "use SGLang 0.5, or vLLM (engine.dialect = vllm)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
+        return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
+
+    def _body(self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None) -> Body:
+        body = {"input_ids": list(ids), "sampling_params": settings, "return_logprob": True}
+        adapter = {} if served is None else {"lora_path": served}
+        return {**body, "logprob_start_len": start, **adapter}
+
+    def read(self, content: Any) -> Reply:
+        found = _SGLangReply.model_validate(content)
+        return Reply(found.output_ids, [logp for logp, _, _ in found.entries], found.finish_reason)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
+        return self._body(ids, {"max_new_tokens": 1, "temperature": 1.0}, 0, served)
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        entries = _SGLangScored.model_validate(content).entries
+        scores = [logp for logp, _, _ in entries[1:] if logp is not None]
+        if [token for _, token, _ in entries] != list(ids) or len(scores) != len(ids) - 1:
+            raise ValueError(f"input_token_logprobs: expected one for each of {len(ids)} tokens, got others")
+        return scores
+
+
+Dialect = Completions | SGLang
+"""Requests for responses at `path`, and for log-probs of given tokens, at temperature 1, at `scoring_path`.
+
+`scores` has one for each token but the first. It and `read` raise pydantic's `ValidationError` for a reply
+that says something else. `advice`: what to do where a reply lacks something.
+"""

@@ -22,8 +22,17 @@ from agro.io.files import digest
 from agro.models.adapters import is_adapter
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
-from agro.rollout.engines.connection import Away, Broken, Connection, Lost, Missing
-from agro.rollout.engines.dialects import Dialect, check_reply, dialect_of, refusing_replies
+from agro.rollout.engines.connection import (
+    Away,
+    Broken,
+    Connection,
+    Dialect,
+    Lost,
+    Missing,
+    check_reply,
+    dialect_of,
+    refusing_replies,
+)
 from agro.rollout.engines.protocol import Continuation, Request
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works

@@ -14,8 +14,7 @@ from torch import Tensor
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.rollout.engines.connection import Connection, Lost
-from agro.rollout.engines.dialects import dialect_of
+from agro.rollout.engines.connection import Connection, Lost, dialect_of
 from agro.rollout.engines.host import Scores, score
 from agro.types import ROUNDING, KeptSets
 
