@@ -230,26 +230,23 @@ class EpisodeReward:
         return self.inner.maximum
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        episodes: dict[Any, list[int]] = {}
-        for i, sample in enumerate(samples):
-            episodes.setdefault(i if sample.episode is None else sample.episode, []).append(i)
-        scores: dict[int, Score] = {}
-        unscored: dict[int, Sample] = {}
-        for rows in episodes.values():
-            head = samples[rows[0]]
+        keys = [i if sample.episode is None else sample.episode for i, sample in enumerate(samples)]
+        episodes: dict[Any, list[Sample]] = {}
+        for key, sample in zip(keys, samples, strict=True):
+            episodes.setdefault(key, []).append(sample)
+        scores: dict[Any, Score] = {}
+        unscored: dict[Any, Sample] = {}
+        for key, rows in episodes.items():
+            head = rows[0]
             if head.reward is not None or head.meta.get("reward_error") is not None:
                 self.of_environment = True
-                scores[rows[0]] = Score(head.reward, head.meta.get("reward_error"))
+                scores[key] = Score(head.reward, head.meta.get("reward_error"))
             else:
-                transcript = "".join(samples[i].response for i in rows)
+                transcript = "".join(row.response for row in rows)
                 response = head.meta.get("last_turn", transcript)
-                meta = {**head.meta, "transcript": transcript}
-                unscored[rows[0]] = head.replace(response=response, meta=meta)
+                unscored[key] = head.replace(response=response, meta={**head.meta, "transcript": transcript})
         scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
-        for rows in episodes.values():
-            for i in rows:
-                scores[i] = scores[rows[0]]
-        return [scores[i] for i in range(len(samples))]
+        return [scores[key] for key in keys]
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         return None  # an environment may add columns
