@@ -167,9 +167,9 @@ class _Content(BaseModel):
         return content
 
 
-def _at(*path: str | int, default: Any = ...) -> Any:
+def _at(first: str, *path: str | int, default: Any = ...) -> Any:
     """A field at a path of a reply."""
-    return Field(default, validation_alias=AliasPath(*path))
+    return Field(default, validation_alias=AliasPath(first, *path))
 
 
 class Span(_Content):
