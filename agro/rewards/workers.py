@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any, Literal, cast
 
@@ -60,22 +60,25 @@ class Caller:
         """
         results: list[Outcome | None] = [None] * n
         running: dict[Future[list[Outcome]], list[int]] = {}
+        ended: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
 
         def begin(rows: list[int]) -> None:
             arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
-            running[self._begin(arguments, len(rows), how)] = rows
+            future = self._begin(arguments, len(rows), how)
+            running[future] = rows
+            future.add_done_callback(ended.put)
 
         share = at_once or max(1, -(-n // self.workers))
         try:
             for start in range(0, n, share):
                 begin(list(range(start, min(start + share, n))))
             while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    rows = running.pop(future)
-                    for row, outcome in zip(rows, future.result()):
-                        results[row] = outcome
-                        if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
-                            begin([row])
+                future = ended.get()
+                rows = running.pop(future)
+                for row, outcome in zip(rows, future.result()):
+                    results[row] = outcome
+                    if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
+                        begin([row])
         except BaseException:  # an interrupt too: what still runs is ended
             for future in running:
                 future.cancel()

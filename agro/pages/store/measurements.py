@@ -116,6 +116,9 @@ class Measurements:
         """Shares, nats and β; None where unknown."""
         logp, lengths, auc = self.rescored.totals, self.rescored.lengths, self.auc
         ranked, (ess, weighted), (winner, loser) = summary("auc", auc), self.ess, self.pairs.T
+        balance, middle_half = self.balance, [None, None, None]
+        if len(balance):
+            middle_half = np.quantile(balance, (0.25, 0.5, 0.75)).tolist()
         of = "log π/π_ref" if self.against_reference else "log π"
         right = [(score[winner] >= score[loser]) for score in (logp, logp / lengths)]
         unequal = [int(self.group[of[0]]) for of in self.unequal]
@@ -141,16 +144,8 @@ class Measurements:
             "ess": ess,
             "concentrability": None if ess is None else 1 / ess,
             "ess_responses": weighted,
-            "beta": quartiles(self.balance) | {"of": of},
+            "beta": {**dict(zip(("low", "middle", "high"), middle_half)), "groups": len(balance), "of": of},
         }
-
-
-def quartiles(values: Values) -> dict[str, Any]:
-    """The middle half of values, their median, and how many they are."""
-    if not len(values):
-        return {"low": None, "middle": None, "high": None, "groups": 0}
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return {"low": low, "middle": middle, "high": high, "groups": len(values)}
 
 
 def measure(
