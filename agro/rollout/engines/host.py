@@ -54,10 +54,8 @@ LIKELY = {
 }
 NEEDS = {  # how a server is started so that weights can be pushed to it, by dialect and way
     ("vllm", "reload"): "VLLM_SERVER_DEV_MODE=1",
-    ("vllm", "transfer"): ("VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)"),
-    ("vllm", "adapter"): (
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, or set engine.push = reload"
-    ),
+    ("vllm", "transfer"): "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)",
+    ("vllm", "adapter"): "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora, or set engine.push = reload",
     ("sglang", "reload"): "SGLang 0.5 or newer",
     ("sglang", "adapter"): "--enable-lora",
 }
@@ -114,9 +112,10 @@ class Host:
         """Push new weights, and use the server only if it passes the probe."""
         if self.problem and not await self.connection.is_alive():
             return
-        way = "transfer" if self.settings.push == "transfer" else "reload"
+        dialect = self.settings.dialect
+        way = "transfer" if self.settings.push == "transfer" and dialect == "vllm" else "reload"
         self._way = "adapter" if is_adapter(str(weights)) else way
-        advice = f". What to do: start the server with {NEEDS[self.settings.dialect, self._way]}"
+        advice = f". What to do: start the server with {NEEDS[dialect, self._way]}"
         try:
             self.served = await self._push(weights, version) or self.served
             advice = ". What to do: set engine.model to the server's name of the run's model"
