@@ -416,14 +416,8 @@ def bin_edges(values: Values, integer: bool) -> Values:
 
 
 def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
-    """Stacked shares of `count` sources over steps.
-
-    Args:
-        run: the run, whose phases bound the bins.
-        steps: the step of each draw.
-        labels: the source of each draw, from 0.
-        count: the number of sources.
-    """
+    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: the step
+    and the source, from 0, of each draw."""
     figure, axes = share_axes()
     end = max(1, run.steps)
     width = math.ceil(end / COLUMNS)
