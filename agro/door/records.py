@@ -37,16 +37,6 @@ class Keeping(NamedTuple):
     days: int | None = None
 
 
-async def kept(future: Future[None] | None) -> None:
-    """Wait until an answer is stored. Raises `Problem` where it can't be: then it isn't answered."""
-    try:
-        if future is not None:
-            await asyncio.wrap_future(future)
-    except Refused as error:
-        print(without_secrets(f"agro: an answer can't be stored, and isn't given: {error}"), file=sys.stderr)
-        raise Problem(503, "the answer can't be stored") from None
-
-
 def ledger_of(episode: str) -> str:
     """The name under which the rows of an episode are stored once."""
     return f"door:{episode}"
@@ -205,17 +195,21 @@ class Recorder:
     def measures(self) -> dict[str, float]:
         return {"stored_total": self.stored, "expired_total": self.expired}
 
-    def keep(self, work: Callable[[Store], None]) -> Future[None] | None:
-        """`work` stores an answer; None where there is no store."""
+    async def keep(self, work: Callable[[Store], None]) -> None:
+        """Wait until `work` has stored an answer. Raises `Problem` where it can't: then it isn't answered."""
         if self._thread is None:
-            return None
-
-        def stored(future: Future[None]) -> None:
-            self.stored += future.exception() is None
-
+            return
         future = self.submit(work)
-        future.add_done_callback(stored)
-        return future
+        future.add_done_callback(self._count)  # also where the client leaves meanwhile
+        try:
+            await asyncio.wrap_future(future)
+        except Refused as error:
+            said = f"agro: an answer can't be stored, and isn't given: {error}"
+            print(without_secrets(said), file=sys.stderr)
+            raise Problem(503, "the answer can't be stored") from None
+
+    def _count(self, future: Future[None]) -> None:
+        self.stored += future.exception() is None
 
     def submit(self, work: Callable[[Store], T]) -> Future[T]:
         """`work` is called with the store; what it wrote is durable when the future has its result."""

@@ -416,8 +416,8 @@ def bin_edges(values: Values, integer: bool) -> Values:
 
 
 def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
-    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: the step
-    and the source, from 0, of each draw."""
+    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: of each
+    draw the step and the source, from 0."""
     figure, axes = share_axes()
     end = max(1, run.steps)
     width = math.ceil(end / COLUMNS)
