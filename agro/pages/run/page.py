@@ -466,14 +466,11 @@ def _material_panels(run: RunData, experience: RunExperience) -> Panels:
     panels, names, title = Panels(run), experience.source_names, "Sources over steps"
     if len(names) > 1:  # else the table says it all
         labels = [names.index(n) for n in experience.sources]
-        figure = svg(figures.sources(run, experience.steps, labels, len(names)), title)
+        figure = svg(figures.sources(run, experience.column("step"), labels, len(names)), title)
         key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
         panels.append(Panel(title, "Where the responses of a step came from.", figure, key))
-    for title, unit, values in (
-        ("Rewards", "reward", experience.rewards),
-        ("Lengths", "tokens", experience.lengths),
-    ):
-        windows = begin_and_end(experience.steps, values)
+    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
+        windows = begin_and_end(experience.column("step"), experience.column(name))
         if windows is not None:
             begin, end = windows
             means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
