@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -206,13 +205,11 @@ def opened(
         raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
     sessions = Sessions(engine.policy.encoder)
 
-    def keep(
-        answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int
-    ) -> Future[None] | None:
+    async def keep(answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
         fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
         of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
-        return recorder.submit(partial(store_row, answered=answered, **of_ours))
+        await recorder.keep(partial(store_row, answered=answered, **of_ours))
 
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,

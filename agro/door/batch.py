@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
 from agro.models.policy import Policy
 from agro.rollout.engines import Request
-from agro.rollout.engines.decoding_rows import HAS_KEYS, Finished, Rows, Stops
+from agro.rollout.engines.decoding_rows import Finished, Rows, Stops
 from agro.rollout.engines.draw import draw
 from agro.rollout.engines.fused import FusedStep
 
@@ -66,12 +65,8 @@ class MixedRows(Rows):
     def admit(self, wave: list[Request]) -> None:
         more = max(request.room for request in wave) - self.noise.shape[1]
         if more > 0:
-            self.tokens = np.pad(self.tokens, ((0, 0), (0, more)))
-            self.logp, self.noise = (np.pad(x, ((0, 0), (0, more))) for x in (self.logp, self.noise))
-            self.mask = pad(self.mask, (0, more))
-            for layer in filter(HAS_KEYS, self.cache.layers):
-                layer.keys, layer.values = (pad(x, (0, 0, 0, more)) for x in (layer.keys, layer.values))
-            self.columns += more
+            self.noise = np.pad(self.noise, ((0, 0), (0, more)))
+            self._move(self.end, self.columns + more)
         super().admit(wave)
 
     def leave(self, jobs: set[Job]) -> None:

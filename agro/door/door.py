@@ -7,8 +7,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,7 +16,6 @@ from typing import Any
 
 from agro.config import SamplerConfig
 from agro.door.batch import Batch, Job, Progress, Token
-from agro.door.records import kept
 from agro.door.sessions import Answered, Call, Sessions
 from agro.door.wire import Chat, Event, Outcome, Problem
 from agro.errors import Refused
@@ -28,7 +26,7 @@ from agro.types import Messages
 from agro.types.conversation import TOOLS, normalized_message
 
 MAX_NEW = 1024  # tokens of an answer where the request says nothing
-Keep = Callable[[Answered, Outcome, SamplerConfig, int], "Future[Any] | None"]
+Keep = Callable[[Answered, Outcome, SamplerConfig, int], Awaitable[None]]
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Door:
     def __init__(
         self, policy: Policy, batch: Batch, sessions: Sessions, *, keep: Keep, seconds: float
     ) -> None:
-        """`keep` stores an answer; its future is awaited before the end of the answer is sent.
+        """`keep` stores an answer, before the end of it is sent.
         `seconds`: that an answer may take, with the time that it waits."""
         self.policy, self.batch, self.sessions = policy, batch, sessions
         self.keep, self.seconds = keep, seconds
@@ -152,7 +150,7 @@ class Door:
         if each.finish:
             answered = self.sessions.end(each.call, outcome.tokens, outcome.message)
             each.is_done = True
-            await kept(self.keep(answered, outcome, each.job.sampler, each.job.number))
+            await self.keep(answered, outcome, each.job.sampler, each.job.number)
             wire.outcomes[each.index] = outcome
         events = list[Event]()
         for kind, text in (("reasoning_content", outcome.reasoning), ("content", outcome.content)):

@@ -133,7 +133,7 @@ class Harness:
         """The URL and the token of a door on the engine's weights."""
         engine: Any = rollout.engine
 
-        def keep(answered: Answered, outcome: Outcome, *_: Any) -> None:
+        async def keep(answered: Answered, outcome: Outcome, *_: Any) -> None:
             attempt = running.get(answered.call.episode.name)
             if attempt is not None:
                 attempt.rows[answered.call.number] = answered

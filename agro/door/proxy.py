@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.records import Keeping, Recorder, kept, meta_of, put_row
+from agro.door.records import Keeping, Recorder, meta_of, put_row
 from agro.door.sessions import Answered, Call, Memory, digests_of
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
@@ -145,7 +145,7 @@ class Proxy:
             self._miss(error)
         for answered, sample in rows:
             work = partial(put_row, answered=answered, sample=sample, privacy=self.recorder.privacy)
-            await kept(self.recorder.submit(work))
+            await self.recorder.keep(work)
 
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None

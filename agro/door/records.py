@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +18,7 @@ from agro.logs.privacy import Privacy
 from agro.models.encoding import Encoder
 from agro.rollout.rollout import before_stop
 from agro.store import Origin, Pair, Store
-from agro.store.location import Location, location_of
+from agro.store.location import location_of
 from agro.store.records import LedgerSample
 from agro.types import Messages, Sample, thought_in
 
@@ -37,92 +35,6 @@ class Keeping(NamedTuple):
     store: str | None = None
     privacy: Privacy = Privacy(redact=True)
     days: int | None = None
-
-
-class Writer:
-    """A thread with the store: what is submitted while it writes is written together, in one transaction.
-
-    With `days` it deletes what was answered more days ago, at its start and once a day.
-    """
-
-    def __init__(self, location: Location, days: int | None = None) -> None:
-        self.days, self.expired = days, 0  # rows that were deleted
-        self._work: queue.Queue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.Queue()
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(location, opened), daemon=True)
-        self._thread.start()
-        opened.result()
-
-    def submit(self, work: Callable[[Store], T]) -> Future[T]:
-        """`work` is called with the store; what it wrote is durable when the future has its result."""
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
-        self._work.put((work, future))
-        return future
-
-    def close(self) -> None:
-        self._work.put(None)
-        self._thread.join()
-
-    def _run(self, location: Location, opened: Future[None]) -> None:
-        try:
-            store = Store.open(location)
-        except BaseException as error:  # noqa: BLE001 it is raised in the thread that makes the writer
-            opened.set_exception(error)
-            return
-        with store:
-            self._expire(store)
-            opened.set_result(None)
-            due, taken = time.monotonic() + DAY, list[Any]()
-            while None not in taken:
-                taken = []
-                with suppress(queue.Empty):
-                    taken.append(self._work.get(timeout=max(due - time.monotonic(), 0.0)))
-                    while True:
-                        taken.append(self._work.get_nowait())
-                self._write(store, [item for item in taken if item is not None])
-                if time.monotonic() >= due:
-                    due = time.monotonic() + DAY
-                    self._expire(store)
-
-    def _expire(self, store: Store) -> None:
-        """Delete for good what was answered too long ago, and say so."""
-        if self.days is None:
-            return
-        try:
-            ids = store.experience.find_below(ANSWERED, time.time() - self.days * DAY)
-            said = f"deleted {len(ids)} rows, {self.days} days old or more"
-            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
-            if ids:
-                store.imports.forget(ids)
-            self.expired += len(ids)
-        except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
-            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
-        print(without_secrets(f"agro: {said}"), file=sys.stderr)
-
-    def _write(self, store: Store, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
-        try:
-            with store.transaction():
-                results = [work(store) for work, _ in together]
-        except Exception as error:  # noqa: BLE001 who submitted it gets it; the others are written alone
-            if len(together) == 1:
-                together[0][1].set_exception(error)
-            else:
-                for each in together:
-                    self._write(store, [each])
-            return
-        for (_, future), result in zip(together, results, strict=True):
-            future.set_result(result)
-
-
-async def kept(future: Future[None] | None) -> None:
-    """Wait until an answer is stored. Raises `Problem` where it can't be: then it isn't answered."""
-    try:
-        if future is not None:
-            await asyncio.wrap_future(future)
-    except Refused as error:
-        print(without_secrets(f"agro: an answer can't be stored, and isn't given: {error}"), file=sys.stderr)
-        raise Problem(503, "the answer can't be stored") from None
 
 
 def ledger_of(episode: str) -> str:
@@ -249,51 +161,109 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
 
 
 class Recorder:
-    """The store behind a door, and the sessions that it has."""
+    """The store behind a door, and the sessions that it has.
+
+    A thread of its own has the store, and every work is one transaction. What was answered more days ago than
+    are kept it deletes, at its start and once a day.
+    """
 
     def __init__(self, keeping: Keeping, memory: Memory, source: str) -> None:
         """`source`: of the samples, where the answer doesn't say whose it is."""
-        self.writer = None if keeping.store is None else Writer(location_of(keeping.store), keeping.days)
         self.privacy, self.memory, self.source = keeping.privacy, memory, source
-        self.stored = 0  # answers
+        self.days = keeping.days
+        self.stored = self.expired = 0  # answers, and rows that were deleted
         self._lock = asyncio.Lock()
+        self._ends = threading.Event()
+        self._clock: threading.Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        if keeping.store is not None:
+            self._thread = ThreadPoolExecutor(1)
+            self._store = self._thread.submit(Store.open, location_of(keeping.store)).result()
+        if self._thread is not None and self.days is not None:
+            self._thread.submit(self._expire).result()
+            self._clock = threading.Thread(target=self._expire_daily, daemon=True)
+            self._clock.start()
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self._ends.set()
+        if self._clock is not None:
+            self._clock.join()
+        if self._thread is not None:
+            self._thread.submit(self._store.close)
+            self._thread.shutdown()
 
     def measures(self) -> dict[str, float]:
-        return {"stored_total": self.stored, "expired_total": self.writer.expired if self.writer else 0}
+        return {"stored_total": self.stored, "expired_total": self.expired}
 
-    def submit(self, work: Callable[[Store], None]) -> Future[None] | None:
-        """`work` stores an answer."""
-        if self.writer is None:
-            return None
+    async def keep(self, work: Callable[[Store], None]) -> None:
+        """Wait until `work` has stored an answer. Raises `Problem` where it can't: then it isn't answered."""
+        if self._thread is None:
+            return
+        future = self.submit(work)
+        future.add_done_callback(self._count)  # also where the client leaves meanwhile
+        try:
+            await asyncio.wrap_future(future)
+        except Refused as error:
+            said = f"agro: an answer can't be stored, and isn't given: {error}"
+            print(without_secrets(said), file=sys.stderr)
+            raise Problem(503, "the answer can't be stored") from None
 
-        def stored(future: Future[None]) -> None:
-            self.stored += future.exception() is None
+    def _count(self, future: Future[None]) -> None:
+        self.stored += future.exception() is None
 
-        future = self.writer.submit(work)
-        future.add_done_callback(stored)
+    def submit(self, work: Callable[[Store], T]) -> Future[T]:
+        """`work` is called with the store; what it wrote is durable when the future has its result."""
+        assert self._thread is not None
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
+        self._thread.submit(self._write, work, future)
         return future
 
+    def _write(self, work: Callable[[Store], T], future: Future[T]) -> None:
+        try:
+            with self._store.transaction():
+                result = work(self._store)
+        except BaseException as error:  # noqa: BLE001 who submitted it gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _expire_daily(self) -> None:
+        while not self._ends.wait(DAY):
+            assert self._thread is not None
+            self._thread.submit(self._expire)
+
+    def _expire(self) -> None:
+        """Delete for good what was answered too long ago, and say so."""
+        store, days = self._store, self.days or 0
+        try:
+            ids = store.experience.find_below(ANSWERED, time.time() - days * DAY)
+            said = f"deleted {len(ids)} rows, {days} days old or more"
+            said += "".join(f"; trained on by {run}" for run in store.draws.trained(ids))
+            if ids:
+                store.imports.forget(ids)
+            self.expired += len(ids)
+        except Exception as error:  # noqa: BLE001 such as others that have the file: answers are stored all the same
+            said = f"--keep-days: nothing was deleted, and it is tried again in a day: {error}"
+        print(without_secrets(f"agro: {said}"), file=sys.stderr)
+
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
-        if self.writer is None:
+        if self._thread is None:
             raise Problem(400, "feedback: expected --store, in which answers are kept")
         name = given["episode"]
         episode = self.memory.episodes.get(name, DoorEpisode(name))
         fields: dict[str, Any] = {"episode": episode, "source": self.source, "privacy": self.privacy}
         work = partial(store_feedback, feedback=given, **fields)
-        return await asyncio.wrap_future(self.writer.submit(work))
+        return await asyncio.wrap_future(self.submit(work))
 
     async def open_session(self, name: str | None) -> None:
         """Before a call of a session that an earlier process may have begun, of which the store has rows."""
-        if self.writer is None or name is None or name in self.memory.episodes:
+        if self._thread is None or name is None or name in self.memory.episodes:
             return
         async with self._lock:
             if name in self.memory.episodes:
                 return
-            rows, number = await asyncio.wrap_future(self.writer.submit(partial(_rows, name=name)))
+            rows, number = await asyncio.wrap_future(self.submit(partial(_rows, name=name)))
             episode = DoorEpisode(name, is_named=True, rows=number)
             if rows:
                 episode.prompt, episode.reward = rows[0].prompt, rows[0].reward

@@ -75,31 +75,29 @@ def load_reward(
 
     Raises `Refused` where there is no such reward or function, or where it has no such option.
     """
-    functions = objects or {}
-    if config.meaning is not None:
-        with ExitStack() as opened:
-            scorer = load_reward(config.model_copy(update={"meaning": None}), objects)
-            opened.enter_context(closing(scorer))
-            try:
-                meaning = _load(config.meaning, {}, config, functions)
-            except Refused as error:
-                raise Refused(f"reward.meaning: {error}") from None
-            opened.pop_all()
-        return MeaningfulReward(scorer, meaning)
-    if not config.functions:
-        assert config.name is not None
-        return _load(config.name, config.options, config, functions)
-    rewards: dict[str, Reward] = {}
-    parts = labeled(config.functions)
     with ExitStack() as opened:
-        for i, (label, part) in enumerate(parts.items()):
+
+        def load(name: str, options: dict[str, Any], where: str = "") -> Reward:
             try:
-                reward = opened.enter_context(closing(_load(part.name, part.options, config, functions)))
+                return opened.enter_context(closing(_load(name, options, config, objects or {})))
             except Refused as error:
-                raise Refused(f"reward.functions.{i}: {error}") from None
-            rewards[label] = reward
+                raise Refused(f"{where}{error}") from None
+
+        reward: Reward
+        if config.functions:
+            parts = labeled(config.functions)
+            rewards = {
+                label: load(part.name, part.options, f"reward.functions.{i}: ")
+                for i, (label, part) in enumerate(parts.items())
+            }
+            reward = CombinedReward(config.title, rewards, parts)
+        else:
+            assert config.name is not None
+            reward = load(config.name, config.options)
+        if config.meaning is not None:
+            reward = MeaningfulReward(reward, load(config.meaning, {}, "reward.meaning: "))
         opened.pop_all()
-    return CombinedReward(config.title, rewards, parts)
+    return reward
 
 
 def _load(

@@ -100,13 +100,14 @@ class OverlongReward:
         self.max_tokens, self.buffer = max_tokens, buffer
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        return [self._score(sample) for sample in samples]
-
-    def _score(self, sample: Sample) -> Score:
-        if sample.action is None:
-            return Score(None, "the sample has no tokens")
-        excess = int(np.count_nonzero(sample.action)) - (self.max_tokens - self.buffer)
-        return Score(-min(max(excess / self.buffer, 0.0), 1.0) + 0.0)
+        scores = []
+        for sample in samples:
+            if sample.action is None:
+                scores.append(Score(None, "the sample has no tokens"))
+                continue
+            excess = int(np.count_nonzero(sample.action)) - (self.max_tokens - self.buffer)
+            scores.append(Score(-min(max(excess / self.buffer, 0.0), 1.0) + 0.0))
+        return scores
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         return None

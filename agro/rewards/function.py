@@ -27,7 +27,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from agro.errors import Refused
@@ -61,26 +61,16 @@ class Inline(Caller):
         self._function, self._options = function, dict(options)
         self.learn(describe(function))
 
-    def call(self, columns: Mapping[str, Sequence[Any]], n: int, *, how: How = "rows") -> list[Outcome]:
-        """Call the function on `n` rows; those without a valid number are called again one by one."""
-        outcomes = self._outcomes(columns, n, how)
-        if n == 1:
-            return outcomes
-        for row, (value, error) in enumerate(outcomes):
-            if value is None and error != "returned None":
-                alone = {name: [values[row]] for name, values in columns.items()}
-                [outcomes[row]] = self._outcomes(alone, 1, how)
-        return outcomes
-
-    def _outcomes(self, columns: Mapping[str, Sequence[Any]], n: int, how: How) -> list[Outcome]:
-        arguments = {name: list(values) for name, values in columns.items()}
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
+        called: Future[list[Outcome]] = Future()
         try:
-            outcomes = _outside_a_loop(CALLS[how], self._function, arguments, self._options, n)
+            outcomes = _outside_a_loop(CALLS[how], self._function, dict(arguments), self._options, n)
+            called.set_result([(value, error) for value, error in outcomes])
         except OneValue as error:
             raise Refused(f"reward: the function {error}") from None
         except Exception as error:  # noqa: BLE001 any function may raise anything
-            return [(None, explain(error, file_of(self._function)))] * n
-        return [(value, error) for value, error in outcomes]
+            called.set_result([(None, explain(error, file_of(self._function)))] * n)
+        return called
 
     def close(self) -> None:
         """Nothing is open."""

@@ -99,8 +99,13 @@ class JudgeReward:
         self._client = httpx.Client(headers=headers)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        get = _baseline if self.options.pairwise else lambda sample: ""
-        return score_known(samples, get, lambda *columns: list(self._threads.map(self._score, *columns)))
+        def baseline(sample: Sample) -> str:
+            if problem := self.problem(sample.meta):
+                raise LookupError(problem)
+            return str(sample.meta["baseline"]) if self.options.pairwise else ""
+
+        ask = self._score
+        return score_known(samples, baseline, lambda *columns: list(self._threads.map(ask, *columns)))
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         if self.options.pairwise and not isinstance(columns.get("baseline"), str):
@@ -266,10 +271,3 @@ def _read_better(reply: Mapping[str, Any]) -> float:
     if type(better) is not int or better not in (0, 1, 2):
         raise NotJudged(f"expected better as 0, 1 or 2, got {better!r:.80}")
     return {0: 0.5, 1: 1.0, 2: 0.0}[better]
-
-
-def _baseline(sample: Sample) -> str:
-    baseline = sample.meta.get("baseline")
-    if not isinstance(baseline, str):
-        raise LookupError("the sample has no baseline, a text that its responses are compared with")
-    return baseline

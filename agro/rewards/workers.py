@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 from typing import Any, Literal, cast
 
 from agro.errors import Refused
@@ -20,35 +20,18 @@ from agro.io.worker import __file__ as WORKER
 
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
-Rows = list[int]
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error)
 How = Literal["rows", "each", "value", "tokens"]  # of the calls of `agro.io.worker`
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process with its pending input and output. `rows`: those of its current call.
-
-    `deadline`: of the call, or of the start, on the monotonic clock.
-    """
-
-    process: subprocess.Popen[bytes]
-    deadline: float
-    ready: bool = False
-    rows: Rows = field(default_factory=list)
-    since: float = 0.0
-    request: int = 0
-    outbox: memoryview = field(default_factory=lambda: memoryview(b""))
-    inbox: bytearray = field(default_factory=bytearray)
-
-
 class Caller:
-    """What is known of a function that is called: its parameters, and the largest value that it declares."""
+    """A function that is called: its parameters, the largest value that it declares, and its outcomes."""
 
     parameters: frozenset[str] = frozenset()
     required: frozenset[str] = frozenset()  # those without a default
     any_parameter = False
     maximum: float | None = None
+    workers = 1  # calls at a time
 
     def learn(self, described: Mapping[str, Any]) -> None:
         """`described`: as of `agro.io.worker.describe`."""
@@ -58,46 +41,6 @@ class Caller:
     def accepts(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
         return self.any_parameter or parameter in self.parameters
-
-
-class Pool(Caller):
-    """`workers` processes, each with the function `name` (module:function or file.py:function).
-
-    `timeout`: seconds per response. Raises `Refused`, which names `setting`, where the function can't be
-    imported.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        *,
-        timeout: float,
-        workers: int = 1,
-        setting: str = "reward.name",
-    ) -> None:
-        self.timeout, self._setting = timeout, setting
-        path = [os.getcwd(), *sys.path]  # as for `python -m`
-        self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
-        self._workers: list[_Worker] = []
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
-        self._selector = selectors.DefaultSelector()
-        self._requests = 0
-        self._single = (0, 0.0)  # finished calls for one response, and their seconds
-        try:
-            for _ in range(workers):
-                self._start()
-            while not all(w.ready for w in self._workers):
-                self._wait()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self._finalizer()
-        self._workers.clear()
-        self._selector.close()
 
     def call(
         self, columns: Mapping[str, Sequence[Any]], n: int, *, at_once: int | None = None, how: How = "rows"
@@ -115,42 +58,125 @@ class Pool(Caller):
             how: "each": the function takes one value per argument and is called for every row; "value":
                 the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
         """
-        if not self._finalizer.alive:
-            raise RuntimeError("this reward is closed")
         results: list[Outcome | None] = [None] * n
-        share = at_once or max(1, -(-n // len(self._workers)))
-        waiting: deque[Rows] = deque(list(range(i, min(i + share, n))) for i in range(0, n, share))
+        running: dict[Future[list[Outcome]], list[int]] = {}
+        ended: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
+
+        def begin(rows: list[int]) -> None:
+            arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
+            future = self._begin(arguments, len(rows), how)
+            running[future] = rows
+            future.add_done_callback(ended.put)
+
+        share = at_once or max(1, -(-n // self.workers))
         try:
-            while waiting or any(w.rows for w in self._workers):
-                self._dispatch(waiting, columns, how)
-                for rows, outcomes in self._wait():
-                    for row, outcome in zip(rows, outcomes):
-                        results[row] = outcome
-                        if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
-                            waiting.append([row])
-        except BaseException:  # an interrupt too: the next call must not read the replies of this one
-            for worker in [w for w in self._workers if w.rows]:
-                self._remove(worker)
-                self._start()
+            for start in range(0, n, share):
+                begin(list(range(start, min(start + share, n))))
+            while running:
+                future = ended.get()
+                rows = running.pop(future)
+                for row, outcome in zip(rows, future.result()):
+                    results[row] = outcome
+                    if outcome[0] is None and outcome[1] != "returned None" and len(rows) > 1:
+                        begin([row])
+        except BaseException:  # an interrupt too: what still runs is ended
+            for future in running:
+                future.cancel()
+            self._interrupt()
+            wait(running)
             raise
         assert None not in results
         return cast(list[Outcome], results)
 
-    def _dispatch(self, waiting: deque[Rows], columns: Mapping[str, Sequence[Any]], how: How) -> None:
-        """Give the next rows to idle workers."""
-        for worker in [w for w in self._workers if w.ready and not w.rows]:
-            if worker.process.poll() is not None:
-                self._replace(worker)  # it died since its last call
-            elif waiting:
-                self._send(worker, waiting.popleft(), columns, how)
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
+        """One call on `n` rows."""
+        raise NotImplementedError
 
-    def _limit(self, n: int) -> float:
-        """Seconds for a call on n rows: about those of one row that hangs, unless rows are slow."""
-        calls, seconds = self._single
-        expected = 2 * n * seconds / calls if calls else 0.0
-        return min(n * self.timeout, max(self.timeout, expected))
+    def _interrupt(self) -> None:
+        """End the calls under way."""
 
-    def _start(self) -> None:
+
+class Pool(Caller):
+    """`workers` processes, each with the function `name` (module:function or file.py:function).
+
+    `timeout`: seconds per response. Raises `Refused`, which names `setting`, where the function can't be
+    imported. A thread for each process asks it and waits for its reply.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        timeout: float,
+        workers: int = 1,
+        setting: str = "reward.name",
+    ) -> None:
+        self.timeout, self._setting = timeout, setting
+        path = [os.getcwd(), *sys.path]  # as for `python -m`
+        self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
+        self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()  # None: one is to be started
+        self._threads = ThreadPoolExecutor(workers)
+        self.workers, self._closed = workers, False
+        self._single = (0, 0.0)  # finished calls for one response, and their seconds
+        try:
+            for process in self._threads.map(lambda _: self._start(), range(workers)):
+                self._idle.put(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._closed = True
+        self._interrupt()
+        self._threads.shutdown()
+        self._finalizer()
+
+    def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
+        if self._closed:
+            raise RuntimeError("this reward is closed")
+        return self._threads.submit(self._ask, arguments, n, how)
+
+    def _ask(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> list[Outcome]:
+        """The outcomes of one call on `n` rows, in a thread. A worker that fails is replaced at its next."""
+        process, usable = self._idle.get(), None
+        try:
+            if process is not None and _has_said(process):  # it died since its last call, or wrote unasked
+                self._discard(process)
+                process = None
+            process = process or self._start()
+            # About as long as one row that hangs may take, unless rows are slow.
+            calls, seconds = self._single
+            expected = 2 * n * seconds / calls if calls else 0.0
+            limit = min(n * self.timeout, max(self.timeout, expected))
+            began = time.monotonic()
+            request = {"id": id(arguments), "arguments": arguments, "n": n, "how": how, "limit": limit}
+            try:
+                message = _exchange(process, request, limit)
+                error = "its process wrote to the pipe of the replies"
+            except TimeoutError:
+                message, error = {}, f"timed out after {limit:g} s"
+            except EOFError:
+                message, error = {}, _death(process)
+            if message.get("id") != request["id"]:
+                return [(None, error)] * n
+            usable = process
+            if "refused" in message:
+                raise Refused(f"{self._setting}: {self._first['function']} {message['refused']}")
+            if "error" in message:
+                return [(None, message["error"])] * n
+            if n == 1:
+                self._single = (calls + 1, seconds + time.monotonic() - began)
+            return [(value, error) for value, error in message["scores"]]
+        finally:
+            if usable is None and process is not None:
+                self._discard(process)
+            self._idle.put(usable)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """A worker that has imported the function."""
         process = subprocess.Popen(
             [sys.executable, "-P", WORKER],
             stdin=subprocess.PIPE,
@@ -158,112 +184,76 @@ class Pool(Caller):
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
         )
         self._processes.add(process)
-        assert process.stdin
-        assert process.stdout
-        worker = _Worker(process, deadline=time.monotonic() + START_SECONDS)
-        os.set_blocking(process.stdin.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ, worker)
-        self._workers.append(worker)
-        self._queue(worker, {**self._first, "limit": START_SECONDS})
-
-    def _send(self, worker: _Worker, rows: Rows, columns: Mapping[str, Sequence[Any]], how: How) -> None:
-        limit, self._requests = self._limit(len(rows)), self._requests + 1
-        arguments = {name: [values[i] for i in rows] for name, values in columns.items()}
-        worker.rows, worker.request, worker.since = rows, self._requests, time.monotonic()
-        worker.deadline = worker.since + limit
-        request = {"id": worker.request, "arguments": arguments, "n": len(rows), "how": how, "limit": limit}
-        self._queue(worker, request)
-
-    def _queue(self, worker: _Worker, message: Mapping[str, Any]) -> None:
-        assert worker.process.stdin
-        worker.outbox = memoryview(json.dumps(message).encode() + b"\n")
-        self._selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)
-
-    def _wait(self) -> list[tuple[Rows, list[Outcome]]]:
-        """Wait for an event and return the calls that ended."""
-        busy = [w for w in self._workers if w.rows or not w.ready]
-        soonest = min(w.deadline for w in busy)
-        finished = []
-        for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
-            worker: _Worker = key.data
-            if worker not in self._workers:
-                continue  # removed meanwhile
-            if key.fileobj is worker.process.stdin:
-                self._write(worker)
-            else:
-                finished += self._read(worker)
-        busy = [w for w in self._workers if w.rows or not w.ready]
-        for worker in [w for w in busy if time.monotonic() >= w.deadline]:
-            if not worker.ready:
-                function = self._first["function"]
-                raise Refused(f"{self._setting}: importing {function} took more than {START_SECONDS:g} s")
-            finished.append(self._fail(worker, f"timed out after {worker.deadline - worker.since:g} s"))
-        return finished
-
-    def _write(self, worker: _Worker) -> None:
-        assert worker.process.stdin
+        if self._closed:
+            _ask_to_end(process)
+        function = self._first["function"]
         try:
-            worker.outbox = worker.outbox[os.write(worker.process.stdin.fileno(), worker.outbox) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # it died, which reading will show
-            worker.outbox = memoryview(b"")
-        if not worker.outbox:
-            self._selector.unregister(worker.process.stdin)
-
-    def _read(self, worker: _Worker) -> list[tuple[Rows, list[Outcome]]]:
-        assert worker.process.stdout
-        data = os.read(worker.process.stdout.fileno(), 1 << 20)
-        worker.inbox += data
-        if data and not worker.inbox.endswith(b"\n"):
-            return []
-        try:
-            message = json.loads(worker.inbox)
-            worker.inbox.clear()
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            message = {}
-        if not worker.ready:
-            self._on_ready(worker, message)
-            return []
-        if not worker.rows:
-            self._replace(worker)
-            return []
-        if message.get("id") != worker.request:
-            error = "its process wrote to the pipe of the replies" if data else _death(worker.process)
-            return [self._fail(worker, error)]
-        if "refused" in message:
-            raise Refused(f"{self._setting}: {self._first['function']} {message['refused']}")
-        rows, worker.rows = worker.rows, []
-        if "error" in message:
-            return [(rows, [(None, message["error"])] * len(rows))]
-        if len(rows) == 1:
-            self._single = (self._single[0] + 1, self._single[1] + time.monotonic() - worker.since)
-        return [(rows, [(value, error) for value, error in message["scores"]])]
-
-    def _on_ready(self, worker: _Worker, message: dict[str, Any]) -> None:
+            message = _exchange(process, {**self._first, "limit": START_SECONDS}, START_SECONDS)
+            problem = str(message.get("refused", "its process wrote to the pipe of the replies"))
+        except TimeoutError:
+            message, problem = {}, f"importing {function} took more than {START_SECONDS:g} s"
+        except EOFError:
+            message, problem = {}, f"{_death(process)} while importing"
         if "parameters" not in message:
-            problem = message.get("refused") or f"{_death(worker.process)} while importing"
+            self._discard(process)
             raise Refused(f"{self._setting}: {problem}")
         self.learn(message)
-        worker.ready = True
+        return process
 
-    def _fail(self, worker: _Worker, error: str) -> tuple[Rows, list[Outcome]]:
-        self._replace(worker)
-        return worker.rows, [(None, error)] * len(worker.rows)
+    def _discard(self, process: subprocess.Popen[bytes]) -> None:
+        self._processes.discard(process)
+        _end({process})
 
-    def _replace(self, worker: _Worker) -> None:
-        self._remove(worker)
-        self._start()
+    def _interrupt(self) -> None:
+        """End the processes, whose threads then see it: who closed a pipe here would let them wait on."""
+        for process in list(self._processes):
+            _ask_to_end(process)
 
-    def _remove(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        for pipe in (worker.process.stdin, worker.process.stdout):
-            if pipe in self._selector.get_map():
-                self._selector.unregister(pipe)  # type: ignore[arg-type]
-        self._processes.discard(worker.process)
-        _end({worker.process})
+
+def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Send a message, a line of JSON, and return the reply, which is another; {} where it is none.
+
+    Raises `TimeoutError`, and `EOFError` where the process ends first.
+    """
+    assert process.stdin
+    assert process.stdout
+    outbox, inbox = memoryview(json.dumps(message).encode() + b"\n"), bytearray()
+    deadline = time.monotonic() + seconds
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not inbox.endswith(b"\n"):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(remaining):
+                if key.fileobj is process.stdout:
+                    data = os.read(process.stdout.fileno(), 1 << 20)
+                    if not data:
+                        raise EOFError
+                    inbox += data
+                    continue
+                try:
+                    outbox = outbox[os.write(process.stdin.fileno(), outbox) :]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:  # it died, which reading will show
+                    outbox = outbox[:0]
+                if not outbox:
+                    selector.unregister(process.stdin)
+    try:
+        reply = json.loads(inbox)
+    except ValueError:
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _has_said(process: subprocess.Popen[bytes]) -> bool:
+    """Whether something can be read from a process that wasn't asked: its end, or what isn't a reply."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(cast(Any, process.stdout), selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _death(process: subprocess.Popen[bytes]) -> str:
@@ -281,10 +271,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
     """End each process with what the function has started (`worker.supervise`; else its group), and wait."""
     for process in processes:
-        if sys.platform == "linux":
-            process.terminate()
-        else:
-            _kill(process)
+        _ask_to_end(process)
     for process in processes:
         for pipe in (process.stdin, process.stdout):
             if pipe:
@@ -295,6 +282,13 @@ def _end(processes: set[subprocess.Popen[bytes]]) -> None:
             _kill(process)
             process.wait()
     processes.clear()
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "linux":
+        process.terminate()
+    else:
+        _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

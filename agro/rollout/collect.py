@@ -87,15 +87,13 @@ def collect(
     if reward is not None:
         activity.stage("scoring")
         failed = score(reward, samples, store, task, activity)
-    share = None
-    if engine.proposed > proposed:
-        share = (engine.accepted - accepted) / (engine.proposed - proposed)
+    drafted = engine.proposed - proposed
     return CollectResult(
         tuple(s.id for s in samples if s.id is not None),
         failed,
         sum(int(s.action.sum()) for s in samples if s.action is not None),
         failed_requests=engine.failures - failures,
-        draft_accepted=share,
+        draft_accepted=(engine.accepted - accepted) / drafted if drafted else None,
         measured=dict(engine.measured),
     )
 
@@ -133,20 +131,18 @@ def _sample(
 
     def flush() -> None:
         nonlocal flushed
-        if finished:
-            origins: list[Origin] | None = None
-            if task.ledger:
-                origins = []  # samples of one episode are stored together
-                for i, s in enumerate(finished):
-                    prompt, part = divmod(s.meta["index"], sampler.n)
-                    place = f"{part}" if s.episode is None else f"{part}.{i}"
-                    origins.append(Origin(task.ledger, prompt, place))
+        if finished and not task.ledger:
+            ids = store.append(finished, run=task.run, step=task.step)
+            stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
+        elif finished:
+            origins = []  # samples of one episode are stored together
+            for i, s in enumerate(finished):
+                prompt, part = divmod(s.meta["index"], sampler.n)
+                place = f"{part}" if s.episode is None else f"{part}.{i}"
+                origins.append(Origin(task.ledger, prompt, place))
             ids = store.append(finished, run=task.run, step=task.step, origins=origins)
-            if origins is None:
-                stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
-            else:  # another collector may have stored some of these responses before
-                stored.extend(store.samples(ids=ids))
-            finished.clear()
+            stored.extend(store.samples(ids=ids))  # another collector may have stored some of them before
+        finished.clear()
         flushed = time.monotonic()
 
     def is_due() -> bool:

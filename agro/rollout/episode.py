@@ -11,9 +11,8 @@ reasoning) starts a new row, whose context is the conversation as rendered now.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,58 +24,67 @@ from agro.rollout.envs.protocol import Environment, checked
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, thought_in
 from agro.types.kept_sets import ALL, Ids, flat
 
+T = TypeVar("T")
+# Of the tokens that the policy chose, as in `Continuation`; None where they aren't known, or recorded.
+LogProbs = Sequence[float] | None
+Version = int | NDArray[np.int32]  # of all, or of each
+Kept = Sequence[Ids] | None  # of all of a row, or of none
 
-@dataclass
+
 class EpisodeRow:
     """One sequence: a context, then actions and observations. `context`: tokens before the first action."""
 
-    tokens: list[int]
-    context: int = field(init=False)
-    action: list[bool] = field(init=False)
-    logp: list[float] = field(init=False)
-    version: list[int] = field(init=False)
-    kept: list[Ids] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.context = len(self.tokens)
-        self.action, self.logp, self.version, self.kept = [], [], [], []
-        self._mark(self.context, action=False)
-
-    def act(
-        self,
-        tokens: list[int],
-        logp: list[float] | None,
-        version: int | NDArray[np.int32],
-        kept: Sequence[Ids] | None,
-    ) -> None:
-        """Tokens that the policy chose. `version`: of all of them, or of each."""
-        self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
-        self._mark(len(tokens), action=True, logp=logp, version=version, kept=kept)
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens: list[int] = []
+        self.action: list[bool] = []
+        self.logp: list[float] = []
+        self.version: list[int] = []
+        self.kept: list[Ids] | None = None  # of each token; None where they aren't recorded
+        self.context = len(tokens)
+        self.observe(tokens)
 
     def observe(self, tokens: list[int]) -> None:
-        """Tokens of the environment."""
-        self.tokens = self.tokens + tokens
-        self._mark(len(tokens), action=False)
+        """Tokens of the context or the environment."""
+        self._add(tokens, None, UNKNOWN_VERSION, None, action=False)
+
+    def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
+        """Tokens that the policy chose."""
+        if kept is not None and self.kept is None:
+            self.kept = [ALL] * len(self.tokens)
+        self._add(tokens, logp, version, kept, action=True)
+
+    def _add(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept, *, action: bool) -> None:
+        count = len(tokens)
+        self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
+        self.action += [action] * count
+        self.logp += logp or [math.nan] * count
+        self.version += np.broadcast_to(version, count).tolist()
+        if self.kept is not None:
+            self.kept += kept or [ALL] * count
 
     def sample(self, encoder: Encoder, *, number: int, meta: dict[str, Any], **fields: Any) -> Sample:
         """The row as sample `number` of its episode, from 0; `fields`: those that it doesn't know."""
-        # Where the environment's turns stand in the response: [start, end] in characters.
         length, context = len(self.tokens), self.tokens[: self.context]
-        ends = [i for i in range(self.context + 1, length) if self.action[i] != self.action[i - 1]]
+        if "response" not in fields:
+            fields["response"] = encoder.decode(self.tokens[self.context :], context)
+        # Where the environment's turns stand in the response: [start, end] in characters.
         observations, start = [], 0
-        for end in [*ends, length]:
+        ends = [i for i in range(self.context + 1, length) if self.action[i] != self.action[i - 1]]
+        for end in [*ends, length] if ends else ():
             stop = len(encoder.decode(self.tokens[self.context : end], context))
             if not self.action[end - 1]:
                 observations.append([start, stop])
             start = stop
         versions = {v for v, action in zip(self.version, self.action, strict=True) if action}
+        kept, kept_count = (None, None) if self.kept is None else flat(self.kept)
         known = {
-            "response": encoder.decode(self.tokens[self.context :], context),
             "tokens": np.array(self.tokens),
             "action": np.array(self.action),
             "behavior_logp": None if np.isnan(self.logp).all() else np.array(self.logp),
             "context_tokens": np.array(context) if number else None,
             "tokenizer": encoder.fingerprint,
+            "kept": kept,
+            "kept_count": kept_count,
             "meta": {**meta, "observations": observations} if observations else meta,
             "version": versions.pop() if len(versions) == 1 else np.array(self.version),
             "role": "policy",
@@ -84,22 +92,10 @@ class EpisodeRow:
         }
         return Sample(**{**known, **fields})
 
-    def _mark(
-        self,
-        count: int,
-        *,
-        action: bool,
-        logp: list[float] | None = None,
-        version: int | NDArray[np.int32] = UNKNOWN_VERSION,
-        kept: Sequence[Ids] | None = None,
-    ) -> None:
-        self.action += [action] * count
-        self.logp += logp or [math.nan] * count
-        self.version += np.broadcast_to(version, count).tolist()
-        self.kept += kept or [ALL] * count
-
 
 class Transcript:
+    """The rows of an episode, and the text or the messages that its next turn goes on from."""
+
     def __init__(self, encoder: Encoder, prompt: Prompt, ids: list[int]) -> None:
         """`ids` are those of the prompt."""
         self.encoder = encoder
@@ -109,21 +105,14 @@ class Transcript:
             self.messages = list(encoder.chat.messages(prompt.text))
         self.text = self._opening = encoder.render(prompt.text)  # of the last row
 
-    def act(
-        self,
-        tokens: list[int],
-        logp: list[float] | None,
-        version: int | NDArray[np.int32],
-        kept: Sequence[Ids] | None = None,
-    ) -> None:
+    def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
         """A turn of the policy, its end token included."""
         self.rows[-1].act(tokens, logp, version, kept)
+        decode = self.encoder.chat.tokenizer.decode
         is_closed = tokens[-1] in self.encoder.eos_ids
-        written = self.encoder.chat.tokenizer.decode(
-            tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False
-        )
+        written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
         self.text += written
-        self._end = self.encoder.chat.tokenizer.decode(tokens[-1:]) if is_closed else ""
+        self._end = decode(tokens[-1:]) if is_closed else ""
         if self.messages is not None:
             self.messages.append(self.encoder.chat.message(written, self._opening))
 
@@ -170,7 +159,6 @@ class Episode:
         self.rewards: list[float | None] = []
         self.infos: list[dict[str, Any]] = []
         self.sampled = 0  # tokens
-        self.records_kept = False
         self.finish = ""
         self.error: str | None = None
         self.state = self._guarded(lambda: environment.reset(prompt))
@@ -183,19 +171,15 @@ class Episode:
     def turn(
         self,
         tokens: list[int],
-        logp: Sequence[float] | None,
+        logp: LogProbs,
         *,
         cut: bool,
-        version: int | NDArray[np.int32] = UNKNOWN_VERSION,
-        kept: Sequence[Ids] | None = None,
+        version: Version = UNKNOWN_VERSION,
+        kept: Kept = None,
     ) -> bool:
-        """One turn of the policy, and the environment's reply; returns whether another turn follows.
-
-        `kept`: as `Continuation.kept`, in all turns of the episode or in none.
-        """
+        """One turn of the policy, and the environment's reply; returns whether another turn follows."""
         text = self.encoder.decode(tokens, self.ids)
-        self.transcript.act(tokens, None if logp is None else list(logp), version, kept)
-        self.records_kept = kept is not None
+        self.transcript.act(tokens, logp, version, kept)
         self.sampled += len(tokens)
         self.turns.append(text)
         reply = None
@@ -215,7 +199,7 @@ class Episode:
         self.finish = "length"
         return False
 
-    def _guarded(self, call: Any) -> Any:
+    def _guarded(self, call: Callable[[], T]) -> T | None:
         """The result of `call`; where it raises, None, with the cause in `error`."""
         try:
             return call()
@@ -223,48 +207,39 @@ class Episode:
             self.error = without_secrets(f"environment {self.environment.name}: {explain(error, '')}")
             return None
 
-    def reward(self) -> float | None:
-        """The sum of the environment's rewards; None where it returned none, or failed."""
+    def samples(
+        self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]
+    ) -> list[Sample]:
+        """One sample, or several under the episode's `name` where a template rewrote history.
+
+        The reward is the sum of the environment's; None where it returned none, or failed.
+        """
         rewards = [r for r in self.rewards if r is not None]
         if self.error is None and rewards and len(rewards) < len(self.rewards):
             self.error = (
                 f"environment {self.environment.name}: expected a reward at each turn (0.0 where a turn "
                 f"earns nothing) or at none, got a reward at {len(rewards)} of {len(self.rewards)} turns"
             )
-        if not rewards or self.error is not None:
-            return None
-        return math.fsum(rewards)
-
-    def samples(
-        self, name: str, last_turn: str, meta: dict[str, Any], sampling: dict[str, Any]
-    ) -> list[Sample]:
-        """One sample, or several under the episode's `name` where a template rewrote history."""
-        reward, rows = self.reward(), self.transcript.rows
-        # How the episode went, for `meta` of its samples.
-        outcome = {
+        meta = {
+            **self.prompt.columns,
+            **meta,
             "finish": self.finish,
             "turns": len(self.turns),
             "last_turn": last_turn,
             "tool_calls": sum("tool" in info for info in self.infos),
         }
         if any(self.infos):
-            outcome["turn_info"] = self.infos
+            meta["turn_info"] = self.infos
         if self.error:
-            outcome["reward_error"] = self.error
+            meta["reward_error"] = self.error
         if thought := thought_in(self.encoder.render(self.prompt.text), last_turn):
-            outcome["thought"] = thought
-        meta = {**self.prompt.columns, **meta, **outcome}
-        episode = name if len(rows) > 1 else None
+            meta["thought"] = thought
+        rows = self.transcript.rows
         shared: dict[str, Any] = {
             "prompt": self.prompt.text,
             "prompt_id": self.prompt.id,
-            "reward": reward,
-            "episode": episode,
+            "reward": math.fsum(rewards) if rewards and self.error is None else None,
+            "episode": name if len(rows) > 1 else None,
             "sampling": sampling or None,
         }
-        samples = []
-        for i, row in enumerate(rows):
-            kept, kept_count = flat(row.kept) if self.records_kept else (None, None)
-            fields = {**shared, "kept": kept, "kept_count": kept_count}
-            samples.append(row.sample(self.encoder, number=i, meta=meta, **fields))
-        return samples
+        return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]

@@ -42,15 +42,21 @@ class Heldout:
     meanings: Mapping[int, float] = field(default_factory=dict)
 
     @property
+    def means(self) -> NDArray[np.float64]:
+        """[M] the mean over the scored responses to each prompt; NaN where there are none."""
+        scored = (~np.isnan(self.rewards)).sum(1)
+        return np.where(scored > 0, np.nansum(self.rewards, axis=1) / np.maximum(scored, 1), math.nan)
+
+    @property
     def mean(self) -> float:
         """The mean over prompts of the mean over their scored responses."""
-        values = self._by_prompt()
+        values = _known(self.means)
         return float(values.mean()) if len(values) else math.nan
 
     @property
     def se(self) -> float:
         """Standard error of `mean` over prompts."""
-        return standard_error(self._by_prompt())
+        return standard_error(_known(self.means))
 
     @property
     def unscored(self) -> int:
@@ -60,29 +66,9 @@ class Heldout:
     def is_unknown(self) -> bool:
         return bool(np.isnan(self.rewards).all())
 
-    def _by_prompt(self) -> NDArray[np.float64]:
-        scored = self.rewards[~np.isnan(self.rewards).all(1)]
-        if not len(scored):
-            return np.empty(0)
-        return np.asarray(np.nanmean(scored, axis=1))
-
     def mean_rewards(self) -> list[float | None]:
-        """The mean over the scored responses to each prompt; None where there are none."""
-        means: list[float | None] = []
-        for row in self.rewards:
-            scored = row[~np.isnan(row)]
-            means.append(float(scored.mean()) if len(scored) else None)
-        return means
-
-    def passed(self, k: int, threshold: float) -> NDArray[np.float64]:
-        """pass@k of each prompt with k scored responses; a reward of `threshold` or more passes."""
-        rows = [pass_at_k(int((~np.isnan(r)).sum()), int((r >= threshold).sum()), k) for r in self.rewards]
-        return np.array([x for x in rows if not math.isnan(x)])
-
-    def best(self, k: int) -> NDArray[np.float64]:
-        """Of each prompt with k scored responses the expected highest reward of k of them."""
-        rows = [best_of_k(row[~np.isnan(row)], k) for row in self.rewards]
-        return np.array([x for x in rows if not math.isnan(x)])
+        """`means`, None where unknown."""
+        return [none_if_nan(mean) for mean in self.means.tolist()]
 
     @cached_property
     def responses(self) -> list[list[Sample]]:
@@ -107,20 +93,14 @@ class Heldout:
         ends = [float(response[-1].end == "cut") for response in self.responses]
         return np.array(ends).reshape(self.rewards.shape)
 
-    def majority(self, k: int, threshold: float) -> NDArray[np.float64]:
-        """Of each prompt with k scored responses how often the most frequent answer of k of them passes."""
+    @cached_property
+    def answers(self) -> list[Hashable | None]:
+        """What each response votes for, by its number: see `answer_of`."""
         numbers = sorted({int(sample.meta["index"]) for sample in self.samples})
-        voted = [
+        return [
             answer_of(response[-1], self.meanings.get(number), self.reward)
             for number, response in zip(numbers, self.responses, strict=True)
         ]
-        n, shares = self.rewards.shape[1], []
-        for i, rewards in enumerate(self.rewards):
-            scored = np.flatnonzero(~np.isnan(rewards)).tolist()
-            passed = [bool(rewards[j] >= threshold) for j in scored]
-            shares.append(majority_of_k(passed, [voted[i * n + j] for j in scored], k))
-        values = np.array(shares)
-        return np.asarray(values[~np.isnan(values)])
 
     def to_json(
         self, threshold: float | None, along: Mapping[str, NDArray[np.float64]] | None = None
@@ -129,21 +109,30 @@ class Heldout:
         truncated responses with 95 % intervals, see `agro.rollout.evaluate`. And best@k (k = 2, 4, …), which
         is pass@k where all rewards are 0 or 1.
 
-        `threshold`: the reward from which a response passes; where it is None, nothing is said of passing.
-        `along`: by name [M,n] what else was measured of the responses.
+        Each is the mean over the prompts with k scored responses. `threshold`: the reward from which a
+        response passes; where it is None, nothing is said of passing. `along`: by name [M,n] what else was
+        measured of the responses.
         """
-        rows = {"reward_mean": self._by_prompt()}
-        sizes = [2**i for i in range(self.rewards.shape[1].bit_length())]
+        n = self.rewards.shape[1]
+        sizes = [2**i for i in range(n.bit_length())]
+        scored = [np.flatnonzero(~np.isnan(row)) for row in self.rewards]
+        known = [row[places] for row, places in zip(self.rewards, scored)]
+        rows = {"reward_mean": self.means}
         if threshold is not None:
-            rows["accuracy"] = self.passed(1, threshold)
-            rows |= {f"pass@{k}": self.passed(k, threshold) for k in sizes}
-            rows |= {f"majority@{k}": self.majority(k, threshold) for k in sizes[2:]}
-        if not np.isin(self.rewards[~np.isnan(self.rewards)], (0.0, 1.0)).all():
-            rows |= {f"best@{k}": self.best(k) for k in sizes[1:]}
+            passed = [(values >= threshold).tolist() for values in known]
+            counts = [(len(each), sum(each)) for each in passed]
+            rows["accuracy"] = np.array([pass_at_k(*count, 1) for count in counts])
+            rows |= {f"pass@{k}": np.array([pass_at_k(*count, k) for count in counts]) for k in sizes}
+            for k in sizes[2:]:
+                voted = [[self.answers[i * n + j] for j in places] for i, places in enumerate(scored)]
+                shares = [majority_of_k(*of_prompt, k) for of_prompt in zip(passed, voted)]
+                rows[f"majority@{k}"] = np.array(shares)
+        if not np.isin(_known(self.rewards), (0.0, 1.0)).all():
+            rows |= {f"best@{k}": np.array([best_of_k(values, k) for values in known]) for k in sizes[1:]}
         if self.samples:
             rows |= {"length": self.lengths.mean(1), "truncated": self.truncated.mean(1)}
         rows |= {name: values.mean(1) for name, values in (along or {}).items()}
-        measured = {name: described(values[~np.isnan(values)]) for name, values in rows.items()}
+        measured = {name: described(_known(values)) for name, values in rows.items()}
         return {**measured, "pass_at": threshold, "unscored": self.unscored}
 
     def by_prompt(self) -> list[dict[str, Any]]:
@@ -164,6 +153,10 @@ class Heldout:
                 }
             )
         return records
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[~np.isnan(values)]
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:

@@ -22,6 +22,8 @@ from agro.types import Prompt
 from agro.types.conversation import normalized, with_tools
 
 SHOWN = 3  # problems that a message names
+Paths = str | Path | Sequence[str | Path]
+Columns = Mapping[str, str] | None  # by field its column, a name or a JMESPath expression
 
 
 class Prompts(NamedTuple):
@@ -31,9 +33,7 @@ class Prompts(NamedTuple):
     repeated: list[str]  # FILE:LINE and where it was before, of prompts that are there twice
 
 
-def load_prompts(
-    paths: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None = None
-) -> list[Prompt]:
+def load_prompts(paths: Paths, columns: Columns = None) -> list[Prompt]:
     """`read_prompts`, which raises `Refused` also for prompts that are there twice."""
     prompts, repeated = read_prompts(paths, columns)
     if repeated:
@@ -41,15 +41,12 @@ def load_prompts(
     return prompts
 
 
-def read_prompts(
-    paths: str | Path | Sequence[str | Path], columns: Mapping[str, str] | None = None
-) -> Prompts:
+def read_prompts(paths: Paths, columns: Columns = None) -> Prompts:
     """The prompts of files of JSON Lines, a JSON list, CSV, Excel or Parquet, of folders of `datasets` and
     of data sets on the hub (hub:OWNER/NAME:SPLIT). Of those that are there twice the first.
 
-    `prompt_id` (or `id`) names the group, else a hash of the prompt does. `columns`: by field its column, a
-    name or a JMESPath expression. Raises `Refused` with FILE:LINE for lines that aren't such an object, and
-    for an id that names two prompts.
+    `prompt_id` (or `id`) names the group, else a hash of the prompt does. Raises `Refused` with FILE:LINE for
+    lines that aren't such an object, and for an id that names two prompts.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     check_columns(columns or {})
@@ -78,9 +75,7 @@ def read_prompts(
     return Prompts([prompt for prompt, _ in located.values()], repeated)
 
 
-def places(
-    paths: Sequence[str | Path], columns: Mapping[str, str] | None, ids: Collection[str]
-) -> dict[str, str]:
+def places(paths: Sequence[str | Path], columns: Columns, ids: Collection[str]) -> dict[str, str]:
     """FILE:LINE of the prompts with these ids, in files that `read_prompts` has read."""
     found: dict[str, str] = {}
     for line in chain.from_iterable(map(read_records, paths)):

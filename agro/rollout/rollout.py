@@ -9,9 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
@@ -23,10 +20,8 @@ from agro.rollout.engines import Continuation, Engine, Request
 from agro.rollout.engines.capabilities import check_section, declared, engine_of_user
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
-from agro.rollout.episode import Episode
+from agro.rollout.episode import Episode, EpisodeRow
 from agro.types import ROUNDING, Prompt, Role, Sample, thought_in
-from agro.types.kept_sets import ALL, flat
-from agro.types.sample import UNKNOWN_VERSION
 
 ATTRIBUTES = ("version", "proposed", "accepted", "failures", "measured", "check")  # of an engine
 
@@ -80,9 +75,12 @@ class Rollout:
             skip: numbers of responses that aren't sampled.
         """
         check_section("sampler", options, declared(self.engine), f"the engine {type(self.engine).__name__}")
-        refuse_empty("sampler.stop", options.stop)
+        stops = {"sampler.stop": options.stop}
         if self.environment is not None:
-            refuse_empty(f"environment {self.environment.name}: stop", self.environment.stop)
+            stops[f"environment {self.environment.name}: stop"] = self.environment.stop
+        for name, texts in stops.items():
+            if not all(texts):  # an empty one would end every response before it begins
+                raise Refused(f"{name}: expected texts that aren't empty, got {list(texts)!r}")
         prompt_of: dict[int, Prompt] = {}
         waiting: deque[Request] = deque()
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
@@ -123,12 +121,9 @@ class Rollout:
         sampling = recorded(sampler, seed) | dict(self.marks)
         for done in self._decode(waiting, sampler, seed):
             prompt, context = prompt_of[done.request.number], done.request.ids
-            tokens, length = done.tokens.tolist(), len(done.request.ids)
+            tokens = done.tokens.tolist()
             text, stopped = before_stop(self.encoder.decode(tokens, context), sampler.stop)
             is_complete = stopped or tokens[-1] in self.encoder.eos_ids
-            kept, kept_count = None, None
-            if done.kept is not None:
-                kept, kept_count = flat([ALL] * length + list(done.kept))
             meta = {
                 **prompt.columns,
                 "finish": "stop" if is_complete else "length",
@@ -137,25 +132,18 @@ class Rollout:
             if not self.encoder.chat.is_text(prompt.text):  # the template may have opened a thought
                 thought = thought_in(self.encoder.render(prompt.text), text)
                 meta |= {"thought": thought} if thought else {}
-            unknown = np.full(length, np.nan, np.float32)
-            version = done.version
-            if isinstance(version, np.ndarray):
-                version = per_token(version, length)
-            yield Sample(
+            row = EpisodeRow(context)
+            row.act(tokens, done.logp.tolist(), done.version, done.kept)
+            yield row.sample(
+                self.encoder,
+                number=0,
+                meta=meta,
                 prompt=prompt.text,
-                response=text,
                 prompt_id=prompt.id,
-                tokens=np.concatenate([np.array(context, np.int32), done.tokens.astype(np.int32)]),
-                action=np.arange(length + len(tokens)) >= length,
-                tokenizer=self.encoder.fingerprint,
-                behavior_logp=np.concatenate([unknown, done.logp.astype(np.float32)]),
+                response=text,
                 sampling=sampling | dict(done.sampling),
-                kept=kept,
-                kept_count=kept_count,
-                version=version,
                 role=self.role,
                 source=self.source,
-                meta=meta,
             )
 
     def _episodes(
@@ -211,19 +199,6 @@ class PlayingEnvironment(Protocol):
         ...
 
 
-def per_token(version: NDArray[np.int32], length: int) -> int | NDArray[np.int32]:
-    """The versions of a sequence whose first `length` tokens are a context; one where all are the same."""
-    if (version == version[0]).all():
-        return int(version[0])
-    return np.concatenate([np.full(length, UNKNOWN_VERSION, np.int32), version])
-
-
-def refuse_empty(name: str, stops: Sequence[str]) -> None:
-    """Raise `Refused` for an empty stop text, which would end every response before it begins."""
-    if not all(stops):
-        raise Refused(f"{name}: expected texts that aren't empty, got {list(stops)!r}")
-
-
 def before_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """The text up to the first stop text, and whether there is one."""
     cuts = [text.index(stop) for stop in stops if stop in text]
@@ -255,26 +230,23 @@ class EpisodeReward:
         return self.inner.maximum
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
-        episodes: dict[Any, list[int]] = {}
-        for i, sample in enumerate(samples):
-            episodes.setdefault(i if sample.episode is None else sample.episode, []).append(i)
-        scores: dict[int, Score] = {}
-        unscored: dict[int, Sample] = {}
-        for rows in episodes.values():
-            head = samples[rows[0]]
+        keys = [i if sample.episode is None else sample.episode for i, sample in enumerate(samples)]
+        episodes: dict[Any, list[Sample]] = {}
+        for key, sample in zip(keys, samples, strict=True):
+            episodes.setdefault(key, []).append(sample)
+        scores: dict[Any, Score] = {}
+        unscored: dict[Any, Sample] = {}
+        for key, rows in episodes.items():
+            head = rows[0]
             if head.reward is not None or head.meta.get("reward_error") is not None:
                 self.of_environment = True
-                scores[rows[0]] = Score(head.reward, head.meta.get("reward_error"))
+                scores[key] = Score(head.reward, head.meta.get("reward_error"))
             else:
-                transcript = "".join(samples[i].response for i in rows)
+                transcript = "".join(row.response for row in rows)
                 response = head.meta.get("last_turn", transcript)
-                meta = {**head.meta, "transcript": transcript}
-                unscored[rows[0]] = head.replace(response=response, meta=meta)
+                unscored[key] = head.replace(response=response, meta={**head.meta, "transcript": transcript})
         scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
-        for rows in episodes.values():
-            for i in rows:
-                scores[i] = scores[rows[0]]
-        return [scores[i] for i in range(len(samples))]
+        return [scores[key] for key in keys]
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         return None  # an environment may add columns
@@ -301,30 +273,24 @@ def load_engine(
     """
     if settings.kind == "hf":
         return embedded(policy, version, fused=settings.fused)
-    if not settings.uses_servers:
-        return _of_user(settings, policy, say, version)
-    from agro.rollout.engines.server import VLLM, Server, sleep_level
+    if settings.uses_servers:
+        from agro.rollout.engines.server import VLLM, Server, sleep_level
 
-    if settings.kind == "vllm":
-        return VLLM(settings, policy, say)
-    return Server(settings, policy.encoder, say=say, level=sleep_level(settings, policy))
-
-
-def _of_user(
-    settings: config.EngineConfig, policy: Policy, say: Callable[[str], None], version: int
-) -> Engine:
+        if settings.kind == "vllm":
+            return VLLM(settings, policy, say)
+        return Server(settings, policy.encoder, say=say, level=sleep_level(settings, policy))
     make = engine_of_user(settings.kind)
-    shares = "shares_weights" in declared(make)
-    given = "(policy, version)" if shares else "(encoder, say)"
+    given: dict[str, Any] = {"encoder": policy.encoder, "say": say}
+    if "shares_weights" in declared(make):
+        given = {"policy": policy, "version": version}
     try:
-        engine = make(*((policy, version) if shares else (policy.encoder, say)), **settings.options)
+        engine = make(*given.values(), **settings.options)
     except Refused:
         raise
     except Exception as error:
-        options = ", ".join(settings.options) or "none"
         raise Refused(
-            f"engine.options: {settings.kind} was called with {given} and the options {options}: "
-            f"{explain(error, '')}"
+            f"engine.options: {settings.kind} was called with ({', '.join(given)}) and the options "
+            f"{', '.join(settings.options) or 'none'}: {explain(error, '')}"
         ) from error
     missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
     if missing:

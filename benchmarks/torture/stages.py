@@ -56,8 +56,8 @@ _TICKS: tuple[tuple[Any, str], ...] = (
     (SqliteDatabase, "run"),
     (SqliteDatabase, "insert"),
     (Interruption, "check"),
-    (Pool, "_send"),
-    (Pool, "_wait"),
+    (Pool, "call"),
+    (Pool, "_ask"),
 )
 
 

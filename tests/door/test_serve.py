@@ -20,11 +20,10 @@ from transformers import DynamicCache
 from agro.door import app
 from agro.door.batch import Token
 from agro.door.door import CallSyntax
-from agro.door.records import Writer
-from agro.door.sessions import Sessions
+from agro.door.records import Keeping, Recorder
+from agro.door.sessions import Memory, Sessions
 from agro.errors import Unwritable
 from agro.store import Store
-from agro.store.location import location_of
 from agro.types.conversation import declarations
 
 TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
@@ -397,7 +396,7 @@ def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> No
 
 
 def test_who_leaves_while_an_answer_is_stored_ends_nothing_else(tmp_path) -> None:
-    writer = Writer(location_of(str(tmp_path / "s.db")))
+    writer = Recorder(Keeping(str(tmp_path / "s.db")), Memory(), "m")
     may_go = threading.Event()
 
     async def run() -> str:

@@ -21,12 +21,26 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from agro.config import SamplerConfig
+from agro.config import NewModel, SamplerConfig
 from agro.models.adapters import merged_with
 from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
+from agro.models.published import Form, publish
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
+
+NEW = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=16)
+FORM: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
+
+
+def moved(policy: Policy, folder: Path, way: str, nats: float = 0.1) -> Path:
+    """Weights published for a way to push them, after all that are trained moved by about `nats`."""
+    with torch.no_grad():
+        for weight in policy.weights().values():
+            weight.add_(torch.randn_like(weight) * nats)
+    folder.mkdir()
+    publish(policy, folder, FORM[way])
+    return folder
 
 
 class StandIn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,42 +11,19 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from stand_in import StandIn, serving
+from stand_in import StandIn, moved, serving
 
 from agro import config
-from agro.config import LoRA, NewModel, PolicyConfig, SamplerConfig
+from agro.config import LoRA, PolicyConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.published import Form, publish
 from agro.rollout import Rollout
 from agro.rollout.engines import NoServer, Request
-from agro.rollout.engines import connection as module
-from agro.rollout.engines.connection import Failed
-from agro.rollout.engines.host import dialect_of
+from agro.rollout.engines.connection import Failed, dialect_of
 from agro.rollout.engines.server import Server
 from agro.types import Prompt
 
-NEW = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=16)
-FORM: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
 ROUNDED = 1e-6  # nats a token: what float32 makes of log-probs of about 2
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> str:
-    """The folder of a model, whose output layer is tied to the embedding, for trainer and servers."""
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "start")
-    return str(tmp_path / "start")
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def server(opened: ExitStack, start: str) -> tuple[str, StandIn]:
@@ -69,16 +46,6 @@ def pushing(opened: ExitStack, start: str, **settings) -> tuple[Policy, StandIn,
     url, state = server(opened, start)
     policy = Policy.load(PolicyConfig(model=start))
     return policy, state, engine(opened, policy, url, **settings)
-
-
-def moved(policy: Policy, folder: Path, way: str, nats: float = 0.1) -> Path:
-    """Weights published after all that are trained moved by about `nats`."""
-    with torch.no_grad():
-        for weight in policy.weights().values():
-            weight.add_(torch.randn_like(weight) * nats)
-    folder.mkdir()
-    publish(policy, folder, FORM[way])
-    return folder
 
 
 @pytest.mark.parametrize("way", ["reload", "transfer"])

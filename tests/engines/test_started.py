@@ -6,21 +6,19 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from stand_in import StandIn, serving
+from stand_in import StandIn, moved, serving
 
 from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.published import Form, publish
+from agro.models.published import publish
 from agro.rollout.engines import Request
-from agro.rollout.engines import connection as module
 from agro.rollout.engines import server as servers
 from agro.rollout.engines.server import VLLM, Server, command_of, sleep_level
 from agro.train.check import check_config
@@ -166,26 +164,8 @@ def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
         check_config(RunConfig.of({**values, "engine": {"kind": "vllm", **engine}}))
 
 
-SHORT = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=16)
 PROBE = ["/v1/completions"] * 4
 SAMPLE, ADAPTER, RELOAD = ["/v1/completions"], "/v1/load_lora_adapter", "/collective_rpc"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.001)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> str:
-    Policy.load(PolicyConfig(new=SHORT), seed=0).save(tmp_path / "start")
-    return str(tmp_path / "start")
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def sleeping(opened: ExitStack, policy: Policy, start: str, level: int) -> tuple[Server, StandIn]:
@@ -194,15 +174,6 @@ def sleeping(opened: ExitStack, policy: Policy, start: str, level: int) -> tuple
     engine = Server(settings, policy.encoder, level=level)
     opened.callback(engine.close)
     return engine, state
-
-
-def moved(policy: Policy, folder: Path, form: Form) -> Path:
-    with torch.no_grad():
-        for weight in policy.weights().values():
-            weight.add_(torch.randn_like(weight) * 0.1)
-    folder.mkdir()
-    publish(policy, folder, form)
-    return folder
 
 
 def paths(state: StandIn) -> list[str]:
@@ -257,7 +228,7 @@ def test_what_level_2_forgets_is_brought_again(opened, start: str, tmp_path: Pat
     """All weights by each push; of an adapter's model by loading it again, before the cache is there."""
     policy = Policy.load(PolicyConfig(model=start))
     engine, state = sleeping(opened, policy, start, level=2)
-    engine.load(moved(policy, tmp_path / "v1", "explicit_head"), 1)
+    engine.load(moved(policy, tmp_path / "v1", "reload"), 1)
     awake = ["/wake_up", RELOAD, "/reset_prefix_cache", *PROBE, *SAMPLE, "/sleep?level=2"]
     for _ in range(2):
         assert sample(engine) == 1

@@ -59,18 +59,18 @@ def test_begin_and_end_are_tenths_of_the_steps_that_know_the_value(run: RunData)
     First rewards 0.1, 0.1, 0.2, 0.2; last 1.9, 1.9, 2.0, 2.0 and twice 0, 1, 2 of the log.
     """
     found = RunExperience.of(run)
-    windows = begin_and_end(found.steps, found.rewards)
+    windows = begin_and_end(found.column("step"), found.column("reward"))
     assert windows is not None
     begin, end = windows
     assert (begin.start, begin.stop, end.start, end.stop) == (1, 2, 19, 20)
     assert begin.values.tolist() == [0.1, 0.1, 0.2, 0.2]
     assert sorted(end.values.tolist()) == [0, 0, 1, 1, 1.9, 1.9, 2, 2, 2, 2]
-    lengths = begin_and_end(found.steps, found.lengths)
+    lengths = begin_and_end(found.column("step"), found.column("length"))
     assert lengths is not None
     assert lengths[1].values.tolist() == [19, 38, 20, 40]  # the log has no tokens
-    assert begin_and_end(found.steps, np.full(len(found.steps), math.nan)) is None
-    late = np.where(found.steps > 15, found.rewards, math.nan)
-    windows = begin_and_end(found.steps, late)
+    assert begin_and_end(found.column("step"), np.full(len(found.column("step")), math.nan)) is None
+    late = np.where(found.column("step") > 15, found.column("reward"), math.nan)
+    windows = begin_and_end(found.column("step"), late)
     assert windows is not None
     assert (windows[0].start, windows[0].stop) == (16, 16)
 
@@ -108,7 +108,7 @@ def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
     """From step 11 on, 2 of 5 are fresh."""
     found = RunExperience.of(run)
     names = found.source_names
-    figure = sources(run, found.steps, [names.index(n) for n in found.sources], len(names))
+    figure = sources(run, found.column("step"), [names.index(n) for n in found.sources], len(names))
     tops = {p.get_facecolor(): p.get_data() for p in figure.axes[0].patches if hasattr(p, "get_data")}
     assert len(tops) == 2
     first, second = tops.values()

@@ -20,7 +20,7 @@ from agro import config
 from agro.errors import Refused
 from agro.models.newmodel import new_model
 from agro.rewards import load_reward
-from agro.rewards.model import RewardModel
+from agro.rewards.model import ModelReward
 from agro.types import Sample
 
 LETTERS = "abcdefgh>"
@@ -45,18 +45,18 @@ def judge(base: Path) -> Path:
     return folder
 
 
-def loaded(judge: Path, **options) -> RewardModel:
-    return RewardModel.load(str(judge), device="cpu", **options)
+def loaded(judge: Path, **options) -> ModelReward:
+    return ModelReward(str(judge), device="cpu", **options)
 
 
 def test_a_value_does_not_depend_on_the_batch(judge):
     """Rows of 1 to 9 tokens that end in each letter, also with what would pad them."""
-    model = loaded(judge)
+    model = loaded(judge, batch=9)
     rows = [model.ids(">", "abcdefgh"[: n % 8] + LETTERS[n]) for n in range(9)]
-    together = model.values(rows, batch=9)
+    together = model.values(rows)
     assert together == pytest.approx([model.values([row])[0] for row in rows], abs=1e-5)
     assert np.std(together) > 1e-4
-    assert model.values(rows, batch=2) == pytest.approx(together, abs=1e-5)
+    assert loaded(judge, batch=2).values(rows) == pytest.approx(together, abs=1e-5)
 
 
 def test_pickled_weights_are_not_read(judge, tmp_path):
@@ -66,7 +66,7 @@ def test_pickled_weights_are_not_read(judge, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(Refused, match="pickled weights are not read"):
-        RewardModel.load(str(tmp_path), device="cpu")
+        ModelReward(str(tmp_path), device="cpu")
 
 
 def test_texts_become_sequences(judge):

@@ -65,17 +65,9 @@ class RunExperience:
         except Refused as error:  # damaged, not a store, or its server is away
             return cls(path, draws, problem=str(error))
 
-    @cached_property
-    def steps(self) -> Values:
-        return np.array([d.step for d in self.draws], np.float64)
-
-    @cached_property
-    def rewards(self) -> Values:
-        return to_array([d.reward for d in self.draws])
-
-    @cached_property
-    def lengths(self) -> Values:
-        return to_array([d.length for d in self.draws])
+    def column(self, name: str) -> Values:
+        """A field of each draw, such as its step; NaN where it is unknown."""
+        return to_array([getattr(draw, name) for draw in self.draws])
 
     @cached_property
     def sources(self) -> list[str]:

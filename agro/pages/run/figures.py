@@ -39,6 +39,7 @@ WIDE, NARROW, PANEL = (7.6, 3.3), (3.7, 2.9), (3.7, 2.1)  # inches
 FONT = 8.0  # points
 LINE = 1.4 * FONT  # the height of a line of text
 NICE = [1, 2, 2.5, 5, 10]  # steps between ticks
+BESIDE = 5  # characters of a label of the x axis that stands beside the tick labels
 
 Size = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, width, height in fractions of the figure
@@ -83,15 +84,10 @@ def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) 
     if y:
         style: dict[str, Any] = {"color": INK, "fontweight": "bold"} if bold else {}
         label(axes, y, (0, 1), (0, 4 + above * LINE), **style)
-    if is_beside(x):
+    if len(x) <= BESIDE:
         label(axes, x, (1, 0), (10, -4), va="top")
     else:
         label(axes, x, (1, 0), (0, -16), ha="right", va="top")
-
-
-def is_beside(x: str) -> bool:
-    """Whether the label of the x axis is short enough to stand beside the tick labels."""
-    return len(x) <= 5
 
 
 def cut(name: str, longest: int = 20) -> str:
@@ -213,12 +209,19 @@ class Look:
 PLAIN = Look()
 
 
-def draw(
-    run: RunData,
-    series: Sequence[Series],
-    size: Size = PANEL,
-    look: Look = PLAIN,
-) -> Figure:
+def training(run: RunData, metric: str, label: str = "training", **style: Any) -> Series:
+    """A metric of every step."""
+    return Series(label, run.column(metric), **style)
+
+
+def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SECOND) -> Series:
+    """A metric of the steps that evaluate, with its standard error where there is one."""
+    error = f"{metric}_se"
+    se = run.column(error) if error in METRICS else None
+    return Series(label, run.column(metric), color, se, points=True, mark=run.mark(metric))
+
+
+def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look = PLAIN) -> Figure:
     """The series that have values, against steps, with the run's phases."""
     steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
@@ -372,7 +375,7 @@ BINS = 24
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges; of few distinct values a
     bar for each. `integer`: the values are whole numbers."""
-    figure, axes = share_axes(below=int(not is_beside(unit)))
+    figure, axes = share_axes(below=int(len(unit) > BESIDE))
     parts, distinct = [(begin, MUTED), (end, FIRST)], np.unique(np.concatenate([begin, end]))
     if len(distinct) <= (0 if integer else FEW):
         for (values, color), side in zip(parts, (-0.5, 0.5)):
@@ -413,14 +416,8 @@ def bin_edges(values: Values, integer: bool) -> Values:
 
 
 def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
-    """Stacked shares of `count` sources over steps.
-
-    Args:
-        run: the run, whose phases bound the bins.
-        steps: the step of each draw.
-        labels: the source of each draw, from 0.
-        count: the number of sources.
-    """
+    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: of each
+    draw the step and the source, from 0."""
     figure, axes = share_axes()
     end = max(1, run.steps)
     width = math.ceil(end / COLUMNS)
@@ -452,25 +449,21 @@ def smoothing(rows: int) -> int:
 
 def reward_series(run: RunData) -> tuple[Series, Series]:
     """Training and held-out reward."""
-    training = Series("training", run.column("reward_mean"), smooth=smoothing(len(run.rows)))
-    errors = run.column("eval_reward_se")
-    mark = run.mark("eval_reward")
-    return training, Series("held-out", run.column("eval_reward"), SECOND, errors, points=True, mark=mark)
+    width = smoothing(len(run.rows))
+    return training(run, "reward_mean", smooth=width), heldout(run, "eval_reward")
 
 
 def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
     """Training and held-out reward against steps, with the phases."""
-    look = Look(METRICS["reward_mean"].unit)
-    figure = draw(run, reward_series(run), size, look)
+    figure = draw(run, reward_series(run), size, Look(METRICS["reward_mean"].unit))
     _label_values(figure.axes[0], run, size)
     return figure
 
 
 def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
     """(rewards, KL) of fresh training responses and of held-out ones, where some row has both."""
-    training, heldout = reward_series(run)
-    pairs = [(training, run.training_kl), (heldout, run.column("eval_kl_ref"))]
-    return [(s, kl) for s, kl in pairs if np.isfinite(s.values + kl).any()]
+    kls = run.training_kl, run.column("eval_kl_ref")
+    return [(s, kl) for s, kl in zip(reward_series(run), kls) if np.isfinite(s.values + kl).any()]
 
 
 def against_kl(run: RunData, size: Size = WIDE) -> Markup:

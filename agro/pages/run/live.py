@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,75 +25,56 @@ from agro.runs.rundata import load_run
 REST = 10.0  # a new page waits this many times as long as the last one took, so that training isn't slowed
 
 
-@dataclass
 class LivePage:
     """The page of a run folder, made anew where its metrics, or what its processes do, have changed."""
 
-    folder: Path
-    text: str = ""
-    tag: str = ""
-    _seen: tuple[Any, ...] | None = None
-    _ready: float = 0.0  # when a new page may be made
-    _lock: Lock = field(default_factory=Lock)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._text = self._tag = ""  # the tag changes with the page
+        self._seen: tuple[Any, ...] = ()
+        self._ready = 0.0  # when a new page may be made
+        self._lock = Lock()
 
-    def current(self) -> tuple[str, str]:
-        """The page and its tag, which changes with it."""
-        with self._lock:
-            began = time.monotonic()
-            # The size and the time of the metrics, what each process does, and what a run in one does.
-            status = self._status()
-            state: tuple[Any, ...] = () if status is None else status.doing()
-            try:
-                metrics = (self.folder / "metrics.jsonl").stat()
-                state = (metrics.st_size, metrics.st_mtime_ns, state)
-            except OSError:
-                state = (self._stage(), state)
-            if not self.tag or (state != self._seen and began >= self._ready):
-                self.text, self._seen = self._make(status), state
-                self.tag = f'"{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"'
-                self._ready = time.monotonic() + REST * (time.monotonic() - began)
-            return self.text, self.tag
-
-    def _stage(self) -> str:
-        """What a run in one process does now; empty where that is unknown."""
-        try:
-            return (self.folder / STAGE).read_text(encoding="utf-8")
-        except OSError:
-            return ""
-
-    def _status(self) -> RunStatus | None:
-        """None for a run of one process, and where the server of its store is away."""
-        try:
-            status = RunStatus.read(str(self.folder))
-        except Refused:
-            return None
-        return status if status.processes else None
-
-    def _make(self, status: RunStatus | None) -> str:
-        try:
-            text = page(load_run(self.folder))
-        except Refused as error:  # before the first step
-            stage = self._stage()
-            reason = f"The run has no step yet. Now: {stage}." if stage else str(error)
-            text = render("waiting.html", name=self.folder.resolve().name, reason=reason)
-        if status is not None:
-            shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
-            text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
-        return with_script(text.replace("style-src ", "connect-src 'self'; style-src ", 1), script("live.js"))
-
-
-def live_app(live: LivePage) -> Starlette:
-    """GET / answers this machine with the page, or with 304 where it hasn't changed."""
-
-    def show(request: Request) -> Response:
+    def show(self, request: Request) -> Response:
+        """Answers this machine with the page, or with 304 where it hasn't changed."""
         if not is_for_us(request, HOST):
             return refusal(403, "only for this machine")
-        text, tag = live.current()
+        with self._lock:
+            self._renew()
+            text, tag = self._text, self._tag
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304)
         return page_response(text, {"ETag": tag})
 
-    return Starlette(routes=[Route("/", show)])
+    def _renew(self) -> None:
+        began = time.monotonic()
+        status, stage = None, ""  # of a run in several processes, or in one: empty where that is unknown
+        with suppress(Refused):  # the server of its store is away
+            status = RunStatus.read(str(self.folder))
+        with suppress(OSError):
+            stage = (self.folder / STAGE).read_text(encoding="utf-8")
+        state: tuple[Any, ...] = (stage, None if status is None else status.doing())
+        with suppress(OSError):
+            metrics = (self.folder / "metrics.jsonl").stat()
+            state = (metrics.st_size, metrics.st_mtime_ns, *state[1:])
+        if self._tag and (state == self._seen or began < self._ready):
+            return
+        try:
+            text = page(load_run(self.folder))
+        except Refused as error:  # before the first step
+            reason = f"The run has no step yet. Now: {stage}." if stage else str(error)
+            text = render("waiting.html", name=self.folder.resolve().name, reason=reason)
+        if status is not None and status.processes:
+            shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
+            text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
+        text = text.replace("style-src ", "connect-src 'self'; style-src ", 1)
+        self._text, self._seen = with_script(text, script("live.js")), state
+        self._tag = f'"{hashlib.sha256(self._text.encode()).hexdigest()[:16]}"'
+        self._ready = time.monotonic() + REST * (time.monotonic() - began)
+
+
+def live_app(live: LivePage) -> Starlette:
+    return Starlette(routes=[Route("/", live.show)])
 
 
 def watch(folder: Path, port: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
 from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
-from agro.pages.run.figures import Look, Series, css, cut, smoothing, svg
+from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg, training
 from agro.pages.run.render import Fact, Panel, render, script, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
 from agro.runs.problems import (
@@ -83,18 +83,6 @@ PARTS = {
 }
 
 
-def training(run: RunData, metric: str, label: str = "training", **style: object) -> Series:
-    """A metric of every step."""
-    return replace(Series(label, run.column(metric)), **style)  # type: ignore[arg-type]
-
-
-def heldout(run: RunData, metric: str, label: str = "held-out") -> Series:
-    """A metric of the steps that evaluate, with its standard error where there is one."""
-    error = f"{metric}_se"
-    se = run.column(error) if error in METRICS else None
-    return Series(label, run.column(metric), figures.SECOND, se, points=True, mark=run.mark(metric))
-
-
 def ring(run: RunData, row: int | None) -> str:
     """What the mark at a row means; empty where there is none."""
     return "" if row is None else f"The ring is the best measurement, at step {run.rows[row]['step']}."
@@ -109,43 +97,40 @@ def unit(metric: str, *, log: bool = False) -> Look:
     return Look(METRICS[metric].unit, log=log)
 
 
-def panel(
-    run: RunData, title: str, series: Sequence[Series], text: str, look: Look = figures.PLAIN
-) -> Panel | None:
-    """Series against steps; None where none has a value."""
-    if not any(np.isfinite(s.values).any() for s in series):
-        return None
-    for s in series:
-        text = f"{text} {ring(run, s.mark)}".rstrip()
-    return Panel(title, text, figures.picture(run, series, title, look))
+class Panels(list[Panel]):
+    """The small figures of a section, of a run's series against steps."""
 
+    def __init__(self, run: RunData) -> None:
+        super().__init__()
+        self.run = run
 
-def plain_panels(
-    run: RunData, section: str, said: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Panel | None]:
-    """Those of `PANELS` whose first metric is known and not always 0. `said`: by title what more to say."""
-    width = smoothing(len(run.rows))
-    for title, metrics in PANELS[section].items():
-        first, known = next(iter(metrics)), [metric for metric in metrics if run.measures(metric)]
-        if not run.total(first):
-            continue
-        smooth, text = 1 if title in UNSMOOTHED else width, caption(*known)
-        if smooth > 1:
-            text += f" Running mean over {width} steps."
-        colors = dict(zip(known, (figures.FIRST, figures.SECOND, figures.MUTED)))
-        series = [
-            training(run, metric, metrics[metric], color=colors[metric], smooth=smooth)
-            for metric in reversed(known)
-        ]
-        look = unit(first, log=title in LOG_SCALED)
-        if METRICS[first].unit == "share":
-            look = Look(percent=True)
-        yield panel(run, title, series, f"{text} {said.get(title, '')}".rstrip(), look)
+    def draw(self, title: str, text: str, *series: Series, look: Look = figures.PLAIN) -> None:
+        """Add a figure of the series, where any has a value."""
+        if not any(np.isfinite(s.values).any() for s in series):
+            return
+        for s in series:
+            text = f"{text} {ring(self.run, s.mark)}".rstrip()
+        self.append(Panel(title, text, figures.picture(self.run, series, title, look)))
 
-
-def present(panels: Iterable[Panel | None]) -> list[Panel]:
-    """Those that have something to show."""
-    return [p for p in panels if p is not None]
+    def draw_section(self, name: str, said: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Add those of `PANELS` whose first metric is known and not always 0. `said`: by title what more to
+        say."""
+        run, width = self.run, smoothing(len(self.run.rows))
+        for title, metrics in PANELS[name].items():
+            first, known = next(iter(metrics)), [metric for metric in metrics if run.measures(metric)]
+            if not run.total(first):
+                continue
+            smooth, text = 1 if title in UNSMOOTHED else width, caption(*known)
+            if smooth > 1:
+                text += f" Running mean over {width} steps."
+            colors = (figures.FIRST, figures.SECOND, figures.MUTED)
+            series = [
+                training(run, metric, metrics[metric], color=color, smooth=smooth)
+                for metric, color in zip(known, colors)
+            ]
+            is_share = METRICS[first].unit == "share"
+            look = Look(percent=True) if is_share else unit(first, log=title in LOG_SCALED)
+            self.draw(title, f"{text} {said.get(title, '')}".rstrip(), *reversed(series), look=look)
 
 
 def learning(run: RunData) -> dict[str, Any]:
@@ -175,19 +160,13 @@ def learning(run: RunData) -> dict[str, Any]:
             data = "fresh samples"
         elif not config.data.samples_fresh:
             data = "from the store"
-        row = {
-            "name": span.name,
-            "objective": config.objective.name,
-            "options": ", ".join(f"{k} = {v}" for k, v in config.objective.options.items()),
-            "data": data,
-            "steps": span.ends - span.begins,
-            "configured": config.train.steps,
-            "ends": span.ends,
-            "before": start,
-            "after": end,
-            "change": end.value - start.value if start and end else None,
-        }
-        phases.append(row)
+        options = ", ".join(f"{k} = {v}" for k, v in config.objective.options.items())
+        change = end.value - start.value if start and end else None
+        row = {"config": config, "options": options, "data": data, "before": start, "after": end}
+        phases.append({**row, "span": span, "change": change})
+    panels = _learning_panels(run)
+    for metric, title in PARTS.items():
+        _draw_parts(panels, metric, title)
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -197,17 +176,16 @@ def learning(run: RunData) -> dict[str, Any]:
         "averages": ", ".join(averages),
         "reference": REFERENCES[run.config.policy.reference],
         "phases": phases,
-        "panels": present([*_learning_panels(run), *(_parts(run, *part) for part in PARTS.items())]),
+        "panels": panels,
     }
 
 
-def _learning_panels(run: RunData) -> Iterator[Panel | None]:
+def _learning_panels(run: RunData) -> Panels:
     """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
-    width = smoothing(len(run.rows))
+    panels, width = Panels(run), smoothing(len(run.rows))
     auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
     chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), figures.MUTED, points=True)
-    series = [chance, heldout(run, "eval_auc", "policy")]
-    yield panel(run, "Held-out ranking (AUC)", series, caption("eval_auc"))
+    panels.draw("Held-out ranking (AUC)", caption("eval_auc"), chance, heldout(run, "eval_auc", "policy"))
     text = (
         "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
         "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
@@ -216,13 +194,15 @@ def _learning_panels(run: RunData) -> Iterator[Panel | None]:
     ratio = run.latest("ratio_mean")
     if ratio is not None:
         text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
-    series = [
-        replace(heldout(run, "eval_log_ratio_worst", "held-out worst"), color=figures.COLORS[4]),
-        replace(heldout(run, "eval_log_ratio_best", "held-out best"), color=figures.COLORS[2]),
+    panels.draw(
+        "Log-ratio of the best and worst responses",
+        text,
+        heldout(run, "eval_log_ratio_worst", "held-out worst", figures.COLORS[4]),
+        heldout(run, "eval_log_ratio_best", "held-out best", figures.COLORS[2]),
         training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
         training(run, "log_ratio_best", "best", smooth=width),
-    ]
-    yield panel(run, "Log-ratio of the best and worst responses", series, text, unit("log_ratio_best"))
+        look=unit("log_ratio_best"),
+    )
     text = caption("eval_consistency")
     latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
     if latest.get("eval_consistency_fall") is not None:
@@ -231,66 +211,58 @@ def _learning_panels(run: RunData) -> Iterator[Panel | None]:
         text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
     of_reference = consistency + run.column("eval_consistency_fall")
     reference = Series("reference", of_reference, figures.MUTED, points=True)
-    series = [reference, heldout(run, "eval_consistency", "policy")]
-    yield panel(run, "Held-out ½ Var(R)", series, text)
+    panels.draw("Held-out ½ Var(R)", text, reference, heldout(run, "eval_consistency", "policy"))
     text = (
         f"{caption('eval_fresh_consistency')} It is 0 too where all responses are the same, near 0 where no "
         "rewards differ, and it may rise first: read it beside the reward."
     )
-    series = [heldout(run, "eval_fresh_consistency", "policy")]
-    yield panel(run, "½ Var(R) of held-out responses", series, text)
+    panels.draw("½ Var(R) of held-out responses", text, heldout(run, "eval_fresh_consistency", "policy"))
     text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
-    series = [training(run, "regret", smooth=width), heldout(run, "eval_regret")]
-    yield panel(run, "Estimated regret", series, text, unit("regret"))
+    series = training(run, "regret", smooth=width), heldout(run, "eval_regret")
+    panels.draw("Estimated regret", text, *series, look=unit("regret"))
+    return panels
 
 
-def _parts(run: RunData, metric: str, title: str) -> Panel | None:
+def _draw_parts(panels: Panels, metric: str, title: str) -> None:
     """A metric of the parts of the reward, where there are several."""
+    run, is_heldout = panels.run, metric.startswith("eval_")
     parts = [row.get(metric) or {} for row in run.rows]
     names = list(dict.fromkeys(name for row in parts for name in row))
     if len(names) < 2:
-        return None
-    points = metric.startswith("eval_")
+        return
     errors = [row.get(f"{metric}_se") or {} for row in run.rows]
+    width = 1 if is_heldout else smoothing(len(run.rows))
     series = []
     for name, color in zip(names, figures.COLORS, strict=False):
         values = to_array([row.get(name) for row in parts])
-        width = 1 if points else smoothing(len(run.rows))
-        se = to_array([row.get(name) for row in errors]) if points else None
-        series.append(Series(cut(name, 16), values, color, se=se, points=points, smooth=width))
-    text = caption(metric)
+        se = to_array([row.get(name) for row in errors]) if is_heldout else None
+        series.append(Series(cut(name, 16), values, color, se=se, points=is_heldout, smooth=width))
     more = len(names) - len(series)
-    if more:
-        text += f" {more} more in metrics.jsonl."
-    return panel(run, title, series, text, unit(metric))
+    text = caption(metric) + (f" {more} more in metrics.jsonl." if more else "")
+    panels.draw(title, text, *series, look=unit(metric))
 
 
 def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows: did it stay near?"""
-    policy, held_out = run.config.policy, run.config.asks_held_out
-    kl = [
-        Series("training", run.training_kl),
-        heldout(run, "eval_kl_ref", "held-out" if held_out else "sampled"),
-    ]
-    kl[1] = replace(kl[1], split=policy.reference == "phase")
+    policy, held_out, panels = run.config.policy, run.config.asks_held_out, Panels(run)
+    measured = heldout(run, "eval_kl_ref", "held-out" if held_out else "sampled")
+    kl = [Series("training", run.training_kl), replace(measured, split=policy.reference == "phase")]
     text = caption("kl_ref", "eval_kl_ref")
     if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
-        best = Series(
-            "best of store", run.column("kl_of_best"), figures.MUTED, smooth=smoothing(len(run.rows))
-        )
-        kl.insert(0, best)
+        smooth = smoothing(len(run.rows))
+        kl.insert(0, training(run, "kl_of_best", "best of store", color=figures.MUTED, smooth=smooth))
         text += f" Gray: {caption('kl_of_best')}"
-    panels = [panel(run, "KL to the reference", kl, text, unit("kl_ref", log=True))]
+    panels.draw("KL to the reference", text, *kl, look=unit("kl_ref", log=True))
     betas = run.column("beta")
     if len(set(betas[np.isfinite(betas)])) > 1:
-        panels.append(panel(run, "β", [Series("β", betas)], caption("beta"), unit("beta")))
+        panels.draw("β", caption("beta"), Series("β", betas), look=unit("beta"))
     spread = run.column("kl_to_reward_spread")
+    text = caption("kl_to_reward_spread")
+    text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
     if np.isfinite(spread).any():
         optimum = Series("optimum", np.ones_like(spread), figures.MUTED)
-        text = caption("kl_to_reward_spread")
-        text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
-        series = [optimum, Series("policy", spread)]
-        panels.append(panel(run, "KL spread to reward spread", series, text, Look("ratio", log=True)))
+        look = Look("ratio", log=True)
+        panels.draw("KL spread to reward spread", text, optimum, Series("policy", spread), look=look)
     reference = REFERENCES[policy.reference]
     if policy.reference_model:
         reference += f": {policy.reference_model}"
@@ -304,7 +276,7 @@ def nearness(run: RunData) -> dict[str, Any]:
             row = int(known[-1] if choose is None else choose(values))
             note = f"nats per response, step {run.rows[row]['step']}"
             facts.append(Fact(name, fixed(values[row]), note))
-    return {"panels": present(panels), "facts": facts}
+    return {"panels": panels, "facts": facts}
 
 
 def page(run: RunData) -> str:
@@ -400,7 +372,8 @@ def course(run: RunData) -> dict[str, Any]:
     said = {"Loss": "Losses of two objectives can't be compared."}
     if share is not None:
         said["Promised and kept"] = f"The median of the last steps kept {percent(share)}."
-    panels = present(plain_panels(run, "course", said))
+    panels = Panels(run)
+    panels.draw_section("course", said)
     return {"facts": facts, "panels": [p for p in panels if p.title != "Learning rate" or rates]}
 
 
@@ -439,7 +412,9 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         if clipped.all():
             middle = float(np.median(norm[measured]))
             said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
-    return {"facts": facts, "panels": present(plain_panels(run, "health", {"Gradient norm": said}))}
+    panels = Panels(run)
+    panels.draw_section("health", {"Gradient norm": said})
+    return {"facts": facts, "panels": panels}
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
@@ -483,34 +458,33 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": present(_material_panels(run, experience)),
+        "panels": _material_panels(run, experience),
     }
 
 
-def _material_panels(run: RunData, experience: RunExperience) -> Iterable[Panel | None]:
-    names, title = experience.source_names, "Sources over steps"
+def _material_panels(run: RunData, experience: RunExperience) -> Panels:
+    panels, names, title = Panels(run), experience.source_names, "Sources over steps"
     if len(names) > 1:  # else the table says it all
         labels = [names.index(n) for n in experience.sources]
-        figure = svg(figures.sources(run, experience.steps, labels, len(names)), title)
+        figure = svg(figures.sources(run, experience.column("step"), labels, len(names)), title)
         key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
-        yield Panel(title, "Where the responses of a step came from.", figure, key)
-    for title, unit, values in (
-        ("Rewards", "reward", experience.rewards),
-        ("Lengths", "tokens", experience.lengths),
-    ):
-        windows = begin_and_end(experience.steps, values)
+        panels.append(Panel(title, "Where the responses of a step came from.", figure, key))
+    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
+        windows = begin_and_end(experience.column("step"), experience.column(name))
         if windows is not None:
             begin, end = windows
             means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
             counts = f"{count(len(begin.values))} and {count(len(end.values))}"
             text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
             figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
-            yield Panel(title, text, figure, tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means)))
-    yield from plain_panels(run, "material")
+            key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
+            panels.append(Panel(title, text, figure, key))
+    panels.draw_section("material")
     # Of an objective with a critic, whose metric it is.
     explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
     text = (
         "Share of the variance of the value's targets that the value explained before the step. 0 is no "
         "better than a constant."
     )
-    yield panel(run, "Variance explained by the critic", [Series("training", to_array(explained))], text)
+    panels.draw("Variance explained by the critic", text, Series("training", to_array(explained)))
+    return panels

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -101,7 +101,7 @@ class Report:
             ],
         }
         if self.explaining is not None:
-            values["explaining"] = self.explaining.to_json()
+            values["explaining"] = asdict(self.explaining)
         if self.measured is not None:
             values |= self.measured.to_json()
         values["recommended"] = [each.to_json() for each in self.recommended]
@@ -270,12 +270,14 @@ def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
     measured = report.measured
     if measured is None:
         return
-    if measured.invalid:
-        reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in measured.invalid.items())
+    if measured.rescored.dropped:
+        reasons = ", ".join(
+            f"{count(number)} ({reason})" for reason, number in measured.rescored.dropped.items()
+        )
         yield DataVerdict(
             "warning" if measured.groups else "problem",
             f"Of the measured responses the model can't be trained on these: {reasons}.",
-            f"Such as {next(iter(measured.examples.values()), '')[:400]}",
+            f"Such as {next(iter(measured.rescored.examples.values()), '')[:400]}",
         )
     values, (ess, responses) = measured.to_json(), measured.ess
     best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agro.io.near_copies import cluster_names, clusters, normalized
 from agro.io.numbers import count
@@ -25,18 +24,14 @@ from agro.store.survey import SurveyRow
 from agro.types import Prompt, Text, end_in
 
 
-@dataclass
 class Spread:
     """Numbers that come one by one."""
 
-    numbers: array[float] = field(default_factory=lambda: array("d"))
+    def __init__(self) -> None:
+        self.numbers = array("d")
 
     def add(self, value: float) -> None:
         self.numbers.append(value)
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        return np.array(self.numbers)
 
     @property
     def count(self) -> int:
@@ -53,15 +48,18 @@ class Spread:
     @property
     def mean(self) -> float | None:
         """None of no numbers, and where their differences are too large for a float."""
-        with np.errstate(over="ignore", invalid="ignore"):  # from the first one: large numbers lose no digits
-            mean = float(self.numbers[0] + (self.values - self.numbers[0]).mean()) if self.count else math.nan
+        if not self.numbers:
+            return None
+        first = self.numbers[0]  # from which the others are counted: large numbers lose no digits
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = float(first + (np.array(self.numbers) - first).mean())
         return mean if math.isfinite(mean) else None
 
     @property
     def std(self) -> float | None:
         """With n − 1; None of fewer than two numbers, and where their squares are too large for a float."""
         with np.errstate(over="ignore", invalid="ignore"):
-            std = float(np.std(self.values, ddof=1)) if self.count > 1 else math.nan
+            std = float(np.std(self.numbers, ddof=1)) if self.count > 1 else math.nan
         return std if math.isfinite(std) else None
 
     def to_json(self) -> dict[str, Any]:
@@ -93,9 +91,9 @@ class PromptCopies:
 
     def __str__(self) -> str:
         """With the largest clusters."""
-        parts = [f"{size} of {cut(text, SHOWN)!r} ({name})" for size, name, text in self.largest]
-        named = ", ".join(parts) + (", …" if self.clusters > len(parts) else "")
-        return f"{count(self.prompts)} in {count(self.clusters)} clusters: {named}"
+        named = ", ".join(f"{size} of {cut(text, SHOWN)!r} ({name})" for size, name, text in self.largest)
+        more = ", …" if self.clusters > len(self.largest) else ""
+        return f"{count(self.prompts)} in {count(self.clusters)} clusters: {named}{more}"
 
     def to_json(self) -> dict[str, Any]:
         largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
@@ -300,9 +298,6 @@ class Explaining:
     values: int
     rewards: int
     share: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def explaining(store: Store) -> Explaining | None:

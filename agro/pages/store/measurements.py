@@ -52,15 +52,6 @@ class Measurements:
     total: int
     template: Mapping[str, str]
 
-    @property
-    def invalid(self) -> Counter[str]:
-        """Responses that can't be encoded, by reason; `examples`: of each the first, in words."""
-        return self.rescored.dropped
-
-    @property
-    def examples(self) -> Mapping[str, str]:
-        return self.rescored.examples
-
     @cached_property
     def groups(self) -> list[NDArray[np.int64]]:
         """The responses of each group that has some."""
@@ -74,14 +65,20 @@ class Measurements:
         return [of for of in scored if len(of) and np.ptp(rewards[of])]
 
     @property
+    def scores(self) -> Values:
+        """[N] log π/π_ref, or log π without a reference."""
+        return self.rescored.totals - self.ref_logp if self.against_reference else self.rescored.totals
+
+    @property
     def auc(self) -> Values:
-        """[G] of each group of unequal rewards: how often log π/π_ref, or log π without a reference, ranks
-        the better of two responses higher."""
-        scores, pairs = self.rescored.totals, pairs_by_reward(self.rescored.rewards, self.group)
-        if self.against_reference:
-            scores = scores - self.ref_logp
-        better, worse = np.array(pairs, np.int64).reshape(-1, 2).T
-        return by_group(scores[better] - scores[worse], self.group[better])
+        """[G] of each group of unequal rewards: how often `scores` ranks the better of two responses higher,
+        where equal ones count one half."""
+        rewards, scores, shares = self.rescored.rewards, self.scores, []
+        for of in self.unequal:
+            is_better = rewards[of, None] > rewards[of]
+            lead = (scores[of, None] - scores[of])[is_better]
+            shares.append(np.where(lead == 0, 0.5, lead > 0).mean())
+        return np.array(shares, np.float64)
 
     @property
     def per_token(self) -> dict[str, Values]:
@@ -111,9 +108,7 @@ class Measurements:
         ρ is log π/π_ref. Without a reference it is log π: at this β the optimum's log-ratios differ as much
         as the model's log-probs do now.
         """
-        rho, rewards = self.rescored.totals, self.rescored.rewards
-        if self.against_reference:
-            rho = rho - self.ref_logp
+        rho, rewards = self.scores, self.rescored.rewards
         spreads = [(rewards[of].std(), rho[of].std()) for of in self.unequal]
         return np.array([of_rewards / of_rho for of_rewards, of_rho in spreads if of_rho > 0])
 
@@ -121,6 +116,9 @@ class Measurements:
         """Shares, nats and β; None where unknown."""
         logp, lengths, auc = self.rescored.totals, self.rescored.lengths, self.auc
         ranked, (ess, weighted), (winner, loser) = summary("auc", auc), self.ess, self.pairs.T
+        balance, middle_half = self.balance, [None, None, None]
+        if len(balance):
+            middle_half = np.quantile(balance, (0.25, 0.5, 0.75)).tolist()
         of = "log π/π_ref" if self.against_reference else "log π"
         right = [(score[winner] >= score[loser]) for score in (logp, logp / lengths)]
         unequal = [int(self.group[of[0]]) for of in self.unequal]
@@ -130,7 +128,7 @@ class Measurements:
             "auc_se": ranked["auc_se"] if len(auc) > 1 else None,
             "auc_groups": len(auc),
             "auc_dropped": int(self.rows[unequal].sum()) - sum(map(len, self.unequal)),
-            "invalid": dict(self.invalid),
+            "invalid": dict(self.rescored.dropped),
             "template": dict(self.template) or None,
             "ranked_share": float(right[0].mean()) if len(winner) else None,
             "ranked_share_per_token": float(right[1].mean()) if len(winner) else None,
@@ -146,33 +144,8 @@ class Measurements:
             "ess": ess,
             "concentrability": None if ess is None else 1 / ess,
             "ess_responses": weighted,
-            "beta": quartiles(self.balance) | {"of": of},
+            "beta": {**dict(zip(("low", "middle", "high"), middle_half)), "groups": len(balance), "of": of},
         }
-
-
-def by_group(difference: Values, group: NDArray[np.int64]) -> Values:
-    """[P] -> [G] the share of a group's differences above 0, where 0 counts one half."""
-    right = np.where(difference == 0, 0.5, difference > 0)
-    numbers = np.unique(group, return_inverse=True)[1]
-    return np.asarray(np.bincount(numbers, right) / np.bincount(numbers))
-
-
-def pairs_by_reward(rewards: Values, groups: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """All pairs of responses of one group with unequal rewards, the better one first."""
-    found = []
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        for i in members:
-            found += [(int(i), int(j)) for j in members[rewards[members] < rewards[i]]]
-    return found
-
-
-def quartiles(values: Values) -> dict[str, Any]:
-    """The middle half of values, their median, and how many they are."""
-    if not len(values):
-        return {"low": None, "middle": None, "high": None, "groups": 0}
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return {"low": low, "middle": middle, "high": high, "groups": len(values)}
 
 
 def measure(

@@ -7,8 +7,7 @@ that a new engine begins with nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.config.sections import Section
 from agro.errors import Refused
@@ -28,23 +27,22 @@ ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind 
 }
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """A setting that needs a capability, unless its value is one of `unset`."""
+class Requirement(NamedTuple):
+    """A setting that needs a capability, unless its value is `unset`, or says that it isn't wanted."""
 
     setting: str
     needs: Capability
     way_out: str
-    unset: Collection[Any] = (None, False, 0)
+    unset: Any = None
 
 
 REQUIREMENTS = (
     Requirement("train.weights_average", "shares_weights", "remove it"),
     Requirement("sampler.keep_sets", "reports_kept_sets", "remove it, or sample without truncation"),
     Requirement("sampler.skip_layers", "skips_layers", "sample with all layers"),
-    Requirement("source.sync_every", "shares_weights", "sample with the newest weights", unset=(1,)),
-    Requirement("source.sync_from", "shares_weights", "sample with the newest weights", unset=(1,)),
-    Requirement("source.kind", "serves_collectors", 'use source.kind = "inline"', unset=("inline",)),
+    Requirement("source.sync_every", "shares_weights", "sample with the newest weights", 1),
+    Requirement("source.sync_from", "shares_weights", "sample with the newest weights", 1),
+    Requirement("source.kind", "serves_collectors", 'use source.kind = "inline"', "inline"),
 )
 
 
@@ -82,13 +80,12 @@ def check_section(
 
     `engine`: its name in messages; `where`: what they begin with.
     """
-    for requirement in REQUIREMENTS:
-        of, key = requirement.setting.split(".")
-        if of != name or getattr(section, key) in requirement.unset or requirement.needs in can:
+    for setting, needed, way_out, unset in REQUIREMENTS:
+        of, key = setting.split(".")
+        value = getattr(section, key) if of == name else None
+        if value in (None, False, 0, unset) or needed in can:
             continue
-        value = getattr(section, key)
         raise Refused(
-            f"{where}{requirement.setting} and {engine} exclude each other: {requirement.setting} = {value} "
-            f"needs an engine that {CAPABILITIES[requirement.needs]}. What to do: {requirement.way_out}, or "
-            'use engine.kind = "hf"'
+            f"{where}{setting} and {engine} exclude each other: {setting} = {value} needs an engine that "
+            f'{CAPABILITIES[needed]}. What to do: {way_out}, or use engine.kind = "hf"'
         )

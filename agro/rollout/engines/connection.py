@@ -1,23 +1,32 @@
-"""A connection to one server: requests with a deadline and a key, sent again where that may help.
+"""How one server is asked for responses, and for log-probs of given tokens, and what it may answer.
 
-A reply is used only where it is what was requested: one response, with at most the requested number of
-tokens, all in the vocabulary, none after the end, each with a log-prob. Any other reply is refused.
+Requests have a deadline and a key, and are sent again where that may help. A reply is used only where it is
+what was requested: one response, with at most the requested number of tokens, all in the vocabulary, none
+after the end, each with a log-prob. Any other reply is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
 
 import httpx
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictFloat,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 
 from agro import config
-from agro.config import from_environment
+from agro.config import SamplerConfig, from_environment
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 from agro.models.encoding import Encoder
@@ -28,7 +37,9 @@ FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled eac
 BUSY = (408, 425, 429)  # statuses that ask for the same request later
 GONE = 404  # a server that was started again has lost its adapters
 HEALTH_SECONDS = 5.0  # in which a server says that it runs
-T = TypeVar("T")
+SEED_BITS = 31  # servers take a 32-bit signed integer
+Body = dict[str, Any]  # of a request
+SEE_LOG = "see the server's log, then continue with --resume"
 
 
 class Failed(Exception):
@@ -64,43 +75,21 @@ class Connection:
         limits = httpx.Limits(max_connections=None)
         self._client = httpx.AsyncClient(timeout=None, limits=limits, headers=headers)
 
-    async def command(self, path: str, body: Mapping[str, Any], *, retries: int | None = None) -> None:
-        """A request whose reply says no more than that it is done."""
-        await self._repeatedly(path, body, lambda content: None, retries)
-
-    async def pause(self, attempt: int) -> None:
-        """Before a failed request is sent again for the `attempt`th time, from 0."""
-        await asyncio.sleep(FIRST_PAUSE * 2**attempt)
-
-    async def post(
+    async def request(
         self,
         path: str,
-        body: Mapping[str, Any],
-        read: Callable[[Any], T],
+        body: Mapping[str, Any] | None = None,
+        read: Callable[[Any], Any] | None = None,
+        *,
+        retries: int | None = None,
         prove: Callable[[], Awaitable[None]] | None = None,
-    ) -> T:
-        """What `read` makes of the reply's JSON, which is None where it is empty.
+    ) -> Any:
+        """What `read` makes of the reply's JSON, which is None where it is empty; without it nothing is read.
 
-        A request that fails is sent again, `engine.retries` times; after a broken connection `prove` is
-        awaited first. Raises `Lost` where it fails then too, and `Refused` for a request that the server
-        refuses, and for a reply that isn't JSON.
+        Without a body a page is got. A request that fails is sent again, `retries` times (`engine.retries`
+        unless given); after a broken connection `prove` is awaited first. Raises `Lost` where it fails then
+        too, and `Refused` for a request that the server refuses, and for a reply that isn't JSON.
         """
-        return await self._repeatedly(
-            path, body, lambda content: read(self._json(path, content)), None, prove
-        )
-
-    async def get(self, path: str) -> Any:
-        """The JSON of a page."""
-        return await self._repeatedly(path, None, lambda content: self._json(path, content), None)
-
-    async def _repeatedly(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        read: Callable[[bytes], T],
-        retries: int | None,
-        prove: Callable[[], Awaitable[None]] | None = None,
-    ) -> T:
         tries = 1 + (self.settings.retries if retries is None else retries)
         problem = Failed()
         for attempt in range(tries):
@@ -109,12 +98,17 @@ class Connection:
             try:
                 if prove is not None and isinstance(problem, Broken):
                     await prove()
-                return read(await self._reply(path, body))
+                content = await self._reply(path, body)
+                return None if read is None else read(self._json(path, content))
             except Failed as error:
                 self.failures += 1
                 problem = error
         lost = Away if isinstance(problem, Broken) else Lost
         raise lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
+
+    async def pause(self, attempt: int) -> None:
+        """Before a failed request is sent again for the `attempt`th time, from 0."""
+        await asyncio.sleep(FIRST_PAUSE * 2**attempt)
 
     async def is_alive(self) -> bool:
         """Whether the server says that it runs."""
@@ -150,22 +144,35 @@ class Connection:
         try:
             return loads(content) if content else None
         except ValueError as error:
-            text = content.decode("utf-8", "replace")
-            raise Refused(
-                f"engine.url: {self.url}{path}: expected JSON, got {text[:200]!r} ({error})"
-            ) from None
+            got = content.decode("utf-8", "replace")[:200]
+            raise Refused(f"engine.url: {self.url}{path}: expected JSON, got {got!r} ({error})") from None
 
 
-SEE_LOG = "What to do: see the server's log, then continue with --resume"
+class _Content(BaseModel):
+    """Only JSON's own types: 97.0, true and "97" are no integers. Fields that aren't read may be anything.
 
-
-class Strict(BaseModel):
-    """Only JSON's own types: 97.0, true and "97" are no integers. Fields that aren't read may be anything."""
+    A server that pauses or restarts aborts responses, whatever they say then: they are sampled again.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _was_completed(cls, content: Any) -> Any:
+        match content:
+            case {"choices": [{"finish_reason": "abort"}]} | {
+                "meta_info": {"finish_reason": {"type": "abort"}}
+            }:
+                raise Failed('finish_reason "abort": the server gave the response up')
+        return content
 
-class Span(Strict):
+
+def _at(first: str, *path: str | int, default: Any = ...) -> Any:
+    """A field at a path of a reply."""
+    return Field(default, validation_alias=AliasPath(first, *path))
+
+
+class Span(_Content):
     """The version that tokens `start` to `end` - 1 of a response were sampled with."""
 
     version: str
@@ -173,8 +180,7 @@ class Span(Strict):
     end: int
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """One response, whatever a server calls its parts."""
 
     token_ids: list[int]
@@ -182,87 +188,234 @@ class Reply:
     finish_reason: str
     spans: Sequence[Span] | None = None  # None: the server doesn't say
 
-    def versions(self) -> NDArray[np.int32] | None:
-        """[T] the version of each token, -1 where the server names none of ours; None without spans."""
-        if self.spans is None:
-            return None
-        named = [(int(s.version) if s.version.isdecimal() else -1, s.end - s.start) for s in self.spans]
-        return np.repeat([version for version, _ in named], [count for _, count in named]).astype(np.int32)
 
+def check_reply(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> None:
+    """Raise `ValueError` for a reply that isn't one response to the request.
 
-def problem_of(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> str:
-    """What is wrong with a reply, such as a number of tokens, an id or a log-prob; "" where nothing is.
-
-    The log-prob of an almost certain token may exceed 0 by rounding, up to `agro.types.ROUNDING`.
+    It ends at the first end token or stop text, unless it was truncated before. The spans of its versions
+    follow each other. The log-prob of an almost certain token may exceed 0 by rounding.
     """
-    ids, logprobs, last = reply.token_ids, reply.logprobs, encoder.vocab_size - 1
+    ids, logprobs, last_id = reply.token_ids, reply.logprobs, encoder.vocab_size - 1
     if not 1 <= len(ids) <= request.room:
-        return f"token_ids: expected 1 to {request.room} tokens (max_tokens), got {len(ids)}. {SEE_LOG}"
+        raise _wrong("token_ids", f"1 to {request.room} tokens (max_tokens)", len(ids))
     if len(logprobs) != len(ids):
-        return (
-            f"logprobs.token_logprobs: expected one for each of {len(ids)} tokens, got {len(logprobs)}. "
-            f"{SEE_LOG}"
-        )
-    for index, token in enumerate(ids):
-        if not 0 <= token <= last:
-            return (
-                f"token_ids.{index}: expected an id of the policy's vocabulary, 0 to {last}, got "
-                f"{token!s:.40}. What to do: let the server serve the run's model"
+        raise _wrong("logprobs.token_logprobs", f"one for each of {len(ids)} tokens", len(logprobs))
+    for place, token in enumerate(ids):
+        if not 0 <= token <= last_id:
+            expected = f"an id of the policy's vocabulary, 0 to {last_id}"
+            raise _wrong(
+                f"token_ids.{place}", expected, f"{token!s:.40}", "let the server serve the run's model"
             )
-    for index, logprob in enumerate(logprobs):
+    for place, logprob in enumerate(logprobs):
         if logprob is not None and logprob > ROUNDING:
-            return (
-                f"logprobs.token_logprobs.{index}: expected a log-prob, at most 0, got {logprob:g}. {SEE_LOG}"
-            )
-    return _wrong_place(reply, request, encoder, stops)
-
-
-def _wrong_place(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> str:
-    """What is wrong with the versions of tokens, whose spans follow each other, or with the end: at the first
-    end token or stop text, unless the response was truncated before."""
-    ids = reply.token_ids
+            raise _wrong(f"logprobs.token_logprobs.{place}", "a log-prob, at most 0", f"{logprob:g}")
     if reply.spans is not None:
-        ends, starts = [0, *(s.end for s in reply.spans)], [*(s.start for s in reply.spans), len(ids)]
-        if ends != starts or any(span.start >= span.end for span in reply.spans):
-            got = [(span.start, span.end) for span in reply.spans]
-            return (
-                f"weight_versions: expected spans one after the other over {len(ids)} tokens, got "
-                f"{got!s:.80}. {SEE_LOG}"
-            )
+        places = [(span.start, span.end) for span in reply.spans]
+        ends, starts = [0, *(end for _, end in places)], [*(start for start, _ in places), len(ids)]
+        if ends != starts or any(start >= end for start, end in places):
+            expected = f"spans one after the other over {len(ids)} tokens"
+            raise _wrong("weight_versions", expected, f"{places!s:.80}")
+    _check_end(reply, request, encoder, stops)
+
+
+def _check_end(reply: Reply, request: Request, encoder: Encoder, stops: Sequence[str]) -> None:
     if reply.finish_reason not in ("stop", "length"):
-        got_reason = f"{reply.finish_reason!r:.80}"
-        return f'finish_reason: expected "stop" or "length", got {got_reason}. {SEE_LOG}'
-    *body, end = ids
-    early = [position for position, token in enumerate(body) if token in encoder.eos_ids]
-    if early:
-        return (
-            f"token_ids: expected nothing after the end token {body[early[0]]} at {early[0]}, got "
-            f"{len(body) - early[0]} more. What to do: start the server without ignore_eos"
-        )
-    if _has_stop(encoder, body, request, stops):
-        return (
-            f"token_ids: expected nothing after a text of sampler.stop ({list(stops)!r:.80}), got more. What "
-            "to do: start the server without speculative decoding, or remove sampler.stop"
-        )
-    is_complete = end in encoder.eos_ids or _has_stop(encoder, ids, request, stops)
-    if reply.finish_reason == "stop" and not is_complete:
-        return (
-            f"token_ids: expected an end token ({', '.join(map(str, encoder.eos_ids))}) or a stop text last, "
-            f'since finish_reason is "stop", got {end}. What to do: give the server the end tokens of the '
-            "policy (generation_config.json)"
-        )
-    return ""
+        raise _wrong("finish_reason", '"stop" or "length"', f"{reply.finish_reason!r:.80}")
+
+    def has_stop(tokens: Sequence[int]) -> bool:
+        text = encoder.decode(tokens, request.ids) if stops else ""
+        return any(stop in text for stop in stops)
+
+    *body, end = reply.token_ids
+    for place, token in enumerate(body):
+        if token in encoder.eos_ids:
+            expected = f"nothing after the end token {token} at {place}"
+            way_out = "start the server without ignore_eos"
+            raise _wrong("token_ids", expected, f"{len(body) - place} more", way_out)
+    if has_stop(body):
+        expected = f"nothing after a text of sampler.stop ({list(stops)!r:.80})"
+        way_out = "start the server without speculative decoding, or remove sampler.stop"
+        raise _wrong("token_ids", expected, "more", way_out)
+    if reply.finish_reason == "stop" and end not in encoder.eos_ids and not has_stop(reply.token_ids):
+        ends_with = f"an end token ({', '.join(map(str, encoder.eos_ids))}) or a stop text last"
+        expected = f'{ends_with}, since finish_reason is "stop"'
+        way_out = "give the server the end tokens of the policy (generation_config.json)"
+        raise _wrong("token_ids", expected, end, way_out)
 
 
-def _has_stop(encoder: Encoder, ids: Sequence[int], request: Request, stops: Sequence[str]) -> bool:
-    if not stops:
-        return False
-    text = encoder.decode(ids, request.ids)
-    return any(stop in text for stop in stops)
+def _wrong(field: str, expected: str, got: object, way_out: str = SEE_LOG) -> ValueError:
+    return ValueError(f"{field}: expected {expected}, got {got}. What to do: {way_out}")
 
 
-def wrong_field(details: Any, advice: str) -> str:
-    """The first of pydantic's errors in words: which field, what was expected, what came."""
-    field = ".".join(map(str, details["loc"])) or "reply"
-    message = details["msg"][0].lower() + details["msg"][1:]
-    return f"{field}: {message}, got {details['input']!r:.80}. What to do: {advice}"
+@contextmanager
+def refusing_replies(where: str, advice: str) -> Iterator[None]:
+    """Raise `Refused` for a reply that says something else than it was asked for: which field, what was
+    expected, what came. `advice`: what to do where it lacks something."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "reply"
+        message = first["msg"][0].lower() + first["msg"][1:]
+        problem = f"{field}: {message}, got {first['input']!r:.80}. What to do: {advice}"
+        raise Refused(f"{where}: {problem}") from None
+    except ValueError as error:
+        raise Refused(f"{where}: {error}") from None
+
+
+def dialect_of(settings: config.EngineConfig, eos_ids: Sequence[int]) -> Dialect:
+    if settings.dialect == "sglang":
+        return SGLang(eos_ids)
+    return Generate(eos_ids) if settings.api == "generate" else Completions(eos_ids)
+
+
+def noise(request: Request, seed: int) -> int:
+    """The seed of a request."""
+    return (seed + 1_000_003 * request.number + request.position) % (1 << SEED_BITS)
+
+
+def _common(sampler: SamplerConfig, eos_ids: list[int]) -> Body:
+    """Settings of the same name in all dialects."""
+    return {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,
+        "min_p": sampler.min_p,
+        "stop": list(sampler.stop) or None,
+        "stop_token_ids": eos_ids,
+    }
+
+
+One = Annotated[list[Any], Field(min_length=1, max_length=1)]  # the one response that was asked for
+
+
+class LogProb(_Content):
+    logprob: float
+
+
+class _Completion(_Content):
+    choices: One
+    finish_reason: str = _at("choices", 0, "finish_reason")
+    token_ids: list[int] = _at("choices", 0, "token_ids")
+    logprobs: list[float | None] = _at("choices", 0, "logprobs", "token_logprobs")
+
+
+class _Scored(_Content):
+    choices: One
+    entries: list[dict[str, LogProb] | None] = _at("choices", 0, "prompt_logprobs")
+
+
+class Completions:
+    """vLLM's /v1/completions with a prompt of token ids."""
+
+    path = scoring_path = "/v1/completions"
+    advice = "use a server that supports return_token_ids (vLLM 0.10 or newer)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "prompt": request.ids, "return_token_ids": True, **settings}
+
+    def _settings(self, request: Request, sampler: SamplerConfig, seed: int) -> Body:
+        own = {"max_tokens": request.room, "include_stop_str_in_output": True, "logprobs": 0}
+        return {**own, **_common(sampler, self.eos_ids), "seed": noise(request, seed)}
+
+    def read(self, content: Any) -> Reply:
+        found = _Completion.model_validate(content)
+        return Reply(found.token_ids, found.logprobs, found.finish_reason)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
+        body = {"model": served, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
+        return {**body, "prompt_logprobs": 0}
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        scores = []
+        for token, entry in zip(ids[1:], _Scored.model_validate(content).entries[1:], strict=True):
+            if entry is None or str(token) not in entry:
+                raise ValueError(
+                    f"prompt_logprobs: expected the log-prob of token {token}, got {entry!r:.80}"
+                )
+            scores.append(entry[str(token)].logprob)
+        return scores
+
+
+class _Generated(_Content):
+    choices: One
+    finish_reason: str = _at("choices", 0, "finish_reason")
+    token_ids: list[int] = _at("choices", 0, "token_ids")
+    logprobs: list[LogProb] = _at("choices", 0, "logprobs", "content")
+    spans: list[Span] | None = _at("choices", 0, "weight_versions", default=None)
+
+
+class Generate(Completions):
+    """vLLM's /inference/v1/generate, which says with which weights each token was sampled."""
+
+    path = "/inference/v1/generate"
+    advice = "start vLLM 0.32 or newer with --enable-scale-out, or set engine.api = completions"
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        settings = self._settings(request, sampler, seed)
+        return {"model": served, "token_ids": request.ids, "sampling_params": settings}
+
+    def read(self, content: Any) -> Reply:
+        found = _Generated.model_validate(content)
+        logprobs: list[float | None] = [entry.logprob for entry in found.logprobs]
+        return Reply(found.token_ids, logprobs, found.finish_reason, found.spans)
+
+
+Entry = Annotated[tuple[StrictFloat | None, StrictInt, Any], Strict(False)]  # log-prob, token id, text
+
+
+class _SGLangReply(_Content):
+    output_ids: list[int]
+    finish_reason: str = _at("meta_info", "finish_reason", "type")
+    entries: list[Entry] = _at("meta_info", "output_token_logprobs")
+
+
+class _SGLangScored(_Content):
+    entries: list[Entry] = _at("meta_info", "input_token_logprobs")
+
+
+class SGLang:
+    """SGLang's /generate, as of its documentation for 0.5: it wasn't tried with a server."""
+
+    path = scoring_path = "/generate"
+    advice = "use SGLang 0.5, or vLLM (engine.dialect = vllm)"
+
+    def __init__(self, eos_ids: Sequence[int]) -> None:
+        self.eos_ids = list(eos_ids)
+
+    def sampling(self, request: Request, sampler: SamplerConfig, seed: int, served: str | None) -> Body:
+        own = {"max_new_tokens": request.room, "no_stop_trim": True, "sampling_seed": noise(request, seed)}
+        return self._body(request.ids, {**own, **_common(sampler, self.eos_ids)}, -1, served)
+
+    def _body(self, ids: Sequence[int], settings: Mapping[str, Any], start: int, served: str | None) -> Body:
+        body = {"input_ids": list(ids), "sampling_params": settings, "return_logprob": True}
+        adapter = {} if served is None else {"lora_path": served}
+        return {**body, "logprob_start_len": start, **adapter}
+
+    def read(self, content: Any) -> Reply:
+        found = _SGLangReply.model_validate(content)
+        return Reply(found.output_ids, [logp for logp, _, _ in found.entries], found.finish_reason)
+
+    def scoring(self, ids: Sequence[int], served: str | None) -> Body:
+        return self._body(ids, {"max_new_tokens": 1, "temperature": 1.0}, 0, served)
+
+    def scores(self, content: Any, ids: Sequence[int]) -> list[float]:
+        entries = _SGLangScored.model_validate(content).entries
+        scores = [logp for logp, _, _ in entries[1:] if logp is not None]
+        if [token for _, token, _ in entries] != list(ids) or len(scores) != len(ids) - 1:
+            raise ValueError(f"input_token_logprobs: expected one for each of {len(ids)} tokens, got others")
+        return scores
+
+
+Dialect = Completions | SGLang
+"""Requests for responses at `path`, and for log-probs of given tokens, at temperature 1, at `scoring_path`.
+
+`scores` has one for each token but the first. It and `read` raise pydantic's `ValidationError` for a reply
+that says something else. `advice`: what to do where a reply lacks something.
+"""

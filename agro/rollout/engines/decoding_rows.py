@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from agro.config import SamplerConfig
@@ -194,8 +193,10 @@ class Rows:
     @torch.no_grad()
     def admit(self, wave: list[Request]) -> None:
         longest = max(len(r.ids) for r in wave)
-        if longest > self.longest:
-            self._widen(longest)
+        if longest > self.longest:  # twice as many columns for prompts as before, so it is rare
+            more = max(longest - self.longest, self.longest)
+            self.longest += more
+            self._move(self.end + more, self.columns + more)
         if not self.live:
             self.end = self.longest
         b, e = len(self.live), self.end
@@ -256,8 +257,8 @@ class Rows:
     @torch.no_grad()
     def step(self) -> list[Finished]:
         """One more token for every row; removes and returns the rows that finished."""
-        if self.end == self.columns:
-            self._move_left()
+        if self.end == self.columns:  # to the left, but for as many columns as the longest prompt may need
+            self._move(self.end - min(self.low, self.end - self.longest), self.columns)
         b, e = len(self.live), self.end
         noise = self.noise[self.number[:b], e - self.first[:b]]
         logits = self._logits(self._sent(e - 1 - self.start[:b]), self.mask[:b, self.low : e])
@@ -325,33 +326,20 @@ class Rows:
             self.low = int(self.start[: len(self.live)].min())  # the first column in use
         return results
 
-    def _widen(self, longest: int) -> None:
-        """Add columns at the left for prompts of `longest` tokens; twice as many as before, so it is rare."""
-        columns = max(longest - self.longest, self.longest)
-        self.tokens = np.pad(self.tokens, ((0, 0), (columns, 0)))
-        self.logp = np.pad(self.logp, ((0, 0), (columns, 0)))
-        self.mask = pad(self.mask, (columns, 0))
+    def _move(self, end: int, columns: int) -> None:
+        """Give the buffers so many columns, and move the live ones so that the current one is `end`."""
+        shift, old, new = end - self.end, slice(self.low, self.end), slice(self.low + end - self.end, end)
+        tokens, logp = self.tokens, self.logp
+        self.tokens, self.logp = np.zeros((self.size, columns), np.int64), np.zeros((self.size, columns))
+        self.tokens[:, new], self.logp[:, new] = tokens[:, old], logp[:, old]
         for layer in filter(HAS_KEYS, self.cache.layers):
-            layer.keys, layer.values = (pad(x, (0, 0, columns, 0)) for x in (layer.keys, layer.values))
+            for name in ("keys", "values"):
+                before = getattr(layer, name)
+                after = before.new_zeros((*before.shape[:2], columns, before.shape[3]))
+                after[:, :, new] = before[:, :, old]
+                setattr(layer, name, after)
         for start in (self.start, self.first, self.limit):
-            start += columns
-        self.longest += columns
-        self.columns += columns
-        self.low += columns
-        self.end += columns
+            start += shift
+        self.low, self.end, self.columns = self.low + shift, end, columns
+        self.mask = self.mask.new_zeros((self.size, columns))
         self._hide(slice(0, len(self.live)))
-
-    def _move_left(self) -> None:
-        """Move the live columns to the left, but keep as many as the longest prompt may need."""
-        columns = min(self.low, self.end - self.longest)
-        b, old, new = len(self.live), slice(self.low, self.end), slice(self.low - columns, self.end - columns)
-        for buffer in (self.tokens, self.logp):
-            buffer[:b, new] = buffer[:b, old].copy()
-        for layer in filter(HAS_KEYS, self.cache.layers):
-            layer.keys[:b, :, new] = layer.keys[:b, :, old].clone()
-            layer.values[:b, :, new] = layer.values[:b, :, old].clone()
-        for start in (self.start, self.first, self.limit):
-            start -= columns
-        self.low -= columns
-        self.end -= columns
-        self._hide(slice(0, b))

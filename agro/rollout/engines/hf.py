@@ -58,13 +58,13 @@ class HF:
                 f"{', '.join(foreign)}; sample from it elsewhere and import the responses"
             )
         self.fused = False
-        sampler = SamplerConfig(temperature=policy.temperature, max_new=PROBED)
+        self._probed = SamplerConfig(temperature=policy.temperature, max_new=PROBED)
         with refusing_errors(policy.name, "sampling"):
-            self.probe(sampler)
+            self.probe(self._probed)
         if fused and is_fusable(policy):
             self.fused = True
             with refusing_errors(policy.name, "sampling with engine.fused"):
-                gap, allowed = self._gap(sampler)
+                gap, allowed = self._gap(self._probed)
                 self.fused = gap <= allowed
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
@@ -80,13 +80,7 @@ class HF:
             if not self._may_skip:
                 self._may_skip = True
                 with refusing_errors(self.policy.name, "sampling with skipped layers"):
-                    self.probe(
-                        SamplerConfig(
-                            temperature=self.policy.temperature,
-                            max_new=PROBED,
-                            skip_layers=sampler.skip_layers,
-                        )
-                    )
+                    self.probe(self._probed.model_copy(update={"skip_layers": sampler.skip_layers}))
             layers = chosen_layers(self.policy, sampler.skip_layers, seed, waiting[0].number)
         sampling = {"skipped_layers": list(layers)} if layers else {}
         fused = self.fused and not layers and is_fusable(self.policy)

@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar, TypeVar
@@ -165,7 +166,8 @@ class Server:
 
     def _push(self, weights: Path, version: int) -> None:
         probe = Probe.read(weights)
-        self._submit(self._renew(weights, version, probe)).result()
+        for pushed in [self._submit(host.renew(weights, version, probe)) for host in self.hosts]:
+            pushed.result()
         self._say_changes()
         if not self.used:
             raise self._nothing_left()
@@ -190,7 +192,7 @@ class Server:
     def _command(self, path: str, **body: str) -> None:
         try:
             for host in self.hosts:
-                self._submit(host.connection.command(path, body)).result()
+                self._submit(host.connection.request(path, body)).result()
         except Lost as error:
             raise Refused(
                 f"engine.sleep: {error}. What to do: start the server with VLLM_SERVER_DEV_MODE=1 and "
@@ -218,9 +220,6 @@ class Server:
             except Lost as error:
                 host.drop(error)
         raise self._nothing_left()
-
-    async def _renew(self, weights: Path, version: int, probe: Probe) -> None:
-        await asyncio.gather(*(host.renew(weights, version, probe) for host in self.hosts))
 
     def _say_changes(self) -> None:
         """Name the servers that were dropped, and those that came back."""
@@ -276,25 +275,16 @@ class VLLM(Server):
         free_cached()
         self._process = LocalProcess(command, variables, self._log, HOST)
         say(f"engine.kind = vllm: {shlex.join(command)}")
-        try:
-            self._wait(f"http://{HOST}:{port}/health")
-        except BaseException:
-            self._end()
-            raise
-        served = {"kind": "server", "url": f"http://{HOST}:{port}", "model": MODEL}
-        super().__init__(
-            settings.model_copy(update=served),
-            policy.encoder,
-            say=say,
-            key=key,
-            level=sleep_level(settings, policy),
-        )
-        try:
+        url, level = f"http://{HOST}:{port}", sleep_level(settings, policy)
+        served = settings.model_copy(update={"kind": "server", "url": url, "model": MODEL})
+        with ExitStack() as started:
+            started.callback(self._end)
+            self._wait(f"{url}/health")
+            super().__init__(served, policy.encoder, say=say, key=key, level=level)
+            started.callback(super().close)
             if self.level:
                 self.sleep()
-        except BaseException:
-            self.close()
-            raise
+            started.pop_all()
 
     def close(self) -> None:
         super().close()

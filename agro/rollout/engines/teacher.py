@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +14,8 @@ from torch import Tensor
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.rollout.engines.connection import Connection, Lost
-from agro.rollout.engines.host import Scores, dialect_of, score
+from agro.rollout.engines.connection import Connection, Lost, dialect_of
+from agro.rollout.engines.host import Scores, score
 from agro.types import ROUNDING, KeptSets
 
 TEXT = (
@@ -83,17 +82,16 @@ class ServedReference(Policy):
         """The server's name of its model, whose tokens must be ours."""
         connection = Connection(self.url, self.settings)
         try:
-            models: Any = await connection.get("/v1/models")
-            name = str(models["data"][0]["id"])
-            asked = {"model": name, "prompt": TEXT, "add_special_tokens": False}
-            theirs = await connection.post("/tokenize", asked, lambda reply: reply["tokens"])
+            name = await connection.request("/v1/models", read=lambda reply: str(reply["data"][0]["id"]))
+            body = {"model": name, "prompt": TEXT, "add_special_tokens": False}
+            theirs = await connection.request("/tokenize", body, lambda reply: reply["tokens"])
         except (Lost, LookupError, TypeError) as error:
             raise self._refused(error) from None
         finally:
             await connection.close()
         if theirs != self.tokenizer(TEXT, add_special_tokens=False)["input_ids"]:
             raise self._refused(f"expected the tokenizer of policy.model, got other tokens of {TEXT!r}")
-        return name
+        return str(name)
 
     def _refused(self, problem: object) -> Refused:
         return Refused(

@@ -56,16 +56,17 @@ class EnvironmentProcess:
         return episode
 
     def step(self, state: PlayedEpisode, text: str) -> Turn:
-        reply = self._step(state, text)
+        request = {"do": "step", "episode": state.number}
+        reply = self._call({**request, "text": text})
         if reply == LOST:
             self._reset(state)
             for earlier, answered in state.turns:
-                if self._step(state, earlier) != answered:
+                if self._call({**request, "text": earlier}) != answered:
                     raise WrongResult(
                         "its process ended in another episode, and when the turns of this one were played "
                         "again in a new one, it answered otherwise"
                     )
-            reply = self._step(state, text)
+            reply = self._call({**request, "text": text})
         state.turns.append((text, reply))
         return Turn(**reply)
 
@@ -73,15 +74,11 @@ class EnvironmentProcess:
         self._pool.close()
 
     def _reset(self, episode: PlayedEpisode) -> None:
-        asked = episode.prompt
-        prompt = {"text": asked.text, "id": asked.id, "columns": dict(asked.columns)}
+        prompt = {**vars(episode.prompt), "columns": dict(episode.prompt.columns)}
         request = {"do": "reset", "episode": episode.number, "prompt": prompt}
         if self._call(request) == LOST:
             self._open()
             self._call(request)
-
-    def _step(self, episode: PlayedEpisode, text: str) -> Any:
-        return self._call({"do": "step", "episode": episode.number, "text": text})
 
     def _open(self) -> dict[str, Any]:
         self._pool.timeout = START_SECONDS
