@@ -17,7 +17,7 @@ from agro.errors import Refused
 from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import RecordBlock, read_records
+from agro.io.record_files import read_records, record_block
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
@@ -292,7 +292,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         lines = list(islice(lines_of(path, format), ROWS))
         reader = Reader(options, {})
         reader.begin(LogFile(str(path), "", None if format is None else format.name), State())
-        found: BlockResult = reader.read(RecordBlock(lines))
+        found: BlockResult = reader.read(record_block(lines))
     except Refused:
         return None
     if found.parts in found.without_column.values():

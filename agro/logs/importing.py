@@ -11,7 +11,7 @@ from typing import Unpack
 
 from agro.errors import Refused
 from agro.io.datasets import on_hub
-from agro.io.record_files import Block, RecordBlock, encoding_of, fingerprint, is_table, read_records
+from agro.io.record_files import Block, encoding_of, fingerprint, is_table, read_records, record_block
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.import_report import SHOWN, ImportReport, Options, Reading, Refusal, difference, reading
 from agro.logs.labels import scale_of
@@ -119,7 +119,7 @@ def _first(blocks: Iterator[Block], limit: int) -> Iterator[Block]:
         records = list(islice(block.lines(), limit))
         limit -= len(records)
         if records:
-            yield RecordBlock(records)
+            yield record_block(records)
         if not limit:
             return
 
