@@ -9,7 +9,7 @@ import torch
 
 from agro import Batch, Prompt, Sample
 from agro.errors import Refused
-from agro.types import prompt_hash
+from agro.types import prompt_hash, sample
 from agro.types.conversation import normalized
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é?"}]
@@ -602,9 +602,12 @@ def test_samples_of_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) 
         Sample.of(row_of_a_store(**v)) for v in VALID
     ]
     assert Sample.all_of([]) == []
-    plain = [row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])]
-    monkeypatch.setattr(Sample, "__post_init__", None)  # nothing is checked one by one
-    assert len(Sample.all_of(plain)) == 3
+    looks: list[int] = []
+    array = sample._ARRAYS["behavior_logp"]
+    counted = array._replace(is_bad=lambda x: looks.append(len(x)) or x > 0)
+    monkeypatch.setitem(sample._ARRAYS, "behavior_logp", counted)
+    Sample.all_of([row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])])
+    assert looks == [6]  # one look at the values of two of them
 
 
 def test_calls_that_are_messages_of_their_own_belong_to_their_turn() -> None:
