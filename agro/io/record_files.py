@@ -188,8 +188,12 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
         if named := SEPARATOR.fullmatch(head):
             delimiter, head = named[1], text.readline()
         is_plain = delimiter == "\t" and not _has_quoted_cells(path)
-        quoting = csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL
-        rows = csv.reader(chain([head], text), delimiter=delimiter, quoting=quoting, strict=True)
+        rows = csv.reader(
+            chain([head], text),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         names, first = _named(path, next(rows, []))
         for row in chain(first, rows):
             if not any(row):

@@ -402,7 +402,7 @@ def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile
     added: list[Tensor] = []
     if slopes.q_factor is not None and sums.drawn_tokens is None:
         added.append((x / plan.kappa).exp_().mul_(slopes.q_factor))
-    if slopes.gap_factor is not None:
+    if slopes.gap_factor is not None and slopes.gap_constant is not None:
         x_ref = _ref_x(plan, sums, h_ref, tile)
         gaps = (x - x_ref).mul_(slopes.gap_factor).add_(slopes.gap_constant)
         added.append(x_ref.exp_().mul_(gaps))

@@ -103,7 +103,12 @@ class Batch:
             raise Refused(f"mask: row {row}: expected true and false, got {mask_BT[row].tolist()!r:.80}")
         mask_BT = mask_BT.bool()
         B, T = mask_BT.shape
-        supplied = {"role": "policy", "response": range(B), "weight": [1.0] * B, "age": [math.nan] * B}
+        supplied: dict[str, Any] = {
+            "role": "policy",
+            "response": range(B),
+            "weight": [1.0] * B,
+            "age": [math.nan] * B,
+        }
         supplied |= {name: value for name, value in optional.items() if value is not None}
         groups = _hashables(group, B, "group")
         rows = [f"row {i} (group {name})" for i, name in enumerate(groups)]
