@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from agro.errors import Refused
 from agro.io import datasets
-from agro.io.jsonlines import Line, content, lines, reader
+from agro.io.jsonlines import Line, content, lines
 
 CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
 CHUNK_BYTES = 1 << 24
@@ -36,6 +36,7 @@ MAIN = 3  # times as many cells as any other has the one sheet that is read
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
 _MARK = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
+_BLANK = _MARK + b" \t\r\n"
 _FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of them
     (
         (b"SQLite format 3",),
@@ -92,13 +93,11 @@ def read_blocks(path: str | Path, most: int | None = None) -> Iterator[Block]:
         elif len(tables := columns(path)) == 1:
             rows = enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(*tables)}"), 1)
             yield from record_blocks((Line(f"{path}:{i}", i, row) for i, row in rows), most)
+        elif _is_list(file):
+            yield from record_blocks(_items(path, file), most)
         else:
-            is_list, parts = _json(path, file)
-            if is_list:
-                yield from record_blocks(_items(path, parts), most)
-                return
             first = 1
-            for chunk in _chunks(parts, len, most):  # so that memory doesn't grow with the file
+            for chunk in _chunks(_json_lines(path, file), len, most):  # so that memory doesn't grow
                 last = first + len(chunk) - 1
                 yield Block((first, last), partial(lines, str(path), chunk, first))
                 first = last + 1
@@ -127,40 +126,41 @@ def _chunks(items: Iterable[Item], size_of: Callable[[Item], int], most: int | N
         yield chunk
 
 
-def _json(path: Path, file: BinaryIO) -> tuple[bool, Iterable[bytes]]:
-    """Whether a file is one list of objects, and its content: parts of it, or the lines of JSON Lines.
-
-    A document that is one object over several lines is one line.
-    """
-    head = file.readline(BLOCK)
+def _json_lines(path: Path, file: BinaryIO) -> Iterable[bytes]:
+    """The lines of JSON Lines. A document that is one object over several lines is one line."""
+    head = file.readline()
     for beginnings, problem in _FOREIGN:
         if head.startswith(beginnings):
             raise Refused(f"{path}: {problem}")
-    while head and not head.strip(_MARK + b" \t\r\n"):
-        head = file.readline(BLOCK)
-    begin = head.removeprefix(_MARK).strip()
+    while head and not head.strip(_BLANK):
+        head = file.readline()
+    begin = head.strip(_BLANK)
     if begin.startswith(b"<"):
         raise Refused(
             f"{path}: expected a log, got HTML or XML; save its table as CSV (pandas: read_html, to_csv)"
         )
-    if begin.startswith(b"["):  # maybe all of it in one line
-        return True, chain([head], iter(partial(file.read, BLOCK), b""))
-    if not head.endswith(b"\n"):
-        head += file.readline()
-        begin = head.removeprefix(_MARK).strip()
     goes_on = begin == b"{" or (".json" in path.suffixes and not begin.endswith(b"}"))
     if begin.startswith(b"{") and goes_on:
-        return False, [b" ".join((head + file.read()).splitlines())]
-    return False, chain([head] if head else [], file)
+        return [b" ".join((head + file.read()).splitlines())]
+    return chain([head] if head else [], file)
 
 
-def _items(path: Path, parts: Iterable[bytes]) -> Iterator[Line]:
+def _is_list(file: BinaryIO) -> bool:
+    """Whether what comes is one list, maybe all of it in one line. The mark before a list is passed over."""
+    begin: bytes = file.peek(BLOCK)  # type: ignore[attr-defined]
+    is_list = begin.lstrip(_BLANK).startswith(b"[")
+    if is_list and begin.startswith(_MARK):
+        file.read(len(_MARK))
+    return is_list
+
+
+def _items(path: Path, file: BinaryIO) -> Iterator[Line]:
     """The objects of a list, one after the other: the list needn't fit into memory."""
     import ijson
 
     number = 0
     try:
-        for number, value in enumerate(ijson.items(reader(iter(parts)), "item", use_float=True), 1):
+        for number, value in enumerate(ijson.items(file, "item", use_float=True), 1):
             error = None if isinstance(value, dict) else f"expected a list of objects, got {value!r:.80}"
             yield Line(f"{path}:{number}", number, value if error is None else {}, error)
     except (ijson.JSONError, UnicodeDecodeError) as error:
