@@ -21,7 +21,11 @@ from agro.io.json_values import read_object
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 
+JSON = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
+MARK = {b"agro": b"interchange"}  # in the metadata of their schema
+ROWS = 1024  # a row group
 _HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
+Row = dict[str, Any]
 
 
 def on_hub(path: Path) -> bool:
@@ -30,13 +34,15 @@ def on_hub(path: Path) -> bool:
 
 def read(path: Path) -> Iterator[Line]:
     """The records of a folder or of a data set on the hub. Raises `Refused` where it can't be read."""
-    rows = _on_hub(path) if on_hub(path) else _folder(path)
+    rows = _of_hub(path) if on_hub(path) else _of_folder(path)
     for number, (row, error) in enumerate(rows, 1):
         values = {name: value for name, value in row.items() if value is not None}
         yield Line(f"{path}:{number}", number, values, error)
 
 
-def _folder(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
+def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
+    import pyarrow as pa
+
     if (path / "dataset_dict.json").is_file():
         splits = read_object(path / "dataset_dict.json").get("splits", [])
         places = " or ".join(str(path / split) for split in splits)
@@ -47,24 +53,14 @@ def _folder(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
             f"of logs give the files, such as {path}/*.jsonl"
         )
     for item in read_object(path / "state.json").get("_data_files", []):
-        yield from _arrow(path / item["filename"])
-
-
-def _arrow(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as batches:
+        file = path / item["filename"]
+        with _readable(file), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
             for batch in batches:
                 for start in range(0, len(batch), ROWS):
                     yield from rows(batch.slice(start, ROWS))
-    except OSError as error:
-        raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise Refused(f"{path}: can't be read as Arrow: {error}") from None
 
 
-def _on_hub(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
+def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
     name, config, split = _parts(path)
     load_dataset = _package(path).load_dataset
     try:
@@ -81,13 +77,11 @@ def _on_hub(path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
         raise Refused(f"{path}: can't be read from the hub: {error}") from None
 
 
-def _package(path: Path) -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError:
-        raise Refused(
-            f"{path}: reading from the hub needs the package datasets: pip install 'datasets>=4.0'"
-        ) from None
+def revision(path: Path) -> str:
+    """What tells the content of a data set on the hub from others: name and commit."""
+    name, config, split = _parts(path)
+    _package(path)
+    return f"hub:{name}@{_sha(name)}:{config}:{split}"
 
 
 def _parts(path: Path) -> tuple[str, str | None, str | None]:
@@ -98,11 +92,13 @@ def _parts(path: Path) -> tuple[str, str | None, str | None]:
     return match["name"], match["config"], match["split"]
 
 
-def revision(path: Path) -> str:
-    """What tells the content of a data set on the hub from others: name and commit."""
-    name, config, split = _parts(path)
-    _package(path)
-    return f"hub:{name}@{_sha(name)}:{config}:{split}"
+def _package(path: Path) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError:
+        raise Refused(
+            f"{path}: reading from the hub needs the package datasets: pip install 'datasets>=4.0'"
+        ) from None
 
 
 @cache
@@ -115,13 +111,8 @@ def _sha(name: str) -> str:
         raise Refused(f"hub:{name}: can't be found on the hub: {error}") from None
 
 
-JSON = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
-MARK = {b"agro": b"interchange"}  # in the metadata of their schema
-ROWS = 1024  # a row group
-
-
 def batches(path: Path) -> Iterator[tuple[Any, bool]]:
-    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `records`.
+    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `lines`.
 
     Raises `Refused` for a file that can't be read.
     """
@@ -131,17 +122,16 @@ def batches(path: Path) -> Iterator[tuple[Any, bool]]:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
-        metadata = file.schema_arrow.metadata or {}
-        is_ours = metadata.items() >= MARK.items()
+        is_ours = (file.schema_arrow.metadata or {}).items() >= MARK.items()
         for batch in file.iter_batches(ROWS):
             yield batch, is_ours
 
 
-def records(path: str | Path, batch: Any, is_ours: bool) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch as records, or why one can't be read. Raises `Refused` as `batches` does."""
+def lines(path: str, batch: Any, is_ours: bool, first: int) -> Iterator[Line]:
+    """The rows of a batch as records, from the number `first`. Raises `Refused` as `batches` does."""
     with _readable(path):
-        for row, error in rows(batch):
-            yield _read_row(row, is_ours), error
+        for number, (row, error) in enumerate(rows(batch), first):
+            yield Line(f"{path}:{number}", number, _record(row, is_ours), error)
 
 
 @contextmanager
@@ -150,11 +140,13 @@ def _readable(path: str | Path) -> Iterator[None]:
 
     try:
         yield
+    except OSError as error:
+        raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise Refused(f"{path}: can't be read as Parquet: {error}") from None
+        raise Refused(f"{path}: can't be read as Parquet or Arrow: {error}") from None
 
 
-def rows(batch: Any) -> Iterator[tuple[dict[str, Any], str | None]]:
+def rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
     """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
     try:
         columns = map(_values, batch.columns)
@@ -181,7 +173,7 @@ def _values(array: Any) -> list[Any]:
 
     kind = array.type
     if _is_json(kind):
-        return list(array.to_pylist())
+        return list(array.to_pylist())  # the fastest way
     if isinstance(kind, pa.BaseExtensionType):
         return _values(array.storage)
     if types.is_dictionary(kind):
@@ -195,28 +187,21 @@ def _values(array: Any) -> list[Any]:
         return [x if x is None else f"PT{Decimal(x).scaleb(-digits).normalize():f}S" for x in counts]
     if types.is_decimal(kind):
         return [x if x is None else _number(x) for x in array.to_pylist()]
-    return _nested(array) if kind.num_fields else list(array.to_pylist())
-
-
-def _nested(array: Any) -> list[Any]:
-    """`_values` of objects, maps and lists."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    kind = array.type
     if types.is_struct(kind):
         fields = zip(*map(_values, array.flatten()))
-        rows = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
-        return [row if known else None for row, known in zip(rows, array.is_valid().to_pylist())]
+        objects = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
+        return [x if known else None for x, known in zip(objects, array.is_valid().to_pylist())]
     if types.is_map(kind):  # its keys are those of all rows that it is a slice of
         pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
         places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
         as_map: Any = dict if types.is_string(kind.key_type) else list
         return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]
     if types.is_fixed_size_list(kind):
-        array = array.cast(pa.list_(kind.value_field))
-    values = iter(_values(array.flatten()))
-    return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
+        return _values(array.cast(pa.list_(kind.value_field)))
+    if types.is_list(kind) or types.is_large_list(kind):
+        values = iter(_values(array.flatten()))
+        return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
+    return list(array.to_pylist())
 
 
 def _is_json(kind: Any) -> bool:
@@ -235,7 +220,8 @@ def _number(value: Decimal) -> float | int | str:
     return float(value) if Decimal(repr(float(value))) == value else str(value)
 
 
-def _read_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
+def _record(row: Row, is_ours: bool) -> Row:
+    """A row of Parquet as the record that was written."""
     if is_ours:
         record = {name: value for name, value in row.items() if value is not None}
     else:
@@ -248,12 +234,10 @@ def _read_row(row: dict[str, Any], is_ours: bool) -> dict[str, Any]:
                 continue  # text of another program; the record's own checks name what is wrong with it
     if is_ours and isinstance(record.get("exact"), dict):
         record |= record.pop("exact")
-    if "response" not in record:
-        return record
-    if "messages" in record and record.get("prompt") is None:
-        record["prompt"] = record.pop("messages")
-    if "versions" in record and record.get("version") is None:
-        record["version"] = record.pop("versions")
+    if "response" in record:
+        for name, ours in (("messages", "prompt"), ("versions", "version")):
+            if name in record and record.get(ours) is None:
+                record[ours] = record.pop(name)
     return record
 
 

@@ -145,22 +145,20 @@ def digest_of_module(name: str) -> str | None:
         location = attribute.rpartition("/")[2].replace("-", "_")
     importlib.invalidate_caches()
     folders = _folders_of_code()
-    files: dict[str, Path] = {}
+    path = Path(location).expanduser()
     if location.endswith(".py"):
-        path = Path(location).expanduser()
         folders.insert(0, str(path.resolve().parent))
-        files = {"": path} if path.is_file() else {}
-    elif location:
-        files = dict(_find(location, folders))
-        if not files:  # outside the folders of the user's own code
+        pending = [("", path)] if path.is_file() else []
+    else:
+        pending = list(_find(location, folders))
+        if location and not pending:  # outside the folders of the user's own code
             with suppress(ImportError, ValueError):
                 spec = importlib.util.find_spec(location)
                 if spec is not None and spec.has_location and spec.origin is not None:
-                    files = {location: Path(spec.origin)}
-    if not files:
+                    pending = [(location, Path(spec.origin))]
+    if not pending:
         return None
     digests: dict[str, str] = {}
-    pending = list(files.items())
     while pending:
         module, path = pending.pop()
         if module in digests:

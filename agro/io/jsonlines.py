@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
-
-import zstandard
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
@@ -36,60 +32,25 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
     Raises `Refused` where it can't be read, also while it is read.
     """
+    codec = None
     try:
         with path.open("rb", buffering=BUFFER) as raw:
             head = raw.read(4)
             raw.seek(0)
             if head[:2] == b"\x1f\x8b":
-                yield reader(_unpacked(raw, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS))), False
+                codec = "gzip"
             elif head == b"\x28\xb5\x2f\xfd":
-                yield reader(_unpacked(raw, lambda: zstandard.ZstdDecompressor().decompressobj())), False
-            else:
+                codec = "zstd"
+            if codec is None:
                 yield raw, head == b"PAR1"
-    except (EOFError, zlib.error, zstandard.ZstdError) as error:
-        raise Refused(f"{path}: the compressed file is cut off or damaged: {error}") from None
+            else:
+                import pyarrow as pa  # also of several frames; it says where the last one isn't complete
+
+                yield io.BufferedReader(pa.CompressedInputStream(raw, codec), BUFFER), False
     except OSError as error:
+        if codec is not None and error.errno is None:
+            raise Refused(f"{path}: the compressed file is cut off or damaged: {error}") from None
         raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
-
-
-def reader(parts: Iterator[bytes]) -> BinaryIO:
-    """Parts of a file, as a file."""
-    return io.BufferedReader(_Parts(parts), BUFFER)
-
-
-def _unpacked(raw: BinaryIO, begin: Callable[[], Any]) -> Iterator[bytes]:
-    """The content of the frames of a file; `begin` makes what unpacks one.
-
-    (The library's own reader of zstd takes a file that is cut off as complete; that of gzip is slow.)
-    """
-    frame = None
-    while packed := raw.read(1 << 16):
-        while packed:
-            frame = frame or begin()
-            yield frame.decompress(packed)
-            packed = frame.unused_data.lstrip(b"\0") if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("its last frame isn't complete")
-
-
-class _Parts(io.RawIOBase):
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts, self._left = parts, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            part = next(self._parts, None)
-            if part is None:
-                return 0
-            self._left = memoryview(part)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
-        return size
 
 
 def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[Line]:

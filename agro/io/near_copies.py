@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +79,7 @@ def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
         is_new = np.append(True, key[order][1:] != key[order][:-1])
         firsts = order[np.flatnonzero(is_new)][np.cumsum(is_new) - 1]
         neighbors = np.append(order[:1], order[:-1])
-        for others in (firsts, neighbors):
-            pairs.append(np.stack([others, order])[:, ~is_new])
+        pairs += [np.stack([others, order])[:, ~is_new] for others in (firsts, neighbors)]
     a, b = np.unique(np.concatenate(pairs, axis=1), axis=1)
     near = np.zeros(len(a), bool)
     for start in range(0, len(a), COMPARED):
@@ -91,11 +91,18 @@ def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
 def _signatures(texts: Sequence[str]) -> tuple[NDArray[np.uint32], Numbers]:
     """The least of each of 64 hashes of a text's grams, [M,64], and the numbers [M] of the texts that have
     any which aren't common."""
-    common = _common(texts)
+    common = np.empty(0, np.uint64)  # the grams of more than half of up to 1,000 texts, evenly spaced
+    looked_at = [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), LOOKED_AT)).astype(int)]
+    if len(looked_at) >= FEW:
+        of_texts = [np.unique(_grams([text])[0]) for text in looked_at]
+        grams, counts = np.unique(np.concatenate(of_texts), return_counts=True)
+        common = grams[counts > COMMON * len(looked_at)]
     # Times an odd number is a permutation of 32 bits.
     factors = np.random.default_rng(0).integers(0, 2**31, BANDS * ROWS, dtype=np.uint32) * np.uint32(2) + 1
     signatures, numbers = [], []
-    for start, grams, text_of in _blocks(texts):
+    blocks = np.cumsum([len(text) for text in texts]) // TOGETHER
+    for start, end in pairwise([0, *np.flatnonzero(np.diff(blocks)) + 1, len(texts)]):
+        grams, text_of = _grams(texts[start:end])
         distinct = ~np.isin(grams, common)
         grams, text_of = (grams[distinct] >> np.uint64(32)).astype(np.uint32), text_of[distinct]
         present, begins = np.unique(text_of, return_index=True)
@@ -105,26 +112,6 @@ def _signatures(texts: Sequence[str]) -> tuple[NDArray[np.uint32], Numbers]:
             hashes[:, j] = np.minimum.reduceat(grams * factor, begins)
         signatures.append(hashes)
     return np.concatenate(signatures), np.concatenate(numbers)
-
-
-def _common(texts: Sequence[str]) -> Grams:
-    """The grams that more than half of the texts have, looked up in up to 1,000 of them, evenly spaced."""
-    looked_at = [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), LOOKED_AT)).astype(int)]
-    if len(looked_at) < FEW:
-        return np.empty(0, np.uint64)
-    of_texts = [np.unique(_grams([text])[0]) for text in looked_at]
-    grams, counts = np.unique(np.concatenate(of_texts), return_counts=True)
-    return grams[counts > COMMON * len(looked_at)]
-
-
-def _blocks(texts: Sequence[str]) -> Iterator[tuple[int, Grams, Numbers]]:
-    """The number of the first text of a block, the grams of its texts, and the text of each, from 0."""
-    start, letters = 0, 0
-    for end, text in enumerate(texts, 1):
-        letters += len(text)
-        if letters >= TOGETHER or end == len(texts):
-            yield (start, *_grams(texts[start:end]))
-            start, letters = end, 0
 
 
 def _grams(texts: Sequence[str]) -> tuple[Grams, Numbers]:

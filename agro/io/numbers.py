@@ -20,23 +20,22 @@ def none_if_nan(value: Any) -> Any:
 
 def short(value: Number) -> str:
     """Three significant digits; whole numbers from 1,000 on."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    is_large = value is not None and abs(value) >= 1000
+    return _shown(value, ".0f" if is_large else ".3g")
 
 
 def count(value: Number) -> str:
     """A whole number with thousands separators."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:,.0f}"
+    return _shown(value, ",.0f")
 
 
 def fixed(value: Number, digits: int = 3, *, signed: bool = False) -> str:
     """A number with a fixed count of digits after the point."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:{'+' if signed else ''}.{digits}f}"
+    return _shown(value, f"{'+' if signed else ''}.{digits}f")
+
+
+def _shown(value: Number, form: str) -> str:
+    return UNKNOWN if value is None or not math.isfinite(value) else format(value, form)
 
 
 def with_error(value: Number, error: Number, digits: int = 3) -> str:

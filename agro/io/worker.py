@@ -48,10 +48,15 @@ def main() -> None:
 
     setup = json.loads(requests.readline())
     sys.path[:] = setup["path"]
+    name = setup["function"]
     with time_limit(setup["limit"]):
-        function, refused = load_reward(setup["function"])
-    if function is None:
-        return reply(refused=refused)
+        function, problem = find(name)
+    if inspect.isclass(function):
+        problem = f"{name} is a class; give a function, or an object of the class that can be called"
+    elif not problem and not callable(function):
+        problem = f"{name} is of type {type(function).__name__}, not a function"
+    if problem:
+        return reply(refused=problem)
     reply(**describe(function))
     for line in requests:
         request = json.loads(line)
@@ -76,16 +81,6 @@ def time_limit(seconds: float) -> Any:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def load_reward(name: str) -> tuple[Function | None, str]:
-    """The function `name` (module:function or file.py:function), or None and the reason."""
-    function, problem = find(name)
-    if inspect.isclass(function):
-        return None, f"{name} is a class; give a function, or an object of the class that can be called"
-    if function is not None and not callable(function):
-        return None, f"{name} is of type {type(function).__name__}, not a function"
-    return function, problem
 
 
 def find(name: str) -> tuple[Any, str]:

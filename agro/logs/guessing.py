@@ -17,7 +17,7 @@ from agro.errors import Refused
 from agro.io.column_paths import value_at
 from agro.io.json_values import unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import RecordBlock, read_records
+from agro.io.record_files import read_records, record_block
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
@@ -289,7 +289,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
         file = LogFile(str(path), "", None if format is None else format.name)
-        found, _ = Reader(options, {}).read(file, State({}, {}), RecordBlock(lines))
+        found, _ = Reader(options, {}).read(file, State({}, {}), record_block(lines))
     except Refused:
         return None
     if not found.without_column.keys() <= found.with_column:

@@ -16,7 +16,7 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.datasets import on_hub
 from agro.io.files import digest_of_module
-from agro.io.record_files import Block, RecordBlock, encoding_of, fingerprint, is_table, read_records
+from agro.io.record_files import Block, encoding_of, fingerprint, is_table, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.labels import scale_of
@@ -223,7 +223,7 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
             records = list(islice(block.lines(), remaining))
             remaining -= len(records)
             if records:
-                yield file, RecordBlock(records)
+                yield file, record_block(records)
             if not remaining:
                 break
 

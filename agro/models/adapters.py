@@ -46,30 +46,21 @@ def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
     folder = Path(name).expanduser()
     base = str(folder.resolve()) if folder.is_dir() else name
     if config.start is not None:
-        return _mergeable(_with_adapter(model, config.start, trainable=True), config)
-    targets: str | list[str] = list(config.targets)
-    if config.targets == ("all-linear",):
-        targets = "all-linear"
-    try:
-        adapter = peft.get_peft_model(
-            model,
-            peft.LoraConfig(
-                r=config.rank,
-                lora_alpha=config.alpha,
-                target_modules=targets,
-                lora_dropout=0.0,
-                task_type="CAUSAL_LM",
-                base_model_name_or_path=base,
-            ),
+        adapter = _with_adapter(model, config.start, trainable=True)
+    else:
+        settings = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules="all-linear" if config.targets == ("all-linear",) else list(config.targets),
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base,
         )
-    except ValueError as error:
-        raise Refused(f"policy.lora.targets: {', '.join(config.targets)}: {error}") from None
-    return _mergeable(adapter, config)
-
-
-def _mergeable(adapter: Any, config: configuration.LoRA) -> Any:
-    """Refuse at once what `merged` would refuse when the run saves its model."""
-    if config.merge and _is_tied(adapter):
+        try:
+            adapter = peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise Refused(f"policy.lora.targets: {', '.join(config.targets)}: {error}") from None
+    if config.merge and _is_tied(adapter):  # `merged` would refuse it when the run saves its model
         raise Refused(TIED)
     return adapter
 

@@ -46,6 +46,7 @@ _OFF = {  # values without an effect
     "num_beams": 1,
 }
 _CACHED = 256  # conversations whose rendering is remembered: the responses to a prompt come together
+TEXT, REASONED, CALLS, DECLARED = "texts", "reasoning", "calls of tools", "declarations of tools"
 
 
 class Reply(NamedTuple):
@@ -62,15 +63,16 @@ class Piece(NamedTuple):
     goes on without, which is never a question, an answer, a call or its result.
     """
 
+    kind: str
     what: str  # for messages, such as "the content of message 2 (role tool)"
     text: str
     mark: str
-    kind: str
     may_repeat: bool = False
     may_drop: bool = False
 
-
-TEXT, REASONED, CALLS, DECLARED = "texts", "reasoning", "calls of tools", "declarations of tools"
+    def arrives_in(self, twin: str) -> bool:
+        count = twin.count(self.mark)
+        return count == 1 or (self.may_repeat and count > 1)
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,7 @@ class Chat:
     """Renders conversations with a tokenizer's chat template and the settings of `[policy.chat]`."""
 
     tokenizer: Any
-    system: str | None = None
-    wrap: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    today: str = configuration.ChatConfig().today
-    drops: bool = False  # what the template doesn't show of instructions and reasoning; else it is refused
+    config: configuration.ChatConfig
     _remembered: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -98,26 +96,25 @@ class Chat:
                 raise Refused(
                     f"policy.chat.template: {config.template}: expected the file of a Jinja template: {error}"
                 ) from None
-        template = tokenizer.chat_template
-        if config != configuration.ChatConfig() and not template:
+        default = configuration.ChatConfig()
+        if config != default and not tokenizer.chat_template:
             raise Refused("[policy.chat]: the tokenizer has no chat template; set policy.chat.template")
+        chat = cls(tokenizer, config)
         for name in config.options:
             if name in set(inspect.signature(tokenizer.apply_chat_template).parameters) - _FREE:
                 raise Refused(
                     f"policy.chat.options: {name}: expected a variable of the template; agro sets this one"
                 )
-            if not re.search(rf"\b{re.escape(name)}\b", json.dumps(template)):
+            if not re.search(rf"\b{re.escape(name)}\b", chat.template.source):
                 raise Refused(
                     f"policy.chat.options: {name}: the chat template doesn't use it, so it has no effect. "
                     "What to do: policy.chat.options={}, or only with variables that the template has"
                 )
-        drops = config.unshown == "drop"
-        chat = cls(tokenizer, config.system, config.wrap, config.options, config.today, drops)
         try:
             date.fromisoformat(config.today)
         except ValueError:
             raise Refused(f"policy.chat.today: expected a date as 2026-01-31, got {config.today!r}") from None
-        if config.today != configuration.ChatConfig().today and not chat.template.reads_clock:
+        if config.today != default.today and not chat.template.reads_clock:
             raise Refused(
                 "policy.chat.today: the chat template writes no date, so it has no effect; leave it out"
             )
@@ -125,12 +122,22 @@ class Chat:
 
     @cached_property
     def template(self) -> Template:
-        return Template(self.tokenizer, self.options, self.today)
+        return Template(self.tokenizer, self.config.options, self.config.today)
 
     @property
     def end_id(self) -> int | None:
         """The special token that ends an assistant's turn; None without one."""
         return next(iter(self.template.end_ids), None)
+
+    @property
+    def _drops(self) -> bool:
+        """What the template doesn't show of instructions and reasoning; else it is refused."""
+        return self.config.unshown == "drop"
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, besides the template and its date."""
+        return self.config.model_dump(exclude_defaults=True, exclude={"template", "today"})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,21 +154,14 @@ class Chat:
         decides = [definition, special, tokenizer.chat_template]
         settings = dict(self._settings)
         if tokenizer.chat_template and self.template.reads_clock:
-            settings["today"] = self.today
+            settings["today"] = self.config.today
         if settings:
             decides.append(settings)
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The settings that differ from their defaults."""
-        settings = {"system": self.system, "wrap": self.wrap or None, "options": dict(self.options) or None}
-        settings["unshown"] = "drop" if self.drops else None
-        return {name: value for name, value in settings.items() if value is not None}
-
     def is_text(self, prompt: Text) -> bool:
         """Whether a prompt stays plain text. Raises `Refused` where that would ignore `[policy.chat]`."""
-        if not isinstance(prompt, str) or self.wrap:
+        if not isinstance(prompt, str) or self.config.wrap:
             return False
         if self._settings:
             setting = next(iter(self._settings))
@@ -174,10 +174,10 @@ class Chat:
     def messages(self, prompt: Text) -> Messages:
         """A prompt as a conversation, with the system message."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        if self.system is None or any(m["role"] in _SYSTEM for m in messages):
+        if self.config.system is None or any(m["role"] in _SYSTEM for m in messages):
             return messages
         tools = [m for m in messages if m["role"] == TOOLS]
-        return [*tools, {"role": "system", "content": self.system}, *messages[len(tools) :]]
+        return [*tools, {"role": "system", "content": self.config.system}, *messages[len(tools) :]]
 
     def prompt(self, messages: Messages) -> str:
         """A conversation up to the start of the assistant's turn.
@@ -194,6 +194,37 @@ class Chat:
             self._remembered[key] = text
         return self._remembered[key]
 
+    def _prepared(self, messages: Messages) -> Messages:
+        """Messages as the template takes them: reasoning apart from text, a developer's under its role."""
+        prepared = []
+        for message in messages:
+            if message["role"] == "developer":
+                message = {**message, "role": self.template.developer_role}
+            elif message["role"] == "assistant" and "reasoning_content" not in message:
+                thought, content, is_open = self._parse(message["content"], opened=False)
+                if thought is not None and not is_open:
+                    message = {**message, "content": content, "reasoning_content": thought}
+            prepared.append(message)
+        return prepared
+
+    def _check_shown(self, messages: Messages, text: str) -> None:
+        """Raise `NotShown` where a text of the messages isn't in the rendered `text` just once."""
+        marks = _Marks()
+        twins = [marks.twin(message, number) for number, message in enumerate(messages)]
+        key = json.dumps(twins, default=str)  # the same for all conversations of one shape
+        if key not in self._remembered:
+            self._remembered[key] = self.template.tried(twins, generates=True)
+        twin = self._remembered[key]
+        for piece in marks.pieces:
+            if piece.kind == REASONED and self.template.thought is not None:
+                continue  # of an earlier turn: what the model reads is up to its template
+            if piece.may_drop and self._drops:
+                continue
+            plain = piece.text.strip()
+            escaped = json.dumps(plain, ensure_ascii=False)[1:-1]
+            if not piece.arrives_in(twin) or not (plain in text or escaped in text):
+                raise _not_shown(piece.kind, f"{piece.what} ({plain!r:.60})", messages)
+
     def reply(
         self, history: Messages, turn: Mapping[str, Any], ends: Collection[str], *, closed: bool = True
     ) -> Reply:
@@ -206,14 +237,14 @@ class Chat:
         """
         opening = self.prompt(history)
         history = self._prepared(history)
-        calls = list(turn.get("tool_calls") or ())
+        whole = [*history, dict(turn)]  # for messages
+        style, calls = self.template.thought, list(turn.get("tool_calls") or ())
         thought, content, is_open = self._said(turn, opening, ends, closed=closed)
-        style = self.template.thought
-        by_hand = thought is not None and style is not None and not style.field
         if thought is not None and style is None:
-            if not self.drops:
-                raise self._refusal(REASONED, f"its reasoning ({thought!r:.60})", [*history, dict(turn)])
+            if not self._drops:
+                raise _not_shown(REASONED, f"its reasoning ({thought!r:.60})", whole)
             thought = None
+        by_hand = thought is not None and style is not None and not style.field
         is_marked = thought is not None and not by_hand
         marked: dict[str, Any] = {"role": "assistant", "content": ""}
         if content.strip() or is_open or not (calls or is_marked):
@@ -223,75 +254,43 @@ class Chat:
         if calls:
             marked["tool_calls"] = calls
         text = self.template.render([*history, marked])
-        for name in ("reasoning_content", "content"):
-            mark = marked.get(name)
-            if mark and text.count(mark) != 1:
+        for name, kind in (("reasoning_content", REASONED), ("content", TEXT)):
+            if marked.get(name) and text.count(marked[name]) != 1:
                 beside = " beside its calls of tools" if calls else ""
-                kind = TEXT if name == "content" else REASONED
-                said = f"its {name.removesuffix('_content')}{beside}"
-                raise self._refusal(kind, said, [*history, dict(turn)])
+                raise _not_shown(kind, f"its {name.removesuffix('_content')}{beside}", whole)
         places = sorted(text.find(mark) for mark in (REASONING, CONTENT) if mark in text)
-        calls_first, last = self._calls(history, marked, text)
-        first = self._start_of_calls(history, text, opening) if calls_first else places[0]
+        if calls:
+            first, last = self._calls(history, marked, text, opening)
+        else:
+            first, last = places[0], max(text.find(m) + len(m) for m in (CONTENT, REASONING) if m in text)
         context, start = self._context(text, opening, first, content, has_thought=is_marked)
         if is_open and is_marked:
             return Reply(context, text[start : places[0]] + str(thought))
         syntax, end = self.template.end(text[last:], ends, calls=bool(calls))
         after = syntax + end if closed else syntax * bool(calls)
         written = (text[start:last] + after).replace(REASONING, thought or "").replace(CONTENT, content)
-        if by_hand:
-            assert style is not None
-            is_opened = self.template.opens_thought(opening)
-            context = opening if is_opened else context
-            begun = "" if is_opened else style.opening
+        if by_hand and style is not None:
+            begun = style.opening
+            if self.template.opens_thought(opening):
+                context, begun = opening, ""
             written = f"{begun}{thought}" + ("" if is_open else style.closing + written)
         return Reply(context, written)
-
-    def message(self, written: str, opening: str) -> dict[str, Any]:
-        """What the assistant wrote after the text `opening`, as a message with its reasoning apart."""
-        thought, content, _ = self._parse(written, opened=self.template.opens_thought(opening))
-        space = self.template.content_opening  # which the template will put before the text again
-        if thought is None and not space.strip():
-            content = content.removeprefix(space)
-        message = {"role": "assistant", "content": content}
-        return message if thought is None else {**message, "reasoning_content": thought}
-
-    def unended(self, text: str, ends: Collection[str]) -> str:
-        """What an assistant wrote, without the end token and the padding behind it."""
-        for at, token in reversed(list(self.template.specials_in(text))):
-            if token in ends or token in self.template.control:
-                if text[at + len(token) :].strip():
-                    break
-                text = text[:at]
-        return text
-
-    def check_own(self, text: str, ends: Collection[str]) -> None:
-        """Raise `NotShown` where an end token, or one of other turns, stands in what an assistant wrote."""
-        for at, token in self.template.specials_in(text):
-            if token in ends or token in self.template.control:
-                raise NotShown(
-                    "special tokens in a text",
-                    f"the response has the special token {token} at character {at}, and more behind it "
-                    f"({text[at : at + 60]!r}); end it there, or take the token out",
-                )
 
     def _said(
         self, turn: Mapping[str, Any], opening: str, ends: Collection[str], *, closed: bool
     ) -> tuple[str | None, str, bool]:
         """Reasoning and text of a turn, and whether the reasoning is unfinished."""
-        content = self.unended(turn["content"], ends)
-        thought = turn.get("reasoning_content")
+        content, thought = self.unended(turn["content"], ends), turn.get("reasoning_content")
+        may_be_open = not turn.get("tool_calls")  # a call ends the thought before it
         if thought is None:
-            calls = bool(turn.get("tool_calls"))
-            opened = not closed and not calls and self.template.opens_thought(opening)
+            opened = not closed and may_be_open and self.template.opens_thought(opening)
             thought, content, is_open = self._parse(content, opened=opened)
-            is_open = is_open and not calls  # a call ends the thought before it
         else:
-            is_open = not closed and not content.strip() and not turn.get("tool_calls")
+            is_open = not closed and not content.strip()
             thought, content = thought.strip("\n"), content.lstrip("\n")
         for text in (thought or "", content):
             self.check_own(text, ends)
-        return thought, content, is_open
+        return thought, content, is_open and may_be_open
 
     def _parse(self, text: str, *, opened: bool) -> tuple[str | None, str, bool]:
         """Reasoning that is written in a text, the remaining text, and whether the reasoning is unfinished.
@@ -341,91 +340,86 @@ class Chat:
             return opening, first if content.startswith(added) else len(opening)
         return (opening, first) if self.template.opens_directly else (text[:first], first)
 
-    def _start_of_calls(self, history: Messages, text: str, opening: str) -> int:
-        """Where the calls of a turn without text begin: as its text would, or after the generation prompt."""
-        plain = self.template.tried([*history, {"role": "assistant", "content": CONTENT}])
-        first = plain.find(CONTENT)
-        if first >= 0 and text.startswith(plain[:first]):
-            return first
-        if text.startswith(opening):
-            return len(opening)
-        raise self._refusal(CALLS, "its calls of tools after the text before them", history)
+    def _calls(self, history: Messages, turn: dict[str, Any], text: str, opening: str) -> tuple[int, int]:
+        """Where in `text` a turn with calls begins, and where the last of its texts ends.
 
-    def _calls(self, history: Messages, turn: dict[str, Any], text: str) -> tuple[bool, int]:
-        """Whether the turn begins with its calls, and where its last text ends in the rendered conversation.
-
-        Raises `NotShown` unless each name and text of the arguments arrives.
+        Raises `NotShown` unless each name and text of the arguments arrives, and reads back.
         """
-        if "tool_calls" not in turn:
-            return False, max(text.find(mark) + len(mark) for mark in (CONTENT, REASONING) if mark in text)
+        whole = [*history, turn]
         if self.template.call_form is None:
-            raise self._refusal(CALLS, "its calls of tools", [*history, dict(turn)])
-        self._check_arguments(turn, history)
+            raise _not_shown(CALLS, "its calls of tools", whole)
+        for call in turn["tool_calls"]:
+            given = call["function"].get("arguments")
+            if not isinstance(given, dict):
+                raise _not_shown(CALLS, f"arguments that are no object ({given!r:.80})", whole)
+            if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(given)):
+                raise _not_shown(CALLS, "null as an argument (it writes None)", whole)
         marks = _Marks()
         twin = self.template.tried([*history, marks.twin(turn, keeps_texts=True)])
         for piece in marks.pieces:
-            if twin.count(piece.mark) != 1 and (not piece.may_repeat or piece.mark not in twin):
-                raise self._refusal(CALLS, f"{piece.what} {piece.text!r:.60}", [*history, dict(turn)])
+            if not piece.arrives_in(twin):
+                raise _not_shown(CALLS, f"{piece.what} {piece.text!r:.60}", whole)
         firsts = [twin.index(piece.mark) for piece in marks.pieces]
         syntax = set(re.findall(r"</[\w=]+>|<\|?\w+\|?>", twin[min(firsts) :]))
         for piece in marks.pieces:
             if any(tag in piece.text for tag in syntax):
                 said = f"{piece.what} {piece.text!r:.60} so that it reads back: it holds the syntax of calls"
-                raise self._refusal(CALLS, said, [*history, turn])
+                raise _not_shown(CALLS, said, whole)
         own = [mark for mark in (CONTENT, REASONING) if mark in twin]
         last = max(twin.rindex(mark) + len(mark) for mark in [*own, *(piece.mark for piece in marks.pieces)])
         if not text.endswith(twin[last:]):
-            raise self._refusal(CALLS, "its calls of tools as they are", [*history, dict(turn)])
-        return min(firsts) < min(map(twin.index, own), default=len(twin)), len(text) - len(twin[last:])
+            raise _not_shown(CALLS, "its calls of tools as they are", whole)
+        end = len(text) - len(twin[last:])
+        if own and min(firsts) > min(map(twin.index, own)):
+            return min(map(text.index, own)), end
+        return self._start_of_calls(history, text, opening), end
 
-    def _check_arguments(self, turn: dict[str, Any], history: Messages) -> None:
-        """Raise `NotShown` for arguments that the template can't write so that they read back."""
-        for call in turn["tool_calls"]:
-            given = call["function"].get("arguments")
-            if not isinstance(given, dict):
-                said = f"arguments that are no object ({given!r:.80})"
-                raise self._refusal(CALLS, said, [*history, turn])
-            if self.template.writes_none and "null" in re.sub(r'".*?"', "", json.dumps(given)):
-                raise self._refusal(CALLS, "null as an argument (it writes None)", [*history, turn])
+    def _start_of_calls(self, history: Messages, text: str, opening: str) -> int:
+        """Where the calls of a turn without text begin: as its text would, or after the generation prompt."""
+        plain = self.template.tried([*history, {"role": "assistant", "content": CONTENT}])
+        before = plain.partition(CONTENT)[0]
+        if CONTENT in plain and text.startswith(before):
+            return len(before)
+        if text.startswith(opening):
+            return len(opening)
+        raise _not_shown(CALLS, "its calls of tools after the text before them", history)
 
-    def _prepared(self, messages: Messages) -> Messages:
-        """Messages as the template takes them: reasoning apart from text, a developer's under its role."""
-        prepared = []
-        for message in messages:
-            if message["role"] == "developer":
-                message = {**message, "role": self.template.developer_role}
-            elif message["role"] == "assistant" and "reasoning_content" not in message:
-                thought, content, is_open = self._parse(message["content"], opened=False)
-                if thought is not None and not is_open:
-                    message = {**message, "content": content, "reasoning_content": thought}
-            prepared.append(message)
-        return prepared
+    def message(self, written: str, opening: str) -> dict[str, Any]:
+        """What the assistant wrote after the text `opening`, as a message with its reasoning apart."""
+        thought, content, _ = self._parse(written, opened=self.template.opens_thought(opening))
+        space = self.template.content_opening  # which the template will put before the text again
+        if thought is None and not space.strip():
+            content = content.removeprefix(space)
+        message = {"role": "assistant", "content": content}
+        return message if thought is None else {**message, "reasoning_content": thought}
 
-    def _check_shown(self, messages: Messages, text: str) -> None:
-        """Raise `NotShown` where a text of the messages isn't in the rendered `text` just once."""
-        marks = _Marks()
-        twin_messages = [marks.twin(message, number=i) for i, message in enumerate(messages)]
-        key = json.dumps(twin_messages, default=str)  # the same for all conversations of one shape
-        twin = self._remembered.get(key)
-        if twin is None:
-            twin = self._remembered[key] = self.template.tried(twin_messages, generates=True)
-        for piece in marks.pieces:
-            if piece.kind == REASONED and self.template.thought is not None:
-                continue  # of an earlier turn: what the model reads is up to its template
-            count = twin.count(piece.mark)
-            plain = piece.text.strip()
-            escaped = json.dumps(plain, ensure_ascii=False)[1:-1]
-            arrives = count == 1 or (piece.may_repeat and count)
-            if not (arrives and (plain in text or escaped in text)) and not (self.drops and piece.may_drop):
-                raise self._refusal(piece.kind, f"{piece.what} ({plain!r:.60})", messages)
+    def unended(self, text: str, ends: Collection[str]) -> str:
+        """What an assistant wrote, without the end token and the padding behind it."""
+        for at, token in reversed(list(self.template.specials_in(text))):
+            if token in ends or token in self.template.control:
+                if text[at + len(token) :].strip():
+                    break
+                text = text[:at]
+        return text
 
-    def _refusal(self, what: str, said: str, messages: Messages) -> NotShown:
-        return NotShown(
-            f"{what} that the chat template doesn't show",
-            f"conversation {messages!r:.80}: the chat template doesn't show {said}. What to do: use another "
-            'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on '
-            "without declarations of tools, system messages and reasoning",
-        )
+    def check_own(self, text: str, ends: Collection[str]) -> None:
+        """Raise `NotShown` where an end token, or one of other turns, stands in what an assistant wrote."""
+        for at, token in self.template.specials_in(text):
+            if token in ends or token in self.template.control:
+                raise NotShown(
+                    "special tokens in a text",
+                    f"the response has the special token {token} at character {at}, and more behind it "
+                    f"({text[at : at + 60]!r}); end it there, or take the token out",
+                )
+
+
+def _not_shown(kind: str, said: str, messages: Messages) -> NotShown:
+    return NotShown(
+        f"{kind} that the chat template doesn't show",
+        f"conversation {messages!r:.80}: the chat template doesn't show {said}. What to do: use another "
+        'policy.chat.template, or take it out of the records; policy.chat.unshown = "drop" goes on '
+        "without declarations of tools, system messages and reasoning",
+    )
 
 
 class _Marks:
@@ -439,33 +433,29 @@ class _Marks:
         self, message: Mapping[str, Any], number: int = 0, *, keeps_texts: bool = False
     ) -> dict[str, Any]:
         """`keeps_texts`: only calls get marks."""
-        twin = dict(message)
-        role = message["role"]
+        twin, role = dict(message), message["role"]
         if role == TOOLS:
             tools = json.loads(message["content"])
             for function in (tool["function"] for tool in tools):
                 function["name"] = self._name(function["name"], "the declaration of the tool", DECLARED)
-                text = function.get("description", "")
-                if text.strip():
+                if text := function.get("description", ""):
                     what = "the description of a tool"
-                    function["description"] = self._add(what, text, DECLARED, may_drop=True)
+                    function["description"] = self._mark(DECLARED, what, text, may_drop=True)
             return {**twin, "content": json.dumps(tools)}
         where = f"of message {number} (role {role})"
         if not keeps_texts:
-            if message["content"].strip():
-                drops = role in _SYSTEM
-                twin["content"] = self._add(f"the content {where}", message["content"], TEXT, may_drop=drops)
-            thought = message.get("reasoning_content", "")
-            if thought.strip():
+            content, drops = message["content"], role in _SYSTEM
+            twin["content"] = self._mark(TEXT, f"the content {where}", content, may_drop=drops)
+            if thought := message.get("reasoning_content"):
                 what = f"the reasoning {where}"
-                twin["reasoning_content"] = self._add(what, thought, REASONED, may_drop=True)
+                twin["reasoning_content"] = self._mark(REASONED, what, thought, may_drop=True)
         if message.get("tool_calls"):
-            calls = []
+            twin["tool_calls"] = []
             for call in message["tool_calls"]:
                 name = self._name(call["function"]["name"], "the name of the called tool", CALLS)
                 arguments = self._leaves(call["function"].get("arguments"))
-                calls.append({**call, "function": {**call["function"], "name": name, "arguments": arguments}})
-            twin["tool_calls"] = calls
+                function = {**call["function"], "name": name, "arguments": arguments}
+                twin["tool_calls"].append({**call, "function": function})
         if role == "tool" and message.get("name") in self._names:
             twin["name"] = self._names[message["name"]]
         return twin
@@ -475,20 +465,20 @@ class _Marks:
             return {key: self._leaves(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._leaves(item) for item in value]
-        if isinstance(value, str) and value.strip():
-            return self._add("the argument of a call", value, CALLS)
-        return value
+        return self._mark(CALLS, "the argument of a call", value) if isinstance(value, str) else value
 
     def _name(self, name: str, what: str, kind: str) -> str:
         if name not in self._names:
-            drops = kind == DECLARED
-            self._names[name] = self._add(what, name, kind, may_repeat=True, may_drop=drops)
+            mark = self._mark(kind, what, name, may_repeat=True, may_drop=kind == DECLARED)
+            self._names[name] = mark
         return self._names[name]
 
-    def _add(self, what: str, text: str, kind: str, **may: bool) -> str:
-        mark = mark_of(len(self.pieces) + 10)
-        self.pieces.append(Piece(what, text, mark, kind, **may))
-        return mark
+    def _mark(self, kind: str, what: str, text: str, **may: bool) -> str:
+        """The mark for a text; white space stays as it is."""
+        if not text.strip():
+            return text
+        self.pieces.append(Piece(kind, what, text, mark_of(len(self.pieces) + 10), **may))
+        return self.pieces[-1].mark
 
 
 def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.models.chat import Chat
 from agro.models.template import NotShown
-from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, Text, check_turns
+from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text, check_turns
 
 _CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
 
@@ -100,8 +98,7 @@ class Encoder:
             ids = self.prompt(prompt.text)
         except NotShown as error:
             raise InvalidSample(error.what, f"prompt {prompt.id}: {error}") from None
-        if self.chat.tokenizer.unk_token_id in ids:
-            self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
+        self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
         if len(ids) >= self.context:
             raise InvalidSample(
                 "too long",
@@ -188,46 +185,42 @@ class Encoder:
         unknown to the tokenizer, an empty response, ids outside the model's vocabulary, words that the chat
         template doesn't show.
         """
-        rows = [sample]
-        if sample.tokens is None or sample.tokenizer != self.chat.fingerprint:
-            rows = self._encoded(sample, _label(sample))
+        if sample.tokens is not None and sample.tokenizer == self.chat.fingerprint:
+            rows = [sample]
+        else:
+            label = _label(sample)
+            try:
+                texts = self._texts(sample, label)
+            except NotShown as error:
+                raise InvalidSample(error.what, f"{label}: {error}") from None
+            rows = [self._row(sample, parts, label, is_last=parts is texts[-1]) for parts in texts]
+        if len(rows) > 1:
+            episode = sample.episode or f"turns of {_label(sample)}"
+            for i, row in enumerate(rows):
+                assert row.tokens is not None
+                assert row.action is not None
+                context = row.tokens[: int(row.action.argmax())] if i else None
+                rows[i] = row.replace(episode=episode, context_tokens=context)
+        limit = min(self.context, max_length or self.context)
         for row in rows:
-            self._check(row, max_length)
+            self._check_vocabulary(row)
+            assert row.tokens is not None
+            if len(row.tokens) > limit:
+                raise InvalidSample(
+                    "too long",
+                    f"{_label(row)}: {len(row.tokens)} tokens, expected {limit} at most "
+                    f"(the model's context is {self.context}, train.max_length {max_length})",
+                )
         return rows
 
-    def _check(self, encoded: Sample, max_length: int | None) -> None:
-        """Raise `InvalidSample` for ids outside the vocabulary, and for a sequence that is too long."""
-        label = partial(_label, encoded)  # for messages alone
-        assert encoded.tokens is not None
-        for name, ids in (("tokens", encoded.tokens), ("kept", encoded.kept)):
+    def _check_vocabulary(self, row: Sample) -> None:
+        for name, ids in (("tokens", row.tokens), ("kept", row.kept)):
             if ids is not None and ids.max(initial=0) >= self.vocab_size:
                 raise InvalidSample(
                     "tokens outside the vocabulary",
-                    f"{label()}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
+                    f"{_label(row)}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
                     f"{ids.argmax()}; encode it with the model's own tokenizer",
                 )
-        limit = min(self.context, max_length or self.context)
-        if len(encoded.tokens) > limit:
-            raise InvalidSample(
-                "too long",
-                f"{label()}: {len(encoded.tokens)} tokens, expected {limit} at most "
-                f"(the model's context is {self.context}, train.max_length {max_length})",
-            )
-
-    def _encoded(self, sample: Sample, label: str) -> list[Sample]:
-        try:
-            texts = self._texts(sample, label)
-        except NotShown as error:
-            raise InvalidSample(error.what, f"{label}: {error}") from None
-        rows = [self._row(sample, parts, label, is_last=parts is texts[-1]) for parts in texts]
-        if len(rows) == 1:
-            return rows
-        episode = sample.episode or f"turns of {label}"
-        contexts = [row.tokens[: int(row.action.argmax())] for row in rows]  # type: ignore[union-attr,index]
-        return [
-            row.replace(episode=episode, context_tokens=context if i else None)
-            for i, (row, context) in enumerate(zip(rows, contexts))
-        ]
 
     def _row(self, sample: Sample, parts: list[tuple[str, bool]], label: str, *, is_last: bool) -> Sample:
         """The sample with the tokens of these parts: (text, whether the policy chose it)."""
@@ -250,7 +243,8 @@ class Encoder:
             raise InvalidSample("empty", f"{label}: the response has neither tokens nor an end token")
         tokens = np.concatenate([np.array(piece, np.int32) for piece in pieces])
         action = np.repeat([chosen for _, chosen in parts], [len(piece) for piece in pieces])
-        if _equal(sample.tokens, tokens) and _equal(sample.action, action):
+        stored = ((sample.tokens, tokens), (sample.action, action))
+        if all(known is not None and np.array_equal(known, x) for known, x in stored):
             return sample.replace(tokenizer=self.chat.fingerprint)
         version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
         return sample.replace(
@@ -268,17 +262,17 @@ class Encoder:
     def _texts(self, sample: Sample, label: str) -> list[list[tuple[str, bool]]]:
         """The rows of a sample as texts: of each its parts, with whether the policy chose them."""
         turns = sample.meta.get("continuation")
-        if turns is None:
-            several = sample.action is not None and not sample.action[sample.action.argmax() :].all()
-            if several or sample.context_tokens is not None:
-                raise InvalidSample(
-                    "turns of another tokenizer",
-                    f"{label}: the response has tokens that the policy didn't choose, or another context "
-                    "than the prompt, and this is known for the tokens of another tokenizer only; use a "
-                    "model with that tokenizer, or remove the sample",
-                )
-        else:
+        if turns is not None:
             turns = check_turns(turns, f"{label}: meta.continuation")
+        elif sample.context_tokens is not None or (
+            sample.action is not None and not sample.action[sample.action.argmax() :].all()
+        ):
+            raise InvalidSample(
+                "turns of another tokenizer",
+                f"{label}: the response has tokens that the policy didn't choose, or another context than "
+                "the prompt, and this is known for the tokens of another tokenizer only; use a model with "
+                "that tokenizer, or remove the sample",
+            )
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
         if self.chat.is_text(sample.prompt):
             if turns is not None:
@@ -289,20 +283,13 @@ class Encoder:
             response = self.chat.unended(sample.response, ends)
             self.chat.check_own(response, ends)
             return [[(self.render(sample.prompt), False), (response, True)]]
-        if turns is None:
-            turns = [{"role": "assistant", "content": sample.response}]
-        return self._replayed(list(self.chat.messages(sample.prompt)), turns, ends, sample)
-
-    def _replayed(
-        self, history: Messages, turns: Messages, ends: list[str], sample: Sample
-    ) -> list[list[tuple[str, bool]]]:
-        """As `_texts`, of a conversation that goes on with `turns`: as if the policy wrote its turns now."""
+        history = self.chat.messages(sample.prompt)
+        turns = turns or [{"role": "assistant", "content": sample.response}]
         rows: list[list[tuple[str, bool]]] = []
         so_far = ""
-        was_cut = sample.end == "cut"
-        for i, turn in enumerate(turns):
+        for i, turn in enumerate(turns):  # as if the policy wrote them now
             if turn["role"] == "assistant":
-                closed = not was_cut or i < len(turns) - 1
+                closed = sample.end != "cut" or i < len(turns) - 1
                 context, written = self.chat.reply(history, turn, ends, closed=closed)
                 if rows and context.startswith(so_far):
                     rows[-1] += [(context[len(so_far) :], False), (written, True)]
@@ -341,7 +328,3 @@ def _label(sample: Sample) -> str:
     """Of a sample, for messages."""
     prompt = f"prompt {sample.prompt_id}"
     return prompt if sample.id is None else f"sample {sample.id} of {prompt}"
-
-
-def _equal(stored: NDArray[Any] | None, encoded: NDArray[Any]) -> bool:
-    return stored is not None and np.array_equal(stored, encoded)

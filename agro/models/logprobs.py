@@ -24,12 +24,12 @@ from agro.errors import Refused
 from agro.models.tiles import (
     KEPT,
     OF_REFERENCE,
+    PROPOSALS,
     Head,
     Plan,
     Slopes,
-    Sums,
+    add_draws,
     add_tile,
-    after_tiles,
     d_logits,
     fill,
     keys,
@@ -88,53 +88,56 @@ def token_streams(
     if mask[:, 0].any():
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
     hidden, head, kept = Outputs(*outputs)
+    needing = OF_REFERENCE & set(want)
+    if needing and reference is None:
+        raise ValueError(f"streams: {', '.join(sorted(needing))} needs a reference")
+    if not needing:
+        reference = None
+    if reference is not None and len(reference[1].weight) != len(head.weight):
+        raise Refused(
+            f"kl: expected a reference with the policy's vocabulary of {len(head.weight)} tokens, "
+            f"got {len(reference[1].weight)}; start both from the same model"
+        )
     masked = mask.flatten().nonzero()[:, 0]  # of the B·T positions
     places = masked.to(hidden.device, non_blocking=True)
     predicts = places - 1  # the positions whose hidden states predict a token of the mask
-    ref_hidden, ref_head = None, None
-    if OF_REFERENCE & set(want):
-        ref_hidden, ref_head = _reference(reference, OF_REFERENCE & set(want), head, predicts)
     proposal = next((name for name in want if hasattr(name, "temperature")), None)
-    kappa, draws = getattr(proposal, "temperature", 1.0), getattr(proposal, "draws", 0)
-    strength = next((name.strength for name in want if hasattr(name, "strength")), 1.0)
-    names = frozenset(map(str, want))
-    chosen = tokens.flatten()[masked].long()
-    plan = Plan(head, ref_head, temperature, chunk, names, kappa, chosen, strength=strength)
-    if draws:
-        numbers = uniforms(keys(tokens, getattr(proposal, "seed", 0.0))[mask.numpy()], draws)
-        plan = replace(plan, draws=numbers.to(hidden.device, non_blocking=True))
-    if torch.is_grad_enabled():
-        plan = replace(plan, keeps=KEPT)
+    draws = None
+    if count := getattr(proposal, "draws", 0):
+        numbers = uniforms(keys(tokens, getattr(proposal, "seed", 0.0))[mask.numpy()], count)
+        draws = numbers.to(hidden.device, non_blocking=True)
+    plan = Plan(
+        head=head,
+        reference=None if reference is None else reference[1],
+        temperature=temperature,
+        size=chunk,
+        want=frozenset(map(str, want)),
+        tokens=tokens.flatten()[masked].long(),
+        kappa=getattr(proposal, "temperature", 1.0),
+        draws=draws,
+        strength=next((name.strength for name in want if hasattr(name, "strength")), 1.0),
+        keeps=KEPT if torch.is_grad_enabled() else 0,
+    )
+    parts = [plan]
+    if kept is not None:  # log-probs are over the kept sets, the other streams over the vocabulary
+        limited = kept.to("cpu").masked(mask)
+        parts = [
+            replace(plan, want=plan.want & {"logp"}, kept=limited),
+            replace(plan, want=plan.want - {"logp"}),
+        ]
     states = hidden.flatten(0, 1).index_select(0, predicts)
+    ref_states = None if reference is None else reference[0].flatten(0, 1)[predicts].detach()
     streams: dict[str, Tensor] = {}
-    for part in [plan] if kept is None else _split(plan, kept.to("cpu").masked(mask)):
-        other = ref_hidden if OF_REFERENCE & part.want else None
+    for part in parts:
+        if not part.want:
+            continue
+        other = ref_states if OF_REFERENCE & part.want else None
         values = _Streams.apply(states, head.weight, head.bias, other, part)  # type: ignore[no-untyped-call]
         for name, value in zip(STREAMS, values):
             if value is not None:
                 empty = torch.full((mask.numel(),), math.nan, dtype=value.dtype, device=value.device)
                 streams[name] = empty.index_copy(0, places, value).view(mask.shape)
     return streams
-
-
-def _reference(
-    reference: Outputs | None, needing: Collection[str], head: Head, predicts: Tensor
-) -> tuple[Tensor, Head]:
-    """Hidden states of the reference, and its head, for the streams `needing` it."""
-    if reference is None:
-        raise ValueError(f"streams: {', '.join(sorted(needing))} needs a reference")
-    if len(reference[1].weight) != len(head.weight):
-        raise Refused(
-            f"kl: expected a reference with the policy's vocabulary of {len(head.weight)} tokens, "
-            f"got {len(reference[1].weight)}; start both from the same model"
-        )
-    return reference[0].flatten(0, 1)[predicts].detach(), reference[1]
-
-
-def _split(plan: Plan, kept: KeptSets) -> list[Plan]:
-    """Log-probs over the kept sets, the other streams over the vocabulary."""
-    both = replace(plan, want=plan.want & {"logp"}, kept=kept), replace(plan, want=plan.want - {"logp"})
-    return [part for part in both if part.want]
 
 
 class _Streams(torch.autograd.Function):
@@ -148,11 +151,10 @@ class _Streams(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ref: Tensor | None, plan: Plan
     ) -> tuple[Tensor | None, ...]:
         values = torch.empty((len(STREAMS), len(hidden)), dtype=sum_dtype(weight), device=hidden.device)
-        blocks = list(plan.blocks())
+        blocks = plan.blocks()
         spare = plan.keeps if any(ctx.needs_input_grad) else 0
         for block in blocks:
             h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
-            sums = Sums.empty(len(h), hidden.device)
             kept: list[Tensor] = []
             for number, tile in enumerate(plan.tiles()):
                 z = block.tile_logits(h, tile)
@@ -160,9 +162,11 @@ class _Streams(torch.autograd.Function):
                     spare -= z.numel()
                     kept.append(z)
                     z = z.clone()
-                add_tile(sums, block, z, h_ref, tile)
-            block.sums, block.logits = after_tiles(sums, block.plan, h), kept
-            fill(values[:, block.at], block.sums, plan)
+                add_tile(block, z, h_ref, tile)
+            if PROPOSALS & plan.want:
+                add_draws(block, h)
+            block.logits = kept
+            fill(values, block)
         ctx.blocks = blocks
         ctx.plan = plan
         ctx.set_materialize_grads(False)

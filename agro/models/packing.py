@@ -39,7 +39,9 @@ class PackedRows(NamedTuple):
         for row in sorted(range(len(rows)), key=rows.__getitem__):  # so neighbors begin alike
             begin = 0
             if previous is not None:
-                begin = _shared(ids[previous, : counts[previous]], ids[row, : counts[row]])
+                begin = min(counts[previous], counts[row])
+                differing = np.flatnonzero(ids[previous, :begin] != ids[row, :begin])
+                begin = int(differing[0]) if len(differing) else begin
                 index[row, :begin] = index[previous, :begin]
             columns = np.arange(begin, counts[row])  # those that no row before has
             index[row, begin : counts[row]] = total + columns - begin
@@ -61,13 +63,6 @@ class PackedRows(NamedTuple):
         return x.flatten(0, 1).index_select(0, self.source)
 
 
-def _shared(a: Any, b: Any) -> int:
-    """How many values two arrays begin with alike."""
-    count = min(len(a), len(b))
-    differing = np.flatnonzero(a[:count] != b[:count])
-    return int(differing[0]) if len(differing) else count
-
-
 def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> Tensor:
     """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
 
@@ -75,8 +70,7 @@ def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> 
     fastest kernel. Of float64 weights they are always padded: transformers' norms round to float32, so the
     gradients of a shared position would differ by more than the rounding of float64.
     """
-    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
-    states = _states(model, ids, places, packed)
+    states, packed = _states(model, tokens, lengths, packs)
     return states if packed is None else packed.spread(states[0])
 
 
@@ -84,10 +78,8 @@ def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) ->
     """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
     from transformers.cache_utils import DynamicCache
 
-    ids, places, packed = _laid_out(model, tokens, lengths, packs=packs)
     cache = DynamicCache()
-    _states(model, ids, places, packed, cache)
-    return ReadPrompts(cache, packed)
+    return ReadPrompts(cache, _states(model, tokens, lengths, packs, cache)[1])
 
 
 class ReadPrompts(NamedTuple):
@@ -105,31 +97,25 @@ class ReadPrompts(NamedTuple):
         return found.transpose(1, 2)
 
 
-def _laid_out(
-    model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool
-) -> tuple[Tensor, Tensor, PackedRows | None]:
-    """Tokens and their places as the model gets them, and on its device how they are packed.
+def _states(
+    model: Any, tokens: Tensor, lengths: Tensor, packs: bool, cache: DynamicCache | None = None
+) -> tuple[Tensor, PackedRows | None]:
+    """Last hidden states, and on the model's device how they are packed.
 
     They aren't where the sequences have too little in common, or the weights are float64.
     """
     places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    rows = PackedRows.of(tokens, lengths) if packs and model.dtype != torch.float64 else None
-    if rows is None or not rows.pays:
-        return tokens, places, None
-    there = PackedRows(*(x.to(model.device, non_blocking=True) for x in rows))
-    return rows.gather(tokens)[None], rows.gather(places)[None], there
-
-
-def _states(
-    model: Any, tokens: Tensor, places: Tensor, packed: PackedRows | None, cache: DynamicCache | None = None
-) -> Tensor:
-    """Last hidden states.
-
-    A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see that
-    it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention unread.
-    """
-    ours = model.config.get_text_config()._attn_implementation == NAME
+    packed = PackedRows.of(tokens, lengths) if packs and model.dtype != torch.float64 else None
+    if packed is not None and packed.pays:
+        tokens, places = packed.gather(tokens)[None], packed.gather(places)[None]
+        packed = PackedRows(*(x.to(model.device, non_blocking=True) for x in packed))
+    else:
+        packed = None
     tokens, places = (x.to(model.device, non_blocking=True) for x in (tokens, places))
+    # A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see
+    # that it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention
+    # unread.
+    ours = model.config.get_text_config()._attn_implementation == NAME
     output = model.base_model(
         input_ids=tokens,
         attention_mask=tokens.new_empty((1, 1, 1, 0)) if ours else torch.ones_like(tokens),
@@ -139,7 +125,7 @@ def _states(
         **({} if packed is None else {"packed": packed}),
     )
     states: Tensor = output.last_hidden_state
-    return states
+    return states, packed
 
 
 def can_pack(model: Any, row: Tensor, allowed: float) -> bool:

@@ -9,6 +9,7 @@ packages alone. On a GPU none of them was ever run: there was none. 4-bit weight
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,20 +124,10 @@ def context_of(model: Any) -> int:
 
 def probed_lengths(model: Any, context: int) -> list[int]:
     """Lengths of rows for a probe: short ones, and some beyond the lengths that the configuration names."""
-    beyond = [
-        value + 2
-        for name, value in _settings(model.config.get_text_config().to_dict())
-        if name in _LENGTHS and isinstance(value, int) and value < _LONGEST
-    ]
+    settings = model.config.get_text_config().to_json_string(use_diff=False)
+    named = re.findall(rf'"(?:{"|".join(_LENGTHS)})": (\d+)', settings)
+    beyond = [length + 2 for length in map(int, named) if length < _LONGEST]
     return sorted({min(length, context) for length in (*_PROBED, *beyond) if length >= _PROBED[0]})
-
-
-def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value)
-        else:
-            yield name, value
 
 
 def without_randomness(model: torch.nn.Module) -> None:
@@ -186,19 +177,10 @@ def moved_by_rounding(model: Any, logp: Callable[[], Tensor], expected: Tensor) 
     random. Correct passes differ by .1 to .5 of that; a missing layer, a wrong mask or a stale output layer
     by much more.
     """
-    moved = []
-    for seed in range(_ROUNDINGS):
-        with _rounded(model, seed):
-            moved.append((logp() - expected).abs().mean())
-    return torch.stack(moved).mean().item()
-
-
-@contextmanager
-def _rounded(model: torch.nn.Module, seed: int) -> Iterator[None]:
-    """Change each output of a layer by half a unit in its last place."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator()
 
     def change(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        """Change an output by half a unit in its last place."""
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
         sign = torch.randint(0, 2, output.shape, generator=generator).to(output.device) - 0.5
@@ -206,11 +188,15 @@ def _rounded(model: torch.nn.Module, seed: int) -> Iterator[None]:
 
     leaves = [module for module in model.modules() if not next(module.children(), None)]
     hooks = [module.register_forward_hook(change) for module in leaves]
+    moved = []
     try:
-        yield
+        for seed in range(_ROUNDINGS):
+            generator.manual_seed(seed)
+            moved.append((logp() - expected).abs().mean())
     finally:
         for hook in hooks:
             hook.remove()
+    return torch.stack(moved).mean().item()
 
 
 @contextmanager
@@ -255,8 +241,7 @@ def pretrained(
         return merged_with(model, name), tokenizer
     local = is_complete_folder(name)
     source = str(Path(name).expanduser()) if local else name
-    if not local:
-        _say_if_asked(name)
+    hint = "" if local else _ask_hub(name)
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
     # A mixed policy keeps its weights in float32; an adapter's always are.
@@ -280,19 +265,16 @@ def pretrained(
         raise Refused(
             f"{name}: can't be loaded: {str(error).strip() or type(error).__name__}\n"
             "expected a causal language model with its tokenizer and model.safetensors, in a folder or on "
-            "the hub (pickled weights are not read: convert them with save_pretrained)"
-            + _offline(name, local)
+            f"the hub (pickled weights are not read: convert them with save_pretrained){hint}"
         ) from error
     if getattr(model, "is_quantized", False):  # else a first pass on a CPU rounds and packs them once more
         for module in model.modules():
             module.support_avx512bf16_for_cpu = False
-    for kind in ("missing_keys", "mismatched_keys"):
-        names = _names(report, kind)
-        if names:
-            raise Refused(
-                f"{name}: {names}: they would be random; expected the complete model, as "
-                "save_pretrained writes it"
-            )
+    if names := _wrong_names(report, "missing_keys", "mismatched_keys"):
+        raise Refused(
+            f"{name}: {names}: they would be random; expected the complete model, as save_pretrained "
+            "writes it"
+        )
     return model, tokenizer
 
 
@@ -317,45 +299,41 @@ def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
             )
     except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise Refused(f"{folder}: expected weights in model.safetensors: {error}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = _names(report, kind)
-        if names:
-            raise Refused(f"{folder}: expected the weights of this {type(model).__name__}, got {names}")
+    if names := _wrong_names(report, "missing_keys", "unexpected_keys", "mismatched_keys"):
+        raise Refused(f"{folder}: expected the weights of this {type(model).__name__}, got {names}")
     return dict(saved.state_dict())
 
 
-def _names(report: dict[str, Any], kind: str) -> str:
-    """How many keys of a kind transformers reports, and the first of them; nothing where there are none."""
-    keys = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
-    if not keys:
-        return ""
-    return f"{len(keys)} {kind.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
+def _wrong_names(report: dict[str, Any], *kinds: str) -> str:
+    """How many keys of the first kind that transformers reports there are, and some of them; "" for none."""
+    for kind in kinds:
+        keys = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
+        if keys:
+            return f"{len(keys)} {kind.replace('_', ' ')} in its weights ({', '.join(keys[:3])}, …)"
+    return ""
 
 
-def _say_if_asked(name: str) -> None:
-    """Say that the hub is asked for a model that isn't in its cache: without a network it takes a minute."""
+def _ask_hub(name: str) -> str:
+    """Say that the hub is asked for a model that isn't in its cache: without a network it takes a minute.
+
+    Returns what to do where it mustn't be asked, for the message where the model isn't found.
+    """
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    if is_offline_mode():
+        return (
+            f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download "
+            f"the model where there is a network (hf download {name}) and give the folder"
+        )
     try:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:  # no name of the hub, which is refused
-        return
-    if not is_cached and not is_offline_mode():
-        print(
-            f"{name}: there is no such folder here; asking the Hugging Face hub", file=sys.stderr, flush=True
-        )
-
-
-def _offline(name: str, local: bool) -> str:
-    from huggingface_hub import is_offline_mode
-
-    if local or not is_offline_mode():
         return ""
-    return (
-        f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download the "
-        f"model where there is a network (hf download {name}) and give the folder"
-    )
+    if not is_cached:
+        note = f"{name}: there is no such folder here; asking the Hugging Face hub"
+        print(note, file=sys.stderr, flush=True)
+    return ""
 
 
 @contextmanager
@@ -394,21 +372,15 @@ def cores() -> int:
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        is_supported = device.type in ("cpu", "cuda")
-    except RuntimeError:
-        is_supported = False
     if name.partition(":")[0] == "mps":
         raise Refused(
             "policy.device: mps: Apple's GPU has no float64, in which tokens are drawn and gradients are "
             "summed; use device = 'cpu' or 'auto'"
         )
-    if not is_supported:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and not (
-        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
-    ):
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Refused(
             f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'"
         )

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
@@ -101,19 +100,13 @@ def write_tied_weights(folder: Path, policy: Policy) -> None:
         return
     state = policy.model.state_dict()
     tied = {name: state[name].detach().cpu().clone() for name in policy.model._tied_weights_keys}
-    _add(folder, tied)
+    file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if file.exists():
+        save_file({**load_file(file), **tied}, file, metadata={"format": "pt"})
+    else:  # one file more
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["weight_map"] |= dict.fromkeys(tied, "model-tied.safetensors")
+        save_file(tied, folder / "model-tied.safetensors", metadata={"format": "pt"})
+        index.write_text(json.dumps(content) + "\n", encoding="utf-8")
     config["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _add(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Add tensors to the safetensors files of a model: to its only one, or as one more of several."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        save_file({**load_file(single), **tensors}, single, metadata={"format": "pt"})
-        return
-    content = json.loads(index.read_text(encoding="utf-8"))
-    name = "model-tied.safetensors"
-    save_file(tensors, folder / name, metadata={"format": "pt"})
-    content["weight_map"] |= dict.fromkeys(tensors, name)
-    index.write_text(json.dumps(content) + "\n", encoding="utf-8")

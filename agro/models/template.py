@@ -6,6 +6,7 @@ anywhere. So small conversations are rendered with marks in place of texts, once
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -142,43 +143,44 @@ class Template:
     def call_form(self) -> tuple[str | None, bool] | None:
         """How the template takes a call of a tool: the content of a message without text ("" or None), and
         whether its arguments are JSON as text. None where it doesn't show calls."""
-        call = _call_of(NAME, {"key": ARGUMENT})
-        for blank in ("", None):
-            for as_text in (False, True):
-                turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-                text = self.tried([PING, turn], form=(blank, as_text))
-                spoiled = f"'{ARGUMENT}'" in text or f'\\"{ARGUMENT}' in text
-                if NAME in text and "key" in text and text.count(ARGUMENT) == 1 and not spoiled:
-                    return blank, as_text
+        turn = _said("", tool_calls=[_call_of(NAME, {"key": ARGUMENT})])
+        for blank, as_text in itertools.product(("", None), (False, True)):
+            text = self.tried([PING, turn], form=(blank, as_text))
+            spoiled = f"'{ARGUMENT}'" in text or f'\\"{ARGUMENT}' in text
+            if NAME in text and "key" in text and text.count(ARGUMENT) == 1 and not spoiled:
+                return blank, as_text
         return None
 
     @cached_property
     def thought(self) -> Thought | None:
         """How reasoning is written; None for templates without."""
-        call = [_call_of("name", {})] if self.call_form is not None else []
-        for name in ("reasoning_content", "reasoning", "thinking"):
-            for calls in ([], call) if call else ([],):
-                turn = {"role": "assistant", "content": "" if calls else CONTENT, name: REASONING}
-                text = self.tried([PING, {**turn, "tool_calls": calls} if calls else turn], reasoning=name)
-                if text.count(REASONING) != 1:
-                    continue
-                first, last = text.index(REASONING), text.find(CONTENT)
-                closing = text[first + len(REASONING) : last] if last > first else ""
-                opening = self.tried([PING], generates=True)
-                begun = text[len(opening) : first] if text.startswith(opening) else ""
-                if not begun.strip():
-                    tag = re.search(r"</(\w+)>", closing)
-                    begun = f"<{tag[1]}>\n" if tag else opening.rstrip().rpartition("\n")[2]
-                return Thought(begun, closing, name)
+        turns = [_said(CONTENT)]
+        if self.call_form is not None:
+            turns.append(_said("", tool_calls=[_call_of("name", {})]))
+        for name, turn in itertools.product(("reasoning_content", "reasoning", "thinking"), turns):
+            text = self.tried([PING, {**turn, name: REASONING}], reasoning=name)
+            if text.count(REASONING) != 1:
+                continue
+            first, last = text.index(REASONING), text.find(CONTENT)
+            closing = text[first + len(REASONING) : last] if last > first else ""
+            opening = self.tried([PING], generates=True)
+            begun = text[len(opening) : first] if text.startswith(opening) else ""
+            if not begun.strip():
+                tag = re.search(r"</(\w+)>", closing)
+                begun = f"<{tag[1]}>\n" if tag else opening.rstrip().rpartition("\n")[2]
+            return Thought(begun, closing, name)
         if "</think>" in self.source:
             return Thought("<think>\n", "\n</think>\n\n", "")
         return None
 
+    def opens_thought(self, opening: str) -> bool:
+        """Whether a text ends with what opens a thought, as generation prompts of reasoning models do."""
+        return self.thought is not None and opening.rstrip().endswith(self.thought.opening.strip())
+
     @cached_property
     def writes_none(self) -> bool:
         """Whether null in the arguments of a call becomes Python's None, which no parser takes for null."""
-        turn = {"role": "assistant", "content": "", "tool_calls": [_call_of(NAME, {"key": None})]}
-        return "None" in self.tried([PING, turn])
+        return "None" in self.tried([PING, _said("", tool_calls=[_call_of(NAME, {"key": None})])])
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -187,23 +189,19 @@ class Template:
         as_text, as_parts = (self.tried(marked, parts=parts) for parts in (False, True))
         return CONTENT not in as_text and as_parts.count(CONTENT) == 1
 
-    def opens_thought(self, opening: str) -> bool:
-        """Whether a text ends with what opens a thought, as generation prompts of reasoning models do."""
-        return self.thought is not None and opening.rstrip().endswith(self.thought.opening.strip())
-
     @cached_property
     def opens_directly(self) -> bool:
         """Whether earlier turns are shown right after the generation prompt, so that what the template puts
         between them in the last one, such as an empty thought, needs no place."""
         before, opening = self.tried([PING]), self.tried([PING], generates=True)
-        text = self.tried([PING, {"role": "assistant", "content": CONTENT}, PING])
+        text = self.tried([PING, _said(CONTENT), PING])
         return opening.startswith(before) and opening[len(before) :] + CONTENT in text
 
     @cached_property
     def content_opening(self) -> str:
         """What the template writes before the text of a turn: the name of a channel, a space."""
         opening = self.tried([PING], generates=True)
-        text = self.tried([PING, {"role": "assistant", "content": CONTENT}])
+        text = self.tried([PING, _said(CONTENT)])
         return text[len(opening) : text.find(CONTENT)] if text.startswith(opening) else ""
 
     @cached_property
@@ -219,16 +217,16 @@ class Template:
         Where the template writes none, the one that begins what follows, such as <|user|>, tells the model to
         stop.
         """
-        turns: list[dict[str, Any]] = [{"role": "assistant", "content": CONTENT}]
+        turns = [_said(CONTENT)]
         if self.call_form is not None:
-            turns.append({"role": "assistant", "content": "", "tool_calls": [_call_of(CONTENT, {})]})
-        found: dict[str, None] = {}
+            turns.append(_said("", tool_calls=[_call_of(CONTENT, {})]))
+        ends = []
         for turn in turns:
             text = self.tried([PING, turn])
             if CONTENT in text:
-                tail = text.rpartition(CONTENT)[2]
-                found[self.end(tail, (), calls="tool_calls" in turn)[1]] = None
-        return tuple(dict.fromkeys(self.tokenizer.convert_tokens_to_ids(end) for end in found if end))
+                ends.append(self.end(text.rpartition(CONTENT)[2], (), calls="tool_calls" in turn)[1])
+        ids = [self.tokenizer.convert_tokens_to_ids(end) for end in ends if end]
+        return tuple(dict.fromkeys(ids))
 
     def end(self, tail: str, ends: Collection[str], *, calls: bool) -> tuple[str, str]:
         """Of what follows the last text of a turn: what still belongs to the turn, and its end token."""
@@ -246,15 +244,13 @@ class Template:
     def _next_turn(self) -> dict[bool, str]:
         """The special token that begins what follows a turn of text, and one with calls; "" without one."""
         found = {}
-        for calls in (False, True):
-            turn: dict[str, Any] = {"role": "assistant", "content": "" if calls else "pong"}
-            if calls:
-                turn["tool_calls"] = [_call_of("name", {})]
+        turns = (_said("pong"), "user"), (_said("", tool_calls=[_call_of("name", {})]), "tool")
+        for turn, role in turns:
             before = self.tried([PING, turn]).rstrip()
-            full = self.tried([PING, turn, {"role": "tool" if calls else "user", "content": CONTENT}])
+            full = self.tried([PING, turn, {"role": role, "content": CONTENT}])
             follows = full[len(before) : full.find(CONTENT)] if before and full.startswith(before) else ""
             at, token = next(self.specials_in(follows), (0, ""))
-            found[calls] = "" if follows[:at].strip() else token
+            found[role == "tool"] = "" if follows[:at].strip() else token
         return found
 
     def specials_in(self, text: str) -> Iterator[tuple[int, str]]:
@@ -283,29 +279,32 @@ class Template:
         """What the template shows, by kind of content: "yes", or how, or "no"."""
         empty = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": NAME, "description": "", "parameters": empty}}
-        after = self.tried(
-            [PING, {"role": "assistant", "content": "pong"}, {"role": "tool", "content": CONTENT}]
-        )
-        both = {"role": "assistant", "content": CONTENT, "tool_calls": [_call_of("name", {})]}
+        both = _said(CONTENT, tool_calls=[_call_of("name", {})])
+        result = {"role": "tool", "content": CONTENT}
         shown = {
             "system": CONTENT in self.tried([{"role": "system", "content": CONTENT}, PING]),
             "tools": NAME in self.tried([PING], tools=[tool]),
             "calls": self.call_form is not None,
             "text beside calls": self.call_form is not None and CONTENT in self.tried([PING, both]),
-            "results": CONTENT in after,
+            "results": CONTENT in self.tried([PING, _said("pong"), result]),
         }
         found = {name: "yes" if is_shown else "no" for name, is_shown in shown.items()}
         found["developer"] = "yes" if self.developer_role == "developer" else f"as {self.developer_role}"
-        earlier = {"role": "assistant", "content": "pong", "reasoning_content": REASONING}
         if self.thought is None:
             found["reasoning"] = "no"
         elif not self.thought.field:
             found["reasoning"] = "written in the text; not shown of earlier turns"
         else:
+            earlier = _said("pong", reasoning_content=REASONING)
             is_kept = REASONING in self.tried([PING, earlier, PING])
             found["reasoning"] = "yes" if is_kept else "of the last turn only"
         found["date"] = f"{self.today} (policy.chat.today)" if self.reads_clock else "no"
         return found
+
+
+def _said(content: str, **more: Any) -> dict[str, Any]:
+    """A turn of the assistant."""
+    return {"role": "assistant", "content": content, **more}
 
 
 def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,7 @@ TILE = 1024  # tokens of the vocabulary whose logits are computed at once
 KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 MiB; others are computed twice
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
 OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
+PROPOSALS = frozenset({"proposal", "proposal_mean"})
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 
 
@@ -121,28 +122,16 @@ class Plan:
     temperature: float
     size: int  # positions of a tile
     want: frozenset[str]
-    kappa: float  # of q ∝ π^(1/κ)
     tokens: Tensor  # [N] those that are chosen, on the CPU
+    kappa: float = 1.0  # of q ∝ π^(1/κ)
     kept: KeptSets | None = None  # [N], of log π, on the CPU
     draws: Tensor | None = None  # [N,K] uniform numbers, for K tokens in place of q; None: q itself
     strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
     keeps: int = 0  # logits that are kept for the backward pass, at most
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> list[Block]:
         """The positions, `size` at a time."""
-        vocabulary, device = len(self.head.weight), self.head.weight.device
-        for i in range(0, len(self.tokens), self.size):
-            at = slice(i, i + self.size)
-            tokens = self.tokens[at]
-            chosen = ByTile.of(torch.arange(len(tokens)), tokens, vocabulary, device)
-            draws = None if self.draws is None else self.draws[at]
-            block = Block(at, replace(self, tokens=tokens, draws=draws), chosen)
-            if self.kept is not None:
-                kept = self.kept.part(at)
-                rows = torch.arange(len(tokens)).repeat_interleave(kept.count)
-                block.limited = (kept.count > 0).to(device, non_blocking=True)
-                block.sets = ByTile.of(rows, kept.ids, vocabulary, device)
-            yield block
+        return [Block(self, slice(i, i + self.size)) for i in range(0, len(self.tokens), self.size)]
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the vocabulary."""
@@ -150,24 +139,29 @@ class Plan:
         for i in range(0, vocab, TILE):
             yield slice(i, min(i + TILE, vocab))
 
-    def logits(self, head: Head, h: Tensor, tile: slice, dtype: torch.dtype) -> Tensor:
-        """[n,v] logits of a tile at the temperature."""
+    def logits(self, head: Head, h: Tensor, tile: slice) -> Tensor:
+        """[n,v] logits of a tile at the temperature, of π or of π_ref."""
         bias = None if head.bias is None else head.bias[tile]
-        z = replace(head, weight=head.weight[tile], bias=bias).logits(h).to(dtype)
+        z = replace(head, weight=head.weight[tile], bias=bias).logits(h).to(sum_dtype(self.head.weight))
         return z if self.temperature == 1 else z.div_(self.temperature)
 
 
-@dataclass
 class Block:
-    """Positions whose logits exist at once, a tile at a time."""
+    """Positions whose logits exist at once, a tile at a time, and the sums over their tiles."""
 
-    at: slice  # of all positions
-    plan: Plan
-    chosen: ByTile
-    sets: ByTile | None = None  # the tokens that each position may choose, where it is limited
-    limited: Tensor | None = None  # [n]
-    sums: Sums | None = None  # of all tiles
-    logits: list[Tensor] = field(default_factory=list)  # of the first tiles, which are kept
+    def __init__(self, plan: Plan, at: slice) -> None:
+        """`at`: of all positions."""
+        tokens, vocabulary, device = plan.tokens[at], len(plan.head.weight), plan.head.weight.device
+        self.plan, self.at = plan, at
+        self.chosen = ByTile.of(torch.arange(len(tokens)), tokens, vocabulary, device)
+        self.sets: ByTile | None = None  # the tokens that each position may choose, where it is limited
+        if plan.kept is not None:
+            kept = plan.kept.part(at)
+            rows = torch.arange(len(tokens)).repeat_interleave(kept.count)
+            self.limited = (kept.count > 0).to(device, non_blocking=True)  # [n]
+            self.sets = ByTile.of(rows, kept.ids, vocabulary, device)
+        self.sums = Sums.empty(len(tokens), device)
+        self.logits: list[Tensor] = []  # of the first tiles, which are kept for the backward pass
 
     def tile_logits(self, h: Tensor, tile: slice) -> Tensor:
         """[n,v] logits of a tile, -inf outside of the kept sets; they may be overwritten."""
@@ -175,9 +169,8 @@ class Block:
         if number < len(self.logits):
             kept: Tensor = self.logits[number].clone()
             return kept
-        z = self.plan.logits(self.plan.head, h, tile, sum_dtype(self.plan.head.weight))
+        z = self.plan.logits(self.plan.head, h, tile)
         if self.sets is not None:
-            assert self.limited is not None
             outside = self.limited[:, None].repeat(1, z.shape[1])
             outside[self.sets.at(tile)] = False
             z.masked_fill_(outside, -math.inf)
@@ -237,15 +230,15 @@ class Sums(NamedTuple):
         return (squares - self.log_totals * (2 * self.gap_sum / self.ref_total - self.log_totals)) / 2
 
 
-def add_tile(sums: Sums, block: Block, z: Tensor, h_ref: Tensor | None, tile: slice) -> None:
-    """Add a tile with the logits z [n,v] to the sums, in place; z is overwritten."""
-    plan = block.plan
+def add_tile(block: Block, z: Tensor, h_ref: Tensor | None, tile: slice) -> None:
+    """Add a tile with the logits z [n,v] to the sums of a block, in place; z is overwritten."""
+    plan, sums = block.plan, block.sums
     rise = _raise_largest(sums.largest, z)
     x = _minus(z, sums.largest)
     sums.token.sub_(rise)
-    rows, columns = block.chosen.at(tile)
-    sums.token[rows] = x[rows, columns].double()
-    if {"proposal", "proposal_mean"} & plan.want:
+    at_token = block.chosen.at(tile)
+    sums.token[at_token[0]] = x[at_token].double()
+    if PROPOSALS & plan.want:
         _add_proposal(sums, x, rise, plan.kappa)
     shrink = (-rise).exp()
     if not {"entropy", *OF_REFERENCE} & plan.want:
@@ -253,18 +246,24 @@ def add_tile(sums: Sums, block: Block, z: Tensor, h_ref: Tensor | None, tile: sl
         return
     e = x.exp()
     sums.x_sum.sub_(sums.total * rise).mul_(shrink).add_((e * x).sum(1))
-    if h_ref is not None:
-        assert plan.reference is not None
-        z_ref = plan.logits(plan.reference, h_ref, tile, x.dtype)
+    if h_ref is not None and plan.reference is not None:
+        z_ref = plan.logits(plan.reference, h_ref, tile)
         ref_rise = _raise_largest(sums.ref_largest, z_ref)
         x_ref = _minus(z_ref, sums.ref_largest)
         sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
         if UNDER_REFERENCE & plan.want:
             _add_gaps(sums, x, x_ref, ref_rise - rise, ref_rise)
         if "future" in plan.want:
-            _add_future(sums, x, x_ref, plan.strength, (rows, columns))
+            _add_future(sums, x, x_ref, plan.strength, at_token)
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
+
+
+def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
+    e = (x / kappa).exp_()
+    shrink = (-rise / kappa).exp()
+    sums.q_sum.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
+    sums.q_total.mul_(shrink).add_(e.sum(1))
 
 
 def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Tensor) -> None:
@@ -277,13 +276,6 @@ def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Ten
     sums.gap_sum.add_(grows * sums.ref_total).mul_(shrink).add_((e_ref * gap).sum(1))
 
 
-def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
-    e = (x / kappa).exp_()
-    shrink = (-rise / kappa).exp()
-    sums.q_sum.sub_(sums.q_total * rise).mul_(shrink).add_((e * x).sum(1))
-    sums.q_total.mul_(shrink).add_(e.sum(1))
-
-
 def _add_future(
     sums: Sums, x: Tensor, x_ref: Tensor, strength: float, at_token: tuple[Tensor, Tensor]
 ) -> None:
@@ -293,22 +285,33 @@ def _add_future(
     sums.future_token[at_token[0]] = w[at_token].double() + offset[at_token[0]]
 
 
-def after_tiles(sums: Sums, plan: Plan, h: Tensor) -> Sums:
-    """The sums with those of q: of the distribution itself, or of K tokens drawn from it in another pass."""
-    if not {"proposal", "proposal_mean"} & plan.want:
-        return sums
+def add_draws(block: Block, h: Tensor) -> None:
+    """Complete the sums of q after the last tile: of the distribution itself, or of K tokens drawn from it.
+
+    They are those that [n,K] targets fall on as the masses of the tiles come by in another pass, in order.
+    What rounding leaves beyond the last tile falls on its end.
+    """
+    plan, sums = block.plan, block.sums
     if plan.draws is None:
-        return sums._replace(q_token=(sums.token / plan.kappa).exp())
-    tokens = plan.tokens.to(h.device, non_blocking=True)
-    draws = TokenDraws(plan.draws * sums.q_total[:, None])
+        block.sums = sums._replace(q_token=(sums.token / plan.kappa).exp())
+        return
+    targets = plan.draws[block.at] * sums.q_total[:, None]
+    drawn = torch.full_like(targets, -1, dtype=torch.long)
+    values, reached = torch.zeros_like(targets), torch.zeros_like(targets[:, :1])
     for tile in plan.tiles():
-        x = _minus(plan.logits(plan.head, h, tile, sum_dtype(plan.head.weight)), sums.largest)
-        draws.add((x / plan.kappa).exp_(), x, tile)
-    return sums._replace(
-        q_total=torch.full_like(sums.q_total, plan.draws.shape[1]),
-        q_sum=draws.values.sum(1),
-        q_token=(draws.tokens == tokens[:, None]).double().sum(1),
-        drawn_tokens=draws.tokens,
+        x = _minus(plan.logits(plan.head, h, tile), sums.largest)
+        ends = reached + (x / plan.kappa).exp_().cumsum(1, dtype=torch.float64)
+        column = torch.searchsorted(ends, targets, right=True).clamp(max=x.shape[1] - 1)
+        here = targets >= reached
+        drawn = torch.where(here, tile.start + column, drawn)
+        values = torch.where(here, x.gather(1, column).double(), values)
+        reached = ends[:, -1:].contiguous()
+    tokens = plan.tokens[block.at].to(h.device, non_blocking=True)
+    block.sums = sums._replace(
+        q_total=torch.full_like(sums.q_total, targets.shape[1]),
+        q_sum=values.sum(1),
+        q_token=(drawn == tokens[:, None]).double().sum(1),
+        drawn_tokens=drawn,
     )
 
 
@@ -324,21 +327,22 @@ def _minus(z: Tensor, largest: Tensor) -> Tensor:
     return z.sub_(largest[:, None].to(z.dtype))
 
 
-def fill(values: Tensor, sums: Sums, plan: Plan) -> None:
-    """Write the streams of a block to `values` [9,n], as far as they are wanted."""
+def fill(values: Tensor, block: Block) -> None:
+    """Write the streams of a block to `values` [9,N], as far as they are wanted."""
+    values, sums, want = values[:, block.at], block.sums, block.plan.want
     values[0] = sums.token - sums.total.log()
-    if "entropy" in plan.want:
+    if "entropy" in want:
         values[1] = sums.entropy
-    if "kl" in plan.want:
+    if "kl" in want:
         values[2] = sums.kl
-    if {"proposal", "proposal_mean"} & plan.want:
+    if PROPOSALS & want:
         values[3] = sums.q_token / sums.q_total
         values[4] = sums.q_sum / sums.q_total - sums.total.log()
-    if UNDER_REFERENCE & plan.want:
+    if UNDER_REFERENCE & want:
         values[5], values[6] = sums.ref_mean, sums.ref_square
-    if "normalizer" in plan.want:
+    if "normalizer" in want:
         values[7] = sums.largest + sums.total.log()
-    if "future" in plan.want:
+    if "future" in want:
         values[8] = sums.future_token - sums.future
 
 
@@ -390,44 +394,44 @@ def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile
     z is overwritten.
     """
     plan, sums = block.plan, block.sums
-    assert sums is not None
     slope = None
     if plan.head.cap is not None:
         slope = (z * (plan.temperature / plan.head.cap)).square_().neg_().add_(1)
         slope.clamp_(min=0)  # not -inf outside of kept sets
     x = _minus(z, sums.largest)
-    q = None
+    added: list[Tensor] = []
     if slopes.q_factor is not None and sums.drawn_tokens is None:
-        q = (x / plan.kappa).exp_().mul_(slopes.q_factor)
-    under_reference = None
-    if slopes.gap_factor is not None:
-        assert h_ref is not None
-        assert plan.reference is not None
-        assert slopes.gap_constant is not None
-        x_ref = _minus(plan.logits(plan.reference, h_ref, tile, x.dtype), sums.ref_largest)
+        added.append((x / plan.kappa).exp_().mul_(slopes.q_factor))
+    if slopes.gap_factor is not None and slopes.gap_constant is not None:
+        x_ref = _ref_x(plan, sums, h_ref, tile)
         gaps = (x - x_ref).mul_(slopes.gap_factor).add_(slopes.gap_constant)
-        under_reference = x_ref.exp_().mul_(gaps)
+        added.append(x_ref.exp_().mul_(gaps))
     if slopes.x_factor is None:
         d = x.exp_().mul_(slopes.constant)
     else:
         e = x.exp()
         d = x.mul_(slopes.x_factor).add_(slopes.constant)
         if slopes.ref_factor is not None:
-            assert h_ref is not None
-            assert plan.reference is not None
-            z_ref = plan.logits(plan.reference, h_ref, tile, d.dtype)
-            d.addcmul_(_minus(z_ref, sums.ref_largest), slopes.ref_factor)
+            d.addcmul_(_ref_x(plan, sums, h_ref, tile), slopes.ref_factor)
         d.mul_(e)
-    for added in (q, under_reference):
-        if added is not None:
-            d.add_(added)
-    if slopes.q_factor is not None and sums.drawn_tokens is not None:
-        add_counts(d, sums.drawn_tokens, slopes.q_factor, tile)
+    for part in added:
+        d.add_(part)
+    if slopes.q_factor is not None and (drawn := sums.drawn_tokens) is not None:
+        in_tile = (drawn >= tile.start) & (drawn < tile.stop)
+        column = (drawn - tile.start).clamp(0, d.shape[1] - 1)
+        d.scatter_add_(1, column, slopes.q_factor * in_tile.to(d.dtype))
     rows, columns = block.chosen.at(tile)
     d[rows, columns] += slopes.token_factor[rows, 0]
     if plan.head.scale != plan.temperature:
         d.mul_(plan.head.scale / plan.temperature)
     return d if slope is None else d.mul_(slope)
+
+
+def _ref_x(plan: Plan, sums: Sums, h_ref: Tensor | None, tile: slice) -> Tensor:
+    """[n,v] of π_ref."""
+    assert plan.reference is not None
+    assert h_ref is not None
+    return _minus(plan.logits(plan.reference, h_ref, tile), sums.ref_largest)
 
 
 Bits = NDArray[np.uint64]
@@ -453,32 +457,3 @@ def uniforms(key: Bits, count: int) -> Tensor:
     """[n,count] numbers in [0,1) in float64, of keys [n]."""
     bits = mixed(np.add.outer(key, GAMMA * np.arange(1, count + 1, dtype=np.uint64)))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
-
-
-class TokenDraws:
-    """The tokens that [n,K] targets fall on, found as the masses of tiles come by, in order.
-
-    `targets` are numbers from 0 to the total mass of their position.
-    """
-
-    def __init__(self, targets: Tensor) -> None:
-        self.targets = targets
-        self.tokens = torch.full_like(targets, -1, dtype=torch.long)
-        self.values = torch.zeros_like(targets)
-        self.reached = torch.zeros_like(targets[:, :1])
-
-    def add(self, mass: Tensor, x: Tensor, tile: slice) -> None:
-        """A tile's masses and values x, [n,v]. What rounding leaves beyond the last tile falls on its end."""
-        ends = self.reached + mass.cumsum(1, dtype=torch.float64)
-        column = torch.searchsorted(ends, self.targets, right=True).clamp(max=mass.shape[1] - 1)
-        here = self.targets >= self.reached
-        self.tokens = torch.where(here, tile.start + column, self.tokens)
-        self.values = torch.where(here, x.gather(1, column).double(), self.values)
-        self.reached = ends[:, -1:].contiguous()
-
-
-def add_counts(d: Tensor, tokens: Tensor, factor: Tensor, tile: slice) -> None:
-    """Add `factor` [n,1] to d [n,v], in place, for each of the drawn tokens [n,K] that is in the tile."""
-    in_tile = (tokens >= tile.start) & (tokens < tile.stop)
-    column = (tokens - tile.start).clamp(0, d.shape[1] - 1)
-    d.scatter_add_(1, column, factor * in_tile.to(d.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,42 +21,30 @@ else:
     Tensor = Any  # torch is loaded when it is used
 
 
-class Check(NamedTuple):
-    """Which values of a column are refused as not `expected`."""
-
-    expected: str
-    is_bad: Callable[[Tensor, Tensor], Tensor]  # of (values, mask [B,T]), as flags of the values' shape
-
-
 class Column(NamedTuple):
     """An input of `Batch.of`."""
 
-    name: str
     axes: str  # B rows, T tokens, P pairs, 2 winner and loser
-    check: Check | None = None
+    expected: str = ""  # what values are refused that `is_bad` flags
+    is_bad: Callable[[Tensor, Tensor], Tensor] | None = None  # of (values, mask [B,T])
     is_float: bool = True  # a floating tensor keeps its dtype, other numbers become float64; else int64
-    default: float | None = None  # fills a column that isn't given; without one it is None
 
 
-_FINITE = Check("a finite number, or NaN where it is unknown", lambda x, _: x.isinf())
-_WEIGHT = Check("a finite number, 0 or more", lambda x, _: ~(x.isfinite() & (x >= 0)))
-_LOGP = Check("a log-prob (at most 0; NaN where unknown)", lambda x, mask: mask & (x > ROUNDING))
-_ROW = Check("rows 0 to {last}", lambda x, mask: (x < 0) | (x >= len(mask)))
-_VOTES = Check("0 or more, or NaN where unknown", lambda x, _: (x < 0) | x.isinf())
-COLUMNS = (
-    Column("reward", "B", _FINITE),
-    Column("weight", "B", _WEIGHT, default=1.0),
-    Column("age", "B", default=math.nan),
-    Column("ref_logp", "BT", _LOGP),
-    Column("behavior_logp", "BT", _LOGP),
-    Column("old_logp", "BT", _LOGP),
-    Column("old_value", "BT"),
-    Column("pairs", "P2", _ROW, is_float=False),
-    Column("votes", "P2", _VOTES),
-    Column("tokens", "BT", is_float=False),
-    Column("lengths", "B", is_float=False),
-)
-_OPTIONAL = {"role", "response", "ids", "extra", *(column.name for column in COLUMNS)}
+_LOGP = Column("BT", "a log-prob (at most 0; NaN where unknown)", lambda x, mask: mask & (x > ROUNDING))
+COLUMNS = {
+    "reward": Column("B", "a finite number, or NaN where it is unknown", lambda x, _: x.isinf()),
+    "weight": Column("B", "a finite number, 0 or more", lambda x, _: ~(x.isfinite() & (x >= 0))),
+    "age": Column("B"),
+    "ref_logp": _LOGP,
+    "behavior_logp": _LOGP,
+    "old_logp": _LOGP,
+    "old_value": Column("BT"),
+    "pairs": Column("P2", "rows 0 to {last}", lambda x, mask: (x < 0) | (x >= len(mask)), is_float=False),
+    "votes": Column("P2", "0 or more, or NaN where unknown", lambda x, _: (x < 0) | x.isinf()),
+    "tokens": Column("BT", is_float=False),
+    "lengths": Column("B", is_float=False),
+}
+_OPTIONAL = {"role", "response", "ids", "extra", *COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -108,25 +96,48 @@ class Batch:
         unknown = optional.keys() - _OPTIONAL
         if unknown:
             raise TypeError(f"Batch.of() got an unexpected keyword argument {min(unknown)!r}")
-        supplied = {name: value for name, value in optional.items() if value is not None}
-        mask_BT = _mask(mask)
+        mask_BT = _tensor(mask, "mask")
+        if mask_BT.ndim != 2 or 0 in mask_BT.shape:
+            raise Refused(f"mask: expected shape [B,T], got {list(mask_BT.shape)}")
+        if (row := _first(((mask_BT != 0) & (mask_BT != 1)).any(1))) is not None:
+            raise Refused(f"mask: row {row}: expected true and false, got {mask_BT[row].tolist()!r:.80}")
+        mask_BT = mask_BT.bool()
         B, T = mask_BT.shape
+        supplied: dict[str, Any] = {
+            "role": "policy",
+            "response": range(B),
+            "weight": [1.0] * B,
+            "age": [math.nan] * B,
+        }
+        supplied |= {name: value for name, value in optional.items() if value is not None}
         groups = _hashables(group, B, "group")
         rows = [f"row {i} (group {name})" for i, name in enumerate(groups)]
         names = tuple(map(str, _hashables(supplied.get("ids", rows), B, "ids")))
-        _check_mask(mask_BT, names)
-        role = supplied.get("role", "policy")
+        if (row := _first(mask_BT[:, 0])) is not None:
+            problem = "the first token is in the mask, but a first token has no log-prob"
+            raise Refused(f"mask: {names[row]}: {problem}")
+        if (row := _first(~mask_BT.any(1))) is not None:
+            raise Refused(f"mask: {names[row]} is empty: it has no token to learn from")
+        role = supplied["role"]
         roles = _hashables([role] * B if isinstance(role, str) else role, B, "role")
         for value, name in zip(roles, names, strict=True):
             if value not in ROLES:
                 raise Refused(f"role: {name}: expected one of {', '.join(ROLES)}, got {value!r}")
-        responses = _hashables(supplied.get("response", range(B)), B, "response")
-        group_index, response_index = _numbered(groups), _numbered(responses)
-        supplied["reward"] = reward
+        responses = _hashables(supplied["response"], B, "response")
+        group_index, response_index = (
+            {x: i for i, x in enumerate(dict.fromkeys(xs))} for xs in (groups, responses)
+        )
+        sizes = {"B": B, "T": T, "P": 0, "2": 2}
         if "pairs" in supplied:
-            supplied["pairs"] = _pairs(supplied["pairs"])
-        sizes = {"B": B, "T": T, "P": len(supplied.get("pairs", ())), "2": 2}
-        columns: dict[str, Any] = {c.name: _read(c, supplied, sizes, mask_BT, names) for c in COLUMNS}
+            pairs_P2 = _tensor(supplied["pairs"], "pairs")
+            if pairs_P2.numel() and (pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2):
+                raise Refused(f"pairs: expected shape [P,2], got {list(pairs_P2.shape)}")
+            supplied["pairs"] = pairs_P2.reshape(-1, 2)
+            sizes["P"] = len(supplied["pairs"])
+        supplied["reward"] = reward
+        columns: dict[str, Any] = {
+            name: _column(name, supplied[name], sizes, mask_BT, names) for name in COLUMNS if name in supplied
+        }
         extra = {name: _tensor(x, f"extra {name}") for name, x in supplied.get("extra", {}).items()}
         return cls(
             mask=mask_BT,
@@ -187,68 +198,25 @@ class Batch:
                 yield f.name, value
 
 
-def _mask(mask: Any) -> Tensor:
-    mask_BT = _tensor(mask, "mask")
-    if mask_BT.ndim != 2 or 0 in mask_BT.shape:
-        raise Refused(f"mask: expected shape [B,T], got {list(mask_BT.shape)}")
-    bad = ((mask_BT != 0) & (mask_BT != 1)).any(1)
-    if bad.any():
-        row = _first_index(bad)
-        raise Refused(f"mask: row {row}: expected true and false, got {mask_BT[row].tolist()!r:.80}")
-    return mask_BT.bool()
-
-
-def _check_mask(mask_BT: Tensor, names: Sequence[str]) -> None:
-    with_first = mask_BT[:, 0]
-    if with_first.any():
-        name = names[_first_index(with_first)]
-        raise Refused(f"mask: {name}: the first token is in the mask, but a first token has no log-prob")
-    empty = ~mask_BT.any(1)
-    if empty.any():
-        raise Refused(f"mask: {names[_first_index(empty)]} is empty: it has no token to learn from")
-
-
-def _read(
-    column: Column,
-    supplied: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    mask_BT: Tensor,
-    names: Sequence[str],
-) -> Tensor | None:
-    shape = tuple(sizes[axis] for axis in column.axes)
-    if column.name not in supplied:
-        return None if column.default is None else torch.full(shape, column.default, dtype=torch.float64)
-    value = supplied[column.name]
-    if column.axes == "BT" and isinstance(value, (list, tuple)):
+def _column(name: str, value: Any, sizes: Mapping[str, int], mask_BT: Tensor, names: Sequence[str]) -> Tensor:
+    axes, expected, is_bad, is_float = COLUMNS[name]
+    if axes == "BT" and isinstance(value, (list, tuple)):
         unknown = [math.nan] * sizes["T"]
         value = [unknown if row is None else row for row in value]
-    values = _tensor(value, column.name, shape, np.float64 if column.is_float else None)
-    if not column.is_float:
+    values = _tensor(value, name, tuple(sizes[axis] for axis in axes), np.float64 if is_float else None)
+    if not is_float:
         values = values.long()
     elif not values.is_floating_point():
         values = values.double()
-    if column.check is None:
-        return values
-    bad = column.check.is_bad(values, mask_BT)
-    if not bad.any():
+    if is_bad is None or not (bad := is_bad(values, mask_BT)).any():
         return values
     index = bad.nonzero()[0].tolist()
-    location = f"pair {index[0]}" if column.axes == "P2" else names[index[0]]
+    location = f"pair {index[0]}" if axes == "P2" else names[index[0]]
     got = values[index[0]].tolist()
-    if column.axes == "BT":
+    if axes == "BT":
         location += f", index {index[1]}"
         got = got[index[1]]
-    expected = column.check.expected.format(last=len(mask_BT) - 1)
-    raise Refused(f"{column.name}: {location}: expected {expected}, got {got}")
-
-
-def _pairs(pairs: Any) -> Tensor:
-    pairs_P2 = _tensor(pairs, "pairs")
-    if pairs_P2.numel() == 0:
-        return pairs_P2.reshape(-1, 2)
-    if pairs_P2.ndim != 2 or pairs_P2.shape[1] != 2:
-        raise Refused(f"pairs: expected shape [P,2], got {list(pairs_P2.shape)}")
-    return pairs_P2
+    raise Refused(f"{name}: {location}: expected {expected.format(last=len(mask_BT) - 1)}, got {got}")
 
 
 def _tensor(value: Any, name: str, shape: tuple[int, ...] | None = None, dtype: Any = None) -> Tensor:
@@ -273,10 +241,6 @@ def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
     return items
 
 
-def _numbered(names: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Each name once, with the number of its first appearance among them."""
-    return {name: i for i, name in enumerate(dict.fromkeys(names))}
-
-
-def _first_index(flags: Tensor) -> int:
-    return int(flags.int().argmax())
+def _first(flags: Tensor) -> int | None:
+    """Where the first flag is; None where there is none."""
+    return int(flags.int().argmax()) if flags.any() else None

@@ -26,14 +26,18 @@ TOOLS = "tools"  # the role of the message that declares tools
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LISTED_REASONING = ("reasoning_details", "thinking_blocks")
-_TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning.text", "reasoning.summary")
-_THOUGHTS = ("thinking", "reasoning")
-_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
-_USES = ("tool_use", "tool_call")
-_RESULTS = {"tool_result": ("content",), "tool_call_response": ("response", "result")}
+_OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
 _CALLING = ("tool_call", "function_call")  # roles of messages that are a call, as JSON
 _ANSWERING = ("tool_response", "observation", "function")  # and of those that are its result
-_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
+# Kinds of parts of a message's content: which of their values may be the text.
+_TEXTS = dict.fromkeys(
+    ("text", "input_text", "output_text", "summary_text", "reasoning.text", "reasoning.summary"),
+    ("text", "content", "summary"),
+) | {"refusal": ("refusal",)}
+_THOUGHTS = {kind: (kind, "text", "content") for kind in ("thinking", "reasoning")}
+_USES = ("tool_use", "tool_call")
+_RESULTS = {"tool_result": ("content",), "tool_call_response": ("response", "result")}
+_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
 
 
 def normalized(messages: Any, location: str) -> Messages:
@@ -59,6 +63,16 @@ def normalized(messages: Any, location: str) -> Messages:
     return found
 
 
+def normalized_message(message: Any, location: str) -> Messages:
+    """A message in the form of this module, after the results of tools that are parts of it."""
+    normal = [message] if _is_normal(message) else _normal(message, location)
+    for each in normal:
+        for id in (each.get("tool_call_id"), *(call.get("id") for call in each.get("tool_calls", ()))):
+            if not isinstance(id, str | int | None):
+                raise Refused(f"{location}: expected the id of a call as text, got {id!r:.80}")
+    return normal
+
+
 def with_tools(messages: Messages, tools: Any) -> Messages:
     """Messages after the declarations of their tools, where `tools` are some; a list, or one as JSON.
 
@@ -81,38 +95,22 @@ def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str
 def declarations(tools: Any) -> list[dict[str, Any]]:
     """Declarations of tools as chat completions have them; none where `tools` aren't a list of such."""
     tools = _opened(tools)
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        return []
-    found = []
-    for tool in tools:
-        function = tool.get("function", tool)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    found: list[dict[str, Any]] = []
+    for tool in tools if isinstance(tools, list) else ():
+        given = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             return []
-        parameters: Any = next((function[k] for k in ("parameters", "input_schema") if function.get(k)), {})
-        described = {"description": function["description"]} if function.get("description") else {}
-        found.append(
-            {
-                "type": "function",
-                "function": {"name": function["name"], **described, "parameters": parameters},
-            }
-        )
+        function = {"name": given["name"]}
+        if given.get("description"):
+            function["description"] = given["description"]
+        function["parameters"] = given.get("parameters") or given.get("input_schema") or {}
+        found.append({"type": "function", "function": function})
     return found
-
-
-def normalized_message(message: Any, location: str) -> Messages:
-    """A message in the form of this module, after the results of tools that are parts of it."""
-    normal = [message] if _is_normal(message) else _normal(message, location)
-    for each in normal:
-        for id in (each.get("tool_call_id"), *(call.get("id") for call in each.get("tool_calls", ()))):
-            if not isinstance(id, str | int | None):
-                raise Refused(f"{location}: expected the id of a call as text, got {id!r:.80}")
-    return normal
 
 
 def text_of(content: Any, location: str) -> str:
     """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
-    parts = _Parts(location)
-    parts.add(content)
+    parts = _Parts(content, location)
     if parts.thoughts or parts.calls or parts.results:
         raise Refused(f"{location}: expected text, got {content!r:.80}")
     return "".join(parts.texts)
@@ -124,7 +122,7 @@ def _is_normal(message: Any) -> bool:
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
         and message["role"] not in (*_CALLING, *_ANSWERING)
-        and message.keys().isdisjoint(_NAMES)
+        and message.keys().isdisjoint(_OTHER_NAMES)
         and isinstance(message.get("reasoning_content", ""), str)
         and all(map(_is_normal_call, message.get("tool_calls", ())))
     )
@@ -145,40 +143,34 @@ def _normal(value: Any, location: str) -> Messages:
         raise Refused(
             f"{location}: expected a message with 'role' and 'content' (or 'tool_calls'), got {value!r:.80}"
         )
-    value = _in_known_role(value)
-    parts = _Parts(f"{location}.content")
-    parts.add(value.get("content"))
+    content = value.get("content")
+    if value["role"] in _CALLING:  # a call that is a message of its own
+        calls = _opened(content)
+        value = {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    elif value["role"] == "tool" or value["role"] in _ANSWERING:
+        text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
+        value = {**value, "role": "tool", "content": text}
+    parts = _Parts(value.get("content"), f"{location}.content")
     if not parts.texts and isinstance(value.get("refusal"), str):
         parts.texts.append(value["refusal"])
     thought = _reasoning(value, parts.thoughts, location)
-    calls = [*_list(value.get("tool_calls"), f"{location}.tool_calls"), *parts.calls]
-    if value.get("function_call"):
-        calls.append(value["function_call"])
+    calls = value.get("tool_calls")
+    if not isinstance(calls, list | None):
+        raise Refused(f"{location}.tool_calls: expected a list, got {calls!r:.80}")
+    calls = [*(calls or ()), *parts.calls, *filter(None, [value.get("function_call")])]
     if not (parts.texts or thought or calls):
         if parts.results:
             return parts.results
         if value.get("content") is None:
             raise Refused(f"{location}: expected content, a refusal or tool_calls, got {value!r:.80}")
-    dropped = {*_NAMES, "reasoning_content", "tool_calls"}
+    dropped = {*_OTHER_NAMES, "reasoning_content", "tool_calls"}
     message = {name: x for name, x in value.items() if name not in dropped and x is not None}
-    message |= {"role": value["role"], "content": "".join(parts.texts)}
+    message["content"] = "".join(parts.texts)
     if thought:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return [*parts.results, message]
-
-
-def _in_known_role(message: dict[str, Any]) -> dict[str, Any]:
-    """A call that is a message of its own as one of the assistant, its result as a tool's text."""
-    role, content = message["role"], message.get("content")
-    if role in _CALLING:
-        calls = _opened(content)
-        return {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
-    if role == "tool" or role in _ANSWERING:
-        text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
-        return {**message, "role": "tool", "content": text}
-    return message
 
 
 def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
@@ -188,10 +180,9 @@ def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
         if not isinstance(thought, str):
             raise Refused(f"{location}: reasoning: expected text, got {thought!r:.80}")
     if not thoughts:
-        listed = _Parts(f"{location}.reasoning")
-        for name in _LISTED_REASONING:
-            listed.add(value.get(name))
-        thoughts = ["".join(listed.texts + listed.thoughts)]
+        listed = [_Parts(value.get(name), f"{location}.reasoning") for name in _LISTED_REASONING]
+        texts = [text for each in listed for text in each.texts]
+        thoughts = ["".join(texts + [text for each in listed for text in each.thoughts])]
     found = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts)])))
     if len(found) > 1:
         raise Refused(
@@ -201,51 +192,43 @@ def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
 
 
 class _Parts:
-    """What the parts of a message's content are: texts, thoughts, calls, and results of tools."""
+    """What a message's content holds: texts, thoughts, calls, and results of tools."""
 
-    def __init__(self, location: str) -> None:
-        self.location = location
+    def __init__(self, content: Any, location: str) -> None:
         self.texts: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[Any] = []
         self.results: Messages = []
-
-    def add(self, content: Any) -> None:
-        if content is None:
-            return
         if isinstance(content, str):
             self.texts.append(content)
-            return
-        if not isinstance(content, list):
-            raise Refused(f"{self.location}: expected text, or parts of text, got {content!r:.80}")
-        for part in content:
-            self._add(part)
+        elif isinstance(content, list):
+            for part in content:
+                self._add({"text": part} if isinstance(part, str) else part, location)
+        elif content is not None:
+            raise Refused(f"{location}: expected text, or parts of text, got {content!r:.80}")
 
-    def _add(self, part: Any) -> None:
-        if isinstance(part, str):
-            self.texts.append(part)
-            return
+    def _add(self, part: Any, location: str) -> None:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
         if not isinstance(kind, str):
-            raise Refused(f"{self.location}: expected the type of a part as text, got {kind!r:.80}")
+            raise Refused(f"{location}: expected the type of a part as text, got {kind!r:.80}")
         if kind in _ENCRYPTED:
             return
         if kind in _USES:
             self.calls.append(part)
-        elif kind in _RESULTS:
+            return
+        if kind in _RESULTS:
             value = next((part[name] for name in _RESULTS[kind] if part.get(name) is not None), "")
             if kind == "tool_call_response" and not isinstance(value, str):
                 value = json.dumps(value, ensure_ascii=False)
-            result = {"role": "tool", "content": text_of(value, f"{self.location}.{kind}")}
+            result = {"role": "tool", "content": text_of(value, f"{location}.{kind}")}
             call = part.get("tool_use_id", part.get("id"))
             self.results.append(result if call is None else {**result, "tool_call_id": call})
-        else:
-            names = {**dict.fromkeys(_TEXTS, ("text", "content", "summary")), "refusal": ("refusal",)}
-            names |= {kind: (kind, "text", "content") for kind in _THOUGHTS}
-            found = [part[name] for name in names.get(kind, ()) if isinstance(part.get(name), str)]
-            if not found:
-                raise Refused(f"{self.location}: expected text, got a part of type {kind}")
-            (self.thoughts if kind in _THOUGHTS else self.texts).append(found[0])
+            return
+        names = (_TEXTS | _THOUGHTS).get(kind, ())
+        text = next((part[name] for name in names if isinstance(part.get(name), str)), None)
+        if text is None:
+            raise Refused(f"{location}: expected text, got a part of type {kind}")
+        (self.thoughts if kind in _THOUGHTS else self.texts).append(text)
 
 
 def _call(value: Any, location: str) -> dict[str, Any]:
@@ -274,14 +257,6 @@ def _opened(value: Any) -> Any:
 
 def _no_number(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
-
-
-def _list(value: Any, location: str) -> list[Any]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return value
-    raise Refused(f"{location}: expected a list, got {value!r:.80}")
 
 
 def prompt_hash(prompt: Text) -> str:

@@ -7,8 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
-from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
@@ -85,61 +83,77 @@ class Sample:
     def of(cls, fields: Mapping[str, Any]) -> Self:
         """The same as `Sample(**fields)` of known names, in half of the time: the constructor of a frozen
         class calls a function for each field."""
-        sample = cls.__new__(cls)
-        sample.__dict__.update(_UNKNOWN, meta={})
-        sample.__dict__.update(fields)
-        sample.__post_init__()
-        return sample
+        return cls.all_of([fields])[0]
 
     @classmethod
     def all_of(cls, rows: Iterable[Mapping[str, Any]]) -> list[Self]:
-        """`of` each, in less time: what is plainly right is checked for all of them together."""
+        """`of` each, in less time: the values of their arrays are checked for all of them together."""
         samples = []
         for fields in rows:
-            samples.append(cls.__new__(cls))
-            samples[-1].__dict__.update(_UNKNOWN, meta={})
-            samples[-1].__dict__.update(fields)
-        if not _are_plain(samples):
-            for sample in samples:
-                sample.__post_init__()
+            sample = cls.__new__(cls)
+            sample.__dict__.update(_UNKNOWN, meta={})
+            sample.__dict__.update(fields)
+            sample._read_fields()
+            samples.append(sample)
+        _check_values(samples)
         return samples
 
     def __post_init__(self) -> None:
+        self._read_fields()
+        _check_values([self])
+
+    def _read_fields(self) -> None:
+        """Bring the fields into their types, and check all but the values of arrays."""
+        values = self.__dict__  # the class is frozen
         if type(self.prompt) is not str:
-            self._put("prompt", conversation(self.prompt, "sample"))
+            values["prompt"] = conversation(self.prompt, "sample")
         if not self.prompt_id:
-            self._put("prompt_id", prompt_hash(self.prompt))
+            values["prompt_id"] = prompt_hash(self.prompt)
         if not isinstance(self.response, str):
             raise self._refusal(f"response: expected text, got {self.response!r:.80}")
         if self.role not in ROLES:
             raise self._refusal(f"role: expected one of {', '.join(ROLES)}, got {self.role!r}")
         if self.reward is not None:
-            self._put("reward", self._finite(self.reward))
-        values = self.__dict__
-        arrays = [name for name in _ARRAYS if not isinstance(values[name], int | None)]
-        for name in arrays:
-            self._put(name, self._typed(name, values[name], _ARRAYS[name].dtype))
+            is_number = isinstance(self.reward, _NUMBERS) and not isinstance(self.reward, bool)
+            if not is_number or not math.isfinite(self.reward):
+                expected = "a finite number, or None where it is unknown"
+                raise self._refusal(f"reward: expected {expected}, got {self.reward!r}")
+            values["reward"] = float(self.reward)
         if isinstance(self.version, int) and self.version < UNKNOWN_VERSION:
             raise self._refusal(f"version: expected {_VERSION}, got {self.version}")
-        if not arrays:
-            return
-        self._check_lengths(arrays)
+        arrays = [n for n in _ARRAYS if values[n] is not None and type(values[n]) is not int]
         for name in arrays:
-            self._check_values(name, _ARRAYS[name])
-        self._check_masks()
-        self._check_kept()
+            values[name] = self._typed(name, values[name], _ARRAYS[name].dtype)
+        self._check_arrays(arrays)
 
-    def _put(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _refusal(self, text: str) -> Refused:
-        name = "sample" if self.id is None else f"sample {self.id}"
-        return Refused(f"{name} of prompt {self.prompt_id}: {text}")
-
-    def _finite(self, reward: Any) -> float:
-        if isinstance(reward, _NUMBERS) and not isinstance(reward, bool) and math.isfinite(reward):
-            return float(reward)
-        raise self._refusal(f"reward: expected a finite number, or None where it is unknown, got {reward!r}")
+    def _check_arrays(self, arrays: Sequence[str]) -> None:
+        """Raise `Refused` for arrays that don't belong together; `arrays`: those that are given."""
+        if (self.kept is None) != (self.kept_count is None):
+            name = "kept_count" if self.kept is None else "kept"
+            raise self._refusal(f"expected both kept and kept_count, or none of them, got {name} alone")
+        per_token = [name for name in arrays if name in _PER_TOKEN]
+        if self.tokens is None:
+            if per_token:
+                names = ", ".join(per_token)
+                raise self._refusal(f"{names} given without tokens; give tokens as well, or none of them")
+            return
+        T = len(self.tokens)
+        if self.action is None:
+            raise self._refusal(f"tokens given without action (which of the {T} tokens are the response's)")
+        for name in per_token:
+            got = len(getattr(self, name))
+            if got != T:
+                raise self._refusal(f"{name}: expected one value for each of the {T} tokens, got {got}")
+        if not np.count_nonzero(self.action if self.learn is None else self.learn):
+            text = "a response needs at least one token (an end token counts)"
+            raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
+        if self.learn is not None and self.learn is not self.action:
+            outside = self.learn & ~self.action
+            if np.count_nonzero(outside):
+                index = int(outside.argmax())
+                raise self._refusal(
+                    f"learn: expected a part of action, got index {index}, which isn't an action"
+                )
 
     def _typed(self, name: str, value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
         if isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == 1:
@@ -159,54 +173,9 @@ class Sample:
         array.flags.writeable = False
         return array
 
-    def _check_lengths(self, arrays: Sequence[str]) -> None:
-        per_token = [name for name in arrays if name in _PER_TOKEN]
-        if self.tokens is None:
-            if per_token:
-                names = ", ".join(per_token)
-                raise self._refusal(f"{names} given without tokens; give tokens as well, or none of them")
-            return
-        T = len(self.tokens)
-        if self.action is None:
-            raise self._refusal(f"tokens given without action (which of the {T} tokens are the response's)")
-        for name in per_token:
-            length = len(getattr(self, name))
-            if length != T:
-                raise self._refusal(f"{name}: expected one value for each of the {T} tokens, got {length}")
-
-    def _check_values(self, name: str, array: _Array) -> None:
-        values = getattr(self, name)
-        if array.is_bad is None:
-            return
-        bad = array.is_bad(values)
-        if np.count_nonzero(bad):  # in a third of the time of any()
-            index = int(bad.argmax())
-            raise self._refusal(f"{name}: expected {array.expected}, got {values[index]} at index {index}")
-
-    def _check_masks(self) -> None:
-        if self.mask is None or self.action is None:
-            return
-        if not np.count_nonzero(self.mask):
-            text = "a response needs at least one token (an end token counts)"
-            raise self._refusal(f"the mask of tokens to learn from is empty; {text}")
-        if self.learn is None:
-            return
-        outside = self.mask & ~self.action
-        if outside.any():
-            index = int(outside.argmax())
-            raise self._refusal(f"learn: expected a part of action, got index {index}, which isn't an action")
-
-    def _check_kept(self) -> None:
-        if (self.kept is None) != (self.kept_count is None):
-            name = "kept_count" if self.kept is None else "kept"
-            raise self._refusal(f"expected both kept and kept_count, or none of them, got {name} alone")
-        if self.kept is None or self.kept_count is None:
-            return
-        assert self.tokens is not None
-        assert self.action is not None
-        wrong = problem(self.tokens, self.action, self.kept, self.kept_count)
-        if wrong is not None:
-            raise self._refusal(wrong)
+    def _refusal(self, text: str) -> Refused:
+        name = "sample" if self.id is None else f"sample {self.id}"
+        return Refused(f"{name} of prompt {self.prompt_id}: {text}")
 
     @property
     def stored_id(self) -> int:
@@ -278,52 +247,31 @@ class Sample:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _are_plain(samples: Sequence[Sample]) -> bool:
-    """Whether all of them pass `__post_init__`, which would change nothing; False where that isn't sure.
+def _check_values(samples: Sequence[Sample]) -> None:
+    """Raise `Refused` for a bad value in an array of the samples.
 
-    Of arrays, whose functions take longer to call than to compute, the values of all samples are one array.
+    The values of a field are one array for all samples: its functions take longer to call than to compute.
     """
-    rows = [sample.__dict__ for sample in samples]
-    with_tokens = [row for row in rows if row["tokens"] is not None]
-    return all(map(_is_plain, rows)) and (not with_tokens or _are_arrays(with_tokens))
+    for name, (_, expected, is_bad) in _ARRAYS.items():
+        arrays = [(x, sample) for sample in samples if isinstance(x := sample.__dict__[name], np.ndarray)]
+        if not arrays or is_bad is None:
+            continue
+        if not np.count_nonzero(is_bad(np.concatenate([x for x, _ in arrays]))):  # faster than any()
+            continue
+        for values, sample in arrays:
+            bad = is_bad(values)
+            if bad.any():
+                index = int(bad.argmax())
+                raise sample._refusal(f"{name}: expected {expected}, got {values[index]} at index {index}")
+    for sample in samples:
+        if sample.kept is not None and sample.kept_count is not None:
+            assert sample.tokens is not None
+            assert sample.action is not None
+            wrong = problem(sample.tokens, sample.action, sample.kept, sample.kept_count)
+            if wrong is not None:
+                raise sample._refusal(wrong)
 
 
-def _is_plain(row: Mapping[str, Any]) -> bool:
-    """As `_are_plain`, of what isn't an array."""
-    if conversation(row["prompt"], "sample") is not row["prompt"]:
-        return False
-    reward, version = row["reward"], row["version"]
-    is_known = type(row["response"]) is str and type(row["prompt_id"]) is str and row["role"] in ROLES
-    is_number = reward is None or (type(reward) is float and math.isfinite(reward))
-    is_version = type(version) is int and version >= UNKNOWN_VERSION
-    others = _all(row) if row["tokens"] is None else _unusual(row)
-    is_usual = set(map(type, others)) == {NoneType}
-    return is_known and row["prompt_id"] != "" and is_number and is_version and is_usual
-
-
-def _are_arrays(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """As `_are_plain`, of the arrays of rows with tokens."""
-    lengths = [len(row["tokens"]) for row in rows]
-    for name in _USUAL:
-        dtype, _, is_bad = _ARRAYS[name]
-        given = [(row[name], length) for row, length in zip(rows, lengths) if row[name] is not None]
-        for x, length in given:
-            is_final = type(x) is np.ndarray and x.dtype == dtype and not x.flags.writeable
-            if not is_final or x.shape != (length,):
-                return False
-        if given and is_bad is not None and np.count_nonzero(is_bad(np.concatenate([x for x, _ in given]))):
-            return False
-    actions = [row["action"] for row in rows]
-    if 0 in lengths or any(action is None for action in actions):
-        return False
-    mask = np.concatenate([row["action"] if row["learn"] is None else row["learn"] for row in rows])
-    is_learned = np.logical_or.reduceat(mask, np.cumsum([0, *lengths[:-1]]))
-    return bool(is_learned.all()) and not np.count_nonzero(mask & ~np.concatenate(actions))
-
-
-_USUAL = ("tokens", "action", "learn", "behavior_logp", "token_reward")
-_UNUSUAL = ("context_tokens", "kept", "kept_count")
-_unusual, _all = itemgetter(*_UNUSUAL), itemgetter(*_USUAL, *_UNUSUAL)
 _UNKNOWN = {f.name: f.default for f in dataclasses.fields(Sample) if f.default is not dataclasses.MISSING}
 _CUTS: dict[str, Callable[[float], bool]] = {
     "temperature": lambda temperature: temperature == 0,

@@ -39,10 +39,21 @@ def write(path: Path, content: str | bytes) -> Path:
         ("a.jsonl.zst", zstandard.compress(LINES.encode())),
         ("a.jsonl.zst", zstandard.compress(LINES[:9].encode()) + zstandard.compress(LINES[9:].encode())),
         ("a.json", json.dumps(ROWS)),
+        ("a.json", "\ufeff" + json.dumps(ROWS)),
         ("a.json", "\n\n" + json.dumps(ROWS, indent=2)),
         ("a.json.gz", gzip.compress(json.dumps(ROWS, indent=1).encode())),
     ],
-    ids=["lines", "mark", "gzip", "zstd", "two zstd frames", "list", "indented", "list in gzip"],
+    ids=[
+        "lines",
+        "mark",
+        "gzip",
+        "zstd",
+        "two zstd frames",
+        "list",
+        "list with mark",
+        "indented",
+        "list in gzip",
+    ],
 )
 def test_the_same_records(name: str, content: str | bytes, tmp_path: Path) -> None:
     lines = list(read_records(write(tmp_path / name, content)))

@@ -9,7 +9,7 @@ import torch
 
 from agro import Batch, Prompt, Sample
 from agro.errors import Refused
-from agro.types import prompt_hash
+from agro.types import prompt_hash, sample
 from agro.types.conversation import normalized
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é?"}]
@@ -207,6 +207,8 @@ NAN, INF = math.nan, math.inf
             {"behavior_logp": [0, INF, -1, -1]},
             "behavior_logp: expected log-probs (finite, at most 0; NaN where unknown), got inf at index 1",
         ),
+        ({"context_tokens": [-1]}, "context_tokens: expected ids of the vocabulary, got -1 at index 0"),
+        ({"kept": [1]}, "expected both kept and kept_count, or none of them, got kept alone"),
         ({"token_reward": [0.0]}, "token_reward: expected one value for each of the 4 tokens, got 1"),
         ({"token_reward": [0, 0, INF, 0]}, "token_reward: expected finite numbers"),
         ({"version": [1, 2, 3]}, "version: expected one value for each of the 4 tokens, got 3"),
@@ -217,8 +219,11 @@ NAN, INF = math.nan, math.inf
     ids=str,
 )
 def test_what_a_sample_refuses(changes: dict[str, Any], words: str) -> None:
-    """Each message names the sample, by its row of the store where it has one."""
+    """Each message names the sample, by its row of the store where it has one, also among others."""
     given = {**TOKENS, **changes}
+    with pytest.raises(Refused) as among:
+        Sample.all_of([TOKENS, given, TOKENS])
+    assert str(among.value) == refused(Sample, **given)
     assert f"sample of prompt {prompt_hash('1+1=')}: {words}" in refused(Sample, **given)
     assert f"sample 17 of prompt q: {words}" in refused(Sample, **given, id=17, prompt_id="q")
 
@@ -529,32 +534,6 @@ def test_a_sample_of_fields_is_that_of_the_constructor() -> None:
         Sample.of({"prompt": "Q", "response": None})
 
 
-FORGED: list[dict[str, Any]] = [
-    {"response": None},
-    {"prompt": 3},
-    {"prompt": [{"role": "user"}]},
-    {"role": "judge"},
-    {"reward": float("nan")},
-    {"reward": True},
-    {"version": -2},
-    {"tokens": None},
-    {"action": None},
-    {"tokens": np.array([1, -1, 2], np.int32)},
-    {"tokens": np.array([], np.int32), "action": np.array([], bool), "behavior_logp": None},
-    {"tokens": np.array([1, 2], np.int32)},
-    {"action": np.array([False, True], bool)},
-    {"action": np.array([False, False, False])},
-    {"learn": np.array([True, False, False])},
-    {"learn": np.array([False, False, False])},
-    {"behavior_logp": np.array([np.nan, 0.5, -1.0], np.float32)},
-    {"behavior_logp": np.array([np.nan, -np.inf, -1.0], np.float32)},
-    {"behavior_logp": np.array([-1.0], np.float32)},
-    {"token_reward": np.array([0.0, np.inf, 0.0], np.float32)},
-    {"context_tokens": np.array([-1], np.int32)},
-    {"kept": np.array([1], np.int32)},
-    {"kept_count": np.array([0, 1, 0], np.int32)},
-    {"version": np.array([0, -2, 1], np.int32)},
-]
 VALID: list[dict[str, Any]] = [
     {},
     {"prompt": [{"role": "user", "content": "Q"}]},
@@ -588,23 +567,17 @@ def row_of_a_store(**changes: Any) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("changes", FORGED)
-def test_what_is_no_sample_is_refused_among_others_as_by_itself(changes: dict[str, Any]) -> None:
-    with pytest.raises(Refused) as alone:
-        Sample.of(row_of_a_store(**changes))
-    with pytest.raises(Refused) as among:
-        Sample.all_of([row_of_a_store(), row_of_a_store(**changes), row_of_a_store()])
-    assert str(among.value) == str(alone.value)
-
-
 def test_samples_of_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Sample.all_of(row_of_a_store(**v) for v in VALID) == [
         Sample.of(row_of_a_store(**v)) for v in VALID
     ]
     assert Sample.all_of([]) == []
-    plain = [row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])]
-    monkeypatch.setattr(Sample, "__post_init__", None)  # nothing is checked one by one
-    assert len(Sample.all_of(plain)) == 3
+    looks: list[int] = []
+    array = sample._ARRAYS["behavior_logp"]
+    counted = array._replace(is_bad=lambda x: looks.append(len(x)) or x > 0)
+    monkeypatch.setitem(sample._ARRAYS, "behavior_logp", counted)
+    Sample.all_of([row_of_a_store(), row_of_a_store(**VALID[1]), row_of_a_store(**VALID[-1])])
+    assert looks == [6]  # one look at the values of two of them
 
 
 def test_calls_that_are_messages_of_their_own_belong_to_their_turn() -> None:
