@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.api.arguments import OF_METHOD, prompt_record, write_rows
+from agro.api.arguments import OF_METHOD, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.config.aliases import renamed
@@ -202,7 +202,7 @@ class Race:
         if self.choosing:
             file = self.out / "choosing.jsonl"
             if not file.exists():
-                write_rows(self.choosing, file, "data.eval_prompts", prompt_record)
+                write_rows(self.choosing, file, "data.eval_prompts")
             own.append(f"data.eval_prompts={file}")
         return settings_of(entrant.candidate, self.recipe, self.default, self.overrides, own)
 

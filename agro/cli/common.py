@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import shutil
 import sys
 import tempfile
@@ -104,6 +105,11 @@ def end(code: int, message: str) -> NoReturn:
     if message:
         print(message, file=sys.stderr)
     raise SystemExit(code)
+
+
+def answer(document: Any, text: str, as_json: bool) -> None:
+    """The one JSON document of a command, or its text."""
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else text)
 
 
 def given(context: typer.Context) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,21 +64,43 @@ def train(
             raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
-    loaded = RunConfig.load(config, changes)
-    fitted = None
+    loaded, fitted = RunConfig.load(config, changes), None
     look = partial(look_at_run, out=out, resume=resume, accept=accepted, writes=not dry_run)
-    if fit:
-        fitted = _fitted(loaded, config, changes, fit, look, out, dry_run=dry_run, as_json=as_json)
-        if fitted is None:  # it is answered
-            return
-        from agro.api.fit import items
-
-        loaded = RunConfig.load(config, [*changes, *items(fitted.settings)])
-    else:
+    if not fit or not dry_run:  # before torch is imported
         look(loaded)
+    if fit:
+        from agro.api.fit import Limits, answers
+        from agro.api.fit import fit as fit_run
+
+        given = {item.partition("=")[0].strip() for item in renamed(changes)}
+        limits = Limits.parse(fit)
+        # Of a model without weights here the question is whether it fits into the memory.
+        said = answers(loaded, limits.bytes, given) if dry_run and limits.bytes else []
+        if said:
+            print(json.dumps(said) if as_json else "\n".join(said))
+            return
+        if dry_run:
+            look(loaded)
+        fitted = fit_run(loaded, limits, given, out)
+        print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
+        loaded = fitted.config
+    _run(loaded, out, fitted, resume=resume, accept=accepted, dry_run=dry_run, as_json=as_json)
+
+
+def _run(
+    config: RunConfig,
+    out: Path | None,
+    fitted: Fitted | None,
+    *,
+    resume: bool,
+    accept: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Train, or say what that would take."""
     from agro.api.reporting_trainer import Trainer
 
-    trainer = Trainer(loaded, out, resume=resume, accept=accepted)
+    trainer = Trainer(config, out, resume=resume, accept=accept)
     trainer.forecasts = fitted is None
     if dry_run:
         from agro.api.plan import describe
@@ -127,41 +148,6 @@ def _resumed(
         os.chdir(began)
         sys.path.insert(0, str(began))
     return run / "config.json", overrides, run
-
-
-def _fitted(
-    loaded: RunConfig,
-    config: Path,
-    changes: list[str],
-    limits: list[str],
-    look: Callable[[RunConfig], None],
-    out: Path | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> Fitted | None:
-    """What `--fit` chose, which is printed. None where the question is whether a model without weights here
-    fits into the memory, which is answered."""
-    if not dry_run:  # before torch is imported
-        look(loaded)
-    from agro.api.fit import Limits, answers, fit, items
-
-    given = {item.partition("=")[0].strip() for item in renamed(changes)}
-
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        return RunConfig.load(config, [*changes, *items(settings)])
-
-    limit = Limits.parse(limits)
-    said = answers(loaded, limit.bytes, given, changed) if dry_run and limit.bytes else []
-    if said:
-        print(json.dumps(said) if as_json else "\n".join(said))
-        return None
-    if dry_run:
-        look(loaded)
-    fitted = fit(loaded, limit, given, changed, out)
-    for line in fitted.lines():
-        print(line, file=sys.stderr, flush=True)
-    return fitted
 
 
 def _result(folder: Path, ended_well: bool) -> str:
