@@ -161,8 +161,8 @@ def train(
 def _of_trl(
     settings: dict[str, Any], prompts: Any, reward: Any, log: Any, objective: str, out: Any
 ) -> tuple[Any, Any, Any, str, Any]:
-    """These arguments, also by TRL's names, which are taken out of `settings`. A store in the place of prompts
-    is the log."""
+    """These arguments, also by TRL's names, which are taken out of `settings`. A store in the place of
+    prompts is the log."""
     dataset, theirs = settings.pop("train_dataset", None), settings.pop("reward_funcs", None)
     if _is_stored(dataset):
         log = _either(log, dataset, "log", "train_dataset")

@@ -116,19 +116,15 @@ class Machine:
             self.cpu_seconds += time.process_time() - cpu
         return self.measured[phase.name]
 
-    def work(self, phase: Phase) -> Work:
-        return work(phase, self.policy, self.prompts, self.store, _stored_responses(phase, self.store))
-
     def forecast(self, phase: Phase, held_out: int | None = None) -> dict[str, Any]:
         """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known.
 
         `held_out`: prompts, where it is to be another number of them.
         """
         config, rates, step = phase.config, self.rates(phase), self.work(phase)
-        prompts = len(self.held_out) if held_out is None else held_out
-        counts = phase_counts(phase, _stored_responses(phase, self.store), prompts, self.reference)
+        counts = self._counts(phase, len(self.held_out) if held_out is None else held_out)
         self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
-        parts = step_seconds(phase, self.policy, self.reference, step, rates)
+        parts = self._seconds(phase, step, rates)
         totals: dict[str, float] = {}
         if parts["sampling"]:
             totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
@@ -146,6 +142,118 @@ class Machine:
             **totals,
             "peak": peak(self.policy, config, step, rates, self.loaded),
         }
+
+    def _counts(self, phase: Phase, held_out: int) -> dict[str, Any]:
+        """What one phase samples and trains on. A number that is known only later is None."""
+        config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
+        shares = [phase.stored_groups(step) for step in range(phase.steps)]
+        stored, drawn = sum(shares), self._drawn(phase)
+        fresh = phase.steps * groups - stored
+        sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
+        answered, at_start = held_out * config.evaluate.n, phase.begins == 0
+        if samples_kl(config) and self.reference is not None:  # responses for the KL alone
+            answered = config.evaluate.kl_samples
+            at_start = at_start and config.policy.reference == "model"
+        evaluations = 0
+        if answered:  # after every so many steps, at the end, and before the first step
+            evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + at_start
+        return {
+            "objective": config.objective.name,
+            "steps": phase.steps,
+            "updates": phase.steps * config.train.updates,
+            "groups_per_step": groups,
+            # Fresh and stored responses to one prompt are one group.
+            "groups_per_step_at_least": min((max(n, groups - n) for n in shares), default=groups),
+            "fresh_groups": fresh,
+            "stored_groups": stored,
+            "responses_sampled": sampled,
+            "tokens_sampled_at_most": sampled * most_new(config),
+            "responses_trained": (
+                None if drawn is None and stored else round(sampled + stored * (drawn or 0))
+            ),
+            "evaluations": evaluations,
+            "responses_evaluated": evaluations * answered,
+        }
+
+    def _drawn(self, phase: Phase) -> float | None:
+        """Mean responses that are drawn from a stored group; None where that is unknown."""
+        if self.store is None or not phase.config.data.draws_stored:
+            return None
+        rule = phase.rule(1)
+        if rule.pairs:
+            judged = pairs_among(self.store.survey.summaries(**chosen(rule.data)), phase.needs, self.store)
+            pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
+            sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
+        else:
+            groups = self.store.groups(**chosen(rule.data))
+            stored = [group.scored if rule.scored_only else group.size for group in groups]
+            sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
+        return sum(sizes) / len(sizes) if sizes else None
+
+    def work(self, phase: Phase) -> Work:
+        """Of the last step of a phase."""
+        config, policy = phase.config, self.policy
+        groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
+        # The longest prompts come first, with responses as long as they may be.
+        limit = min(policy.context, config.train.max_length or policy.context)
+        prompts = self.prompts[:INSPECTED]
+        lengths = sorted((len(policy.encoder.prompt(p.text)) for p in prompts), reverse=True)
+        fresh: list[StepSequence] = []
+        for group in range((config.train.groups - groups) if lengths else 0):
+            prompt = lengths[group % len(lengths)]
+            new = max(0, min(most_new(config), limit - prompt))
+            fresh += n * [StepSequence(prompt + new, new, group)]
+        stored: list[StepSequence] = []
+        drawn = self._drawn(phase)
+        if drawn is None:  # the run fills the store: with responses as long as its fresh ones
+            stored = [row._replace(group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
+        elif groups and self.store is not None:
+            found = []
+            for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
+                with suppress(InvalidSample):  # the run drops it as well
+                    for read in policy.encoder.rows(sample, config.train.max_length):
+                        assert read.tokens is not None
+                        assert read.mask is not None
+                        found.append(StepSequence(len(read.tokens), int(read.mask.sum()), 0))
+            size = max(1, round(drawn))
+            repeated = islice(cycle(found), round(groups * drawn))
+            stored = [row._replace(group=-1 - i // size) for i, row in enumerate(repeated)]
+        rows, micro = fresh + stored, MicroBatch.of(config.train)
+        row_lengths = [row.length for row in rows]
+        coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
+        blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
+        for i, row in enumerate(rows):
+            blocks.setdefault({"row": i, "group": row.group, "step": 0}[coupling], []).append(i)
+        together = micro.pack(list(blocks.values()), row_lengths)
+        passes = together or micro.pack([[i] for i in range(len(rows))], row_lengths)
+        assert passes is not None  # single rows always fit
+        return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
+
+    def _seconds(self, phase: Phase, step: Work, rates: Rates | None) -> dict[str, float | None]:
+        """Of each part of a step; None: unknown."""
+        config, needs, policy = phase.config, phase.needs, self.policy
+        parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
+        if not unknown_sampling(config) and not step.fresh:
+            parts["sampling"] = 0.0
+        if rates is None:
+            return parts
+        if step.fresh and rates.sampling is not None:
+            prompts = {row.group: row.length - row.learned for row in step.fresh}
+            new = sum(row.learned for row in step.fresh)
+            parts["sampling"] = sum(prompts.values()) * rates.scoring + new * rates.sampling
+        computed = sum(positions(policy, rows) for rows in step.passes)
+        if config.policy.cache_reference:
+            parts["reference"] = 0.0
+        elif not config.policy.reference_is_served:
+            fresh = positions(policy, step.fresh) if config.evaluate.beta is not None else 0
+            scored, larger = computed if REF_LOGP in needs else fresh, 1.0
+            if self.reference is not None:
+                larger = parameters(self.reference.model) / parameters(policy.model)
+            parts["reference"] = scored * rates.scoring * larger
+        compares = bool(config.train.gain_ratio or config.train.step_kl)
+        again = step.twice + len(provided_by("draw", needs)) + compares
+        parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
+        return parts
 
 
 def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> dict[str, Any]:
@@ -173,106 +281,9 @@ def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> di
     }
 
 
-def phase_counts(
-    phase: Phase, per_group: float | None, held_out: int, reference: Policy | None
-) -> dict[str, Any]:
-    """What one phase samples and trains on. A number that is known only later is None.
-
-    Args:
-        per_group: mean responses that are drawn from a stored group.
-        held_out: prompts.
-        reference: to which responses are sampled for the KL alone, where the phase does that.
-    """
-    config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
-    shares = [phase.stored_groups(step) for step in range(phase.steps)]
-    stored = sum(shares)
-    fresh = phase.steps * groups - stored
-    sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
-    measured, at_start = held_out * config.evaluate.n, phase.begins == 0
-    if samples_kl(config) and reference is not None:
-        measured = config.evaluate.kl_samples
-        at_start = at_start and config.policy.reference == "model"
-    evaluations = 0
-    if measured:  # after every so many steps, at the end, and before the first step
-        evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + at_start
-    return {
-        "objective": config.objective.name,
-        "steps": phase.steps,
-        "updates": phase.steps * config.train.updates,
-        "groups_per_step": groups,
-        # Fresh and stored responses to one prompt are one group.
-        "groups_per_step_at_least": min((max(n, groups - n) for n in shares), default=groups),
-        "fresh_groups": fresh,
-        "stored_groups": stored,
-        "responses_sampled": sampled,
-        "tokens_sampled_at_most": sampled * most_new(config),
-        "responses_trained": (
-            None if per_group is None and stored else round(sampled + stored * (per_group or 0))
-        ),
-        "evaluations": evaluations,
-        "responses_evaluated": evaluations * measured,
-    }
-
-
-def _stored_responses(phase: Phase, store: Store | None) -> float | None:
-    """Mean responses that are drawn from a stored group."""
-    if store is None or not phase.config.data.draws_stored:
-        return None
-    rule = phase.rule(1)
-    if rule.pairs:
-        judged = pairs_among(store.survey.summaries(**chosen(rule.data)), phase.needs, store)
-        pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
-        sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
-    else:
-        groups = store.groups(**chosen(rule.data))
-        stored = [group.scored if rule.scored_only else group.size for group in groups]
-        sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
-    return sum(sizes) / len(sizes) if sizes else None
-
-
 def most_new(config: RunConfig) -> int:
     """An upper bound of the tokens in a response that the policy samples."""
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
-
-
-def work(
-    phase: Phase, policy: Policy, prompts: Sequence[Prompt], store: Store | None, group_size: float | None
-) -> Work:
-    """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
-    config = phase.config
-    groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
-    # The longest prompts come first, with responses as long as they may be.
-    limit = min(policy.context, config.train.max_length or policy.context)
-    lengths = sorted((len(policy.encoder.prompt(p.text)) for p in prompts[:INSPECTED]), reverse=True)
-    fresh: list[StepSequence] = []
-    for group in range((config.train.groups - groups) if lengths else 0):
-        prompt = lengths[group % len(lengths)]
-        new = max(0, min(most_new(config), limit - prompt))
-        fresh += n * [StepSequence(prompt + new, new, group)]
-    stored: list[StepSequence] = []
-    if group_size is None:  # the run fills the store: with responses as long as its fresh ones
-        stored = [row._replace(group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
-    elif groups and store is not None:
-        found = []
-        for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
-            with suppress(InvalidSample):  # the run drops it as well
-                for read in policy.encoder.rows(sample, config.train.max_length):
-                    assert read.tokens is not None
-                    assert read.mask is not None
-                    found.append(StepSequence(len(read.tokens), int(read.mask.sum()), 0))
-        size = max(1, round(group_size))
-        repeated = islice(cycle(found), round(groups * group_size))
-        stored = [row._replace(group=-1 - i // size) for i, row in enumerate(repeated)]
-    rows, micro = fresh + stored, MicroBatch.of(config.train)
-    row_lengths = [row.length for row in rows]
-    coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
-    blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
-    for i, row in enumerate(rows):
-        blocks.setdefault({"row": i, "group": row.group, "step": 0}[coupling], []).append(i)
-    together = micro.pack(list(blocks.values()), row_lengths)
-    passes = together if together is not None else micro.pack([[i] for i in range(len(rows))], row_lengths)
-    assert passes is not None  # single rows always fit
-    return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
 
 
 def unknown_sampling(config: RunConfig) -> str:
@@ -390,34 +401,6 @@ def positions(policy: Policy, rows: Sequence[StepSequence]) -> int:
         return sum(row.length for row in rows)
     prompts = {row.group: row.length - row.learned for row in rows}
     return sum(prompts.values()) + sum(row.learned for row in rows)
-
-
-def step_seconds(
-    phase: Phase, policy: Policy, reference: Policy | None, step: Work, rates: Rates | None
-) -> dict[str, float | None]:
-    """Of each part of a step; None: unknown."""
-    config, needs = phase.config, phase.needs
-    parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
-    if not unknown_sampling(config) and not step.fresh:
-        parts["sampling"] = 0.0
-    if rates is None:
-        return parts
-    if step.fresh and rates.sampling is not None:
-        prompts = {row.group: row.length - row.learned for row in step.fresh}
-        new = sum(row.learned for row in step.fresh)
-        parts["sampling"] = sum(prompts.values()) * rates.scoring + new * rates.sampling
-    computed = sum(positions(policy, rows) for rows in step.passes)
-    if config.policy.cache_reference:
-        parts["reference"] = 0.0
-    elif not config.policy.reference_is_served:
-        fresh = positions(policy, step.fresh) if config.evaluate.beta is not None else 0
-        scored = computed if REF_LOGP in needs else fresh
-        larger = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
-        parts["reference"] = scored * rates.scoring * larger
-    compares = bool(config.train.gain_ratio or config.train.step_kl)
-    again = step.twice + len(provided_by("draw", needs)) + compares
-    parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
-    return parts
 
 
 def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:
