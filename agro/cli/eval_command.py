@@ -120,8 +120,6 @@ def eval_(
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
     other = against if against in (None, START) else model_path(against)
-    for name in (subject.path, other):
-        subject.look_at(name)
     if prompts:
         loaded = zip(load_sets(prompts).items(), prompts, strict=True)
         sets = [MeasuredSet(name, asked, file=path) for (name, asked), path in loaded]
@@ -221,12 +219,11 @@ def _measure(
     """
     from agro.cli.measuring import along_samples
 
-    rollout, other = subject.rollout(), None
+    rollout, other = subject.rollout(), None if against is None else subject.other(against)
     for measured in sets:
         measured.result = measured.measure(measurement, rollout, subject.path)
-    if against is not None:
-        other = subject.other(against)
-        name = f"{START} of {subject.run}" if against == START else against
+    if other is not None:
+        name = f"{START} of {subject.run}" if against == START else str(against)
         least, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
         for measured in sets:
             measured.start = measured.measure(measurement, other, name)
@@ -318,8 +315,7 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     """What a model would earn by the responses of a log, and how sure that is."""
     if url_of(path) is None and not path.exists():
         raise Refused(f"--log {path}: no such file")
-    subject.look_at(subject.path)
-    from agro.cli.measuring import policy_of  # here: what is missing is refused at once
+    from agro.cli.measuring import policy_of
     from agro.pages.store.measurements import RescoredLog
 
     with opened_log(path) as store:

@@ -24,7 +24,6 @@ from agro.cli.common import (
     pairs,
     policy_config,
 )
-from agro.cli.preflight import look_at_model
 from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.strictjson import dumps
@@ -283,9 +282,6 @@ def check(
     compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
-        for policy in (config.policy, compared):
-            if policy is not None and policy.model is not None:
-                look_at_model(policy.model)  # refused before torch is imported
     with opened_log(path, workers) as store:
         from agro.pages.store import (  # here: a missing file is refused at once
             check_store,

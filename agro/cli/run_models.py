@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config, sampler_config
-from agro.cli.preflight import look_at_model
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward
@@ -72,7 +71,6 @@ def sample(
 
     loaded = load_prompts(prompts)
     settings = policy_config(model, policy)
-    look_at_model(settings.model or model)
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
@@ -168,14 +166,6 @@ class MeasuredModel:
     def ran(self) -> RunConfig | None:
         """The configuration of the run that was named."""
         return None if self.run is None else self.config
-
-    def look_at(self, name: str | None) -> None:
-        """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
-        if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
-            return
-        assert name is not None
-        with working_in(self._begins):
-            look_at_model(name)
 
     def rollout(self) -> Rollout:
         return self._loaded(self.path)

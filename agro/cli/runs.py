@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import Json, show_table
-from agro.cli.preflight import look_at_begun, look_at_inputs, look_at_run
 from agro.config import RunConfig
 from agro.config.aliases import renamed
-from agro.config.run import race_config
 from agro.errors import Refused
 from agro.place.placement import Placement, TrainCommand
 from agro.place.status import TITLES, RunStatus
+from agro.runs.folder import check_out
 from agro.runs.problems import problems
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.rundata import load_run
@@ -65,9 +64,6 @@ def train(
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
     loaded, fitted = RunConfig.load(config, changes), None
-    look = partial(look_at_run, out=out, resume=resume, accept=accepted, writes=not dry_run)
-    if not fit or not dry_run:  # before torch is imported
-        look(loaded)
     if fit:
         from agro.api.fit import Limits, answers
         from agro.api.fit import fit as fit_run
@@ -79,8 +75,6 @@ def train(
         if said:
             print(json.dumps(said) if as_json else "\n".join(said))
             return
-        if dry_run:
-            look(loaded)
         fitted = fit_run(loaded, limits, given, out)
         print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
         loaded = fitted.config
@@ -98,6 +92,8 @@ def _run(
     as_json: bool,
 ) -> None:
     """Train, or say what that would take."""
+    is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
+    check_out(out, resume=resume, accept=accept, makes=is_first and not dry_run)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(config, out, resume=resume, accept=accept)
@@ -113,7 +109,7 @@ def _run(
         print(_result(folder, trainer.ended_well))
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
-    if os.environ.get("RANK", "0") == "0":  # of torchrun: the first alone knows the folder
+    if is_first:
         # Where no reward measured held-out prompts, people can say whether it got better
         run = load_run(folder)
         if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
@@ -200,7 +196,6 @@ def collect(
     name: Of this collector among those of the run; one that is started again under the name of a dead one
         takes up what it had begun.
     """
-    look_at_begun(run)
     from agro.place.collector import Collector
 
     interruption = Interruption()
@@ -260,8 +255,7 @@ def race(
     name = named[0] if named else None
     if name is not None and Path(name).suffix and not Path(name).exists():
         raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {name}")
-    look_at_inputs(race_config(name, overrides))
-    from agro.api.race import Race, conclusion  # here: what is missing is refused at once
+    from agro.api.race import Race, conclusion
 
     say = partial(print, file=sys.stderr, flush=True)
     record = Race(overrides, out, rate or (), say, name).run()

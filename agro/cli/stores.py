@@ -42,7 +42,7 @@ from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.io.terminal import cut as shorten
 from agro.io.terminal import plain, visible
-from agro.rewards import check_name, load_reward
+from agro.rewards import load_reward
 from agro.runs.side_by_side import Answer
 from agro.store import Store, recover
 from agro.store.export import to_record
@@ -116,8 +116,6 @@ def score(
         return
     if threshold is not None or label_threshold is not None:
         raise Refused("--threshold and --label-threshold are of --check; add it, or leave them out")
-    Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
-    check_name(reward)
     from agro.rollout.rollout import EpisodeReward
 
     done, errors = Counter(scored=0, failed=0, kept=0), Counter[str]()

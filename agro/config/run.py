@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agro.config import sections
 from agro.config.aliases import note, renamed, without_aliases
 from agro.config.data import DataConfig
-from agro.config.override import as_list, check_values, explain, merge, override, override_all, section_at
+from agro.config.override import as_list, check_values, explain, merge, override_all, section_at
 from agro.config.secrets import redacted
 from agro.errors import Refused
 
@@ -223,32 +223,3 @@ def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
     phases = [config.phase(name) for name in config.phase_names]
     rules = [p.evaluate for p in phases]
     return [(p.train.steps, r.patience, r.target, r.target_kl) for p, r in zip(phases, rules, strict=True)]
-
-
-def is_log(named: str | None) -> bool:
-    """Whether a race's argument is a log or a store, and no recipe."""
-    path = Path(named or "")
-    return named is not None and path.exists() and path.suffix != ".toml" and path.name != "config.json"
-
-
-def race_config(named: str | None, overrides: Sequence[str]) -> RunConfig:
-    """The configuration that KEY=VALUE, and the recipe where `named` is one, say.
-
-    Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
-    """
-    if named is None or is_log(named):
-        values: dict[str, Any] = {}
-        for item in overrides:
-            override(values, item, RunConfig)
-        config = RunConfig.of(values, "agro race", overrides)
-    else:
-        config = RunConfig.load(named, overrides)
-    if config.data.eval_prompts is None:
-        raise Refused(
-            "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
-            "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
-            "both; where nothing can score a response, train the recipe for the data (agro recipes)"
-        )
-    if is_log(named) and config.data.store is not None:
-        raise Refused(f"agro race: expected one log, got {named} and data.store={config.data.store}")
-    return config
