@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.padding import Padding
+from rich.columns import Columns
+from rich.console import Console, Group
 from rich.text import Text as RichText
 
 from agro.cli.common import (
@@ -306,7 +306,7 @@ def store(
     as_json: Json = False,
 ) -> None:
     """Args:
-    groups: show: the responses to one prompt together.
+    groups: show: the responses to one prompt side by side.
     reward: show: only such rewards, such as 0.5:
     source: show: only this source; may be repeated.
     prompt: show: only prompts that contain this text, in any case.
@@ -350,6 +350,7 @@ def store(
     answer(copied, f"{out}: {counts.samples} samples in {counts.groups} groups", as_json)
 
 
+COLUMN = 26  # characters of a response's column at least
 LONGEST = 800  # characters of a text
 UNASKED = 10  # samples, or groups, that are written where no limit is given and there is no pager
 BLOCK = 256  # samples read at once, where the newest come first
@@ -462,32 +463,40 @@ def _browse(matches: Iterator[list[Sample]]) -> None:
 
 
 def _print(console: Console, samples: Sequence[Sample]) -> None:
-    """The prompt, and each response to it: reward, source, version, length and size of the kept sets."""
+    """The prompt, and the responses to it, side by side as far as the terminal is wide enough."""
     rewards = [s.reward for s in samples if s.reward is not None]
     spread = f", rewards {min(rewards):g} to {max(rewards):g}" if len(rewards) > 1 else ""
     count = f": {len(samples)} responses{spread}" if len(samples) > 1 else ""
     console.print(RichText(f"prompt {visible(samples[0].prompt_id)}{count}", "bold"))
     console.print(RichText(shorten(plain(samples[0].prompt), LONGEST), "cyan"))
-    for s in samples:
-        source = visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else "")
-        length = f"{len(s.response):,} characters"
-        if s.action is not None:
-            length = f"{int(s.action.sum()):,} tokens"
-        facts = [
-            f"sample {s.id}",
-            "no reward" if s.reward is None else f"reward {s.reward:g}",
-            source,
-            "version unknown" if s.oldest_version < 0 else f"version {s.oldest_version}",
-            length,
-        ]
-        if s.kept_count is not None:
-            sizes = s.kept_count[s.kept_count > 0]
-            facts.append(f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded")
-        console.print(RichText("  ".join(facts), "bold"))
-        text = RichText(shorten(s.response, LONGEST) or "(empty)")
-        for start, end in Answer.of([s]).observations:  # the turns of an environment
-            text.stylize("dim italic", start, end)
-        console.print(Padding(text, (0, 0, 0, 2), expand=False))
-        if s.meta.get("reward_error") is not None:
-            console.print(RichText("reward failed: " + shorten(str(s.meta["reward_error"]), LONGEST), "red"))
+    width = max(COLUMN, console.width // len(samples) - 1)
+    if len(samples) > 1:
+        console.print(Columns([_response(s) for s in samples], width=width))
+    else:
+        console.print(_response(samples[0]))
     console.print()
+
+
+def _response(s: Sample) -> Group:
+    """Reward, source, version, length and size of the kept sets of a response, and its text."""
+    source = visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else "")
+    length = f"{len(s.response):,} characters"
+    if s.action is not None:
+        length = f"{int(s.action.sum()):,} tokens"
+    facts = [
+        f"sample {s.id}",
+        "no reward" if s.reward is None else f"reward {s.reward:g}",
+        source,
+        "version unknown" if s.oldest_version < 0 else f"version {s.oldest_version}",
+        length,
+    ]
+    if s.kept_count is not None:
+        sizes = s.kept_count[s.kept_count > 0]
+        facts.append(f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded")
+    text = RichText(shorten(s.response, LONGEST) or "(empty)", overflow="fold")
+    for start, end in Answer.of([s]).observations:  # the turns of an environment
+        text.stylize("dim italic", start, end)
+    parts = [RichText("  ".join(facts), "bold"), text]
+    if s.meta.get("reward_error") is not None:
+        parts.append(RichText("reward failed: " + shorten(str(s.meta["reward_error"]), LONGEST), "red"))
+    return Group(*parts)
