@@ -175,13 +175,6 @@ def policy_config(
     return RunConfig.of(values, "--policy").policy
 
 
-def sampler_config(**values: Any) -> config.SamplerConfig:
-    """[sampler] with these values."""
-    from agro.config import RunConfig
-
-    return RunConfig.of({"sampler": values}, "command line").sampler
-
-
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:
     parsed = {}
     for item in items or []:

@@ -18,6 +18,7 @@ from agro.cli.common import (
     Json,
     PolicySetting,
     Workers,
+    answer,
     end,
     licenses,
     opened_log,
@@ -121,15 +122,13 @@ def import_(
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
     report, encoding = _into(store, files, arguments, tokenizer, setting)
-    if as_json:
-        more: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-        more |= {} if proposal is None else {"proposed": proposal.to_json(name)}
-        print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
-        return
-
-    print(report)
+    lines, document = [str(report)], report.to_json()
     if encoding is not None:
-        print("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+        document["encoding"] = encoding
+        lines.append("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+    if proposal is not None:
+        document["proposed"] = proposal.to_json(name)
+    answer(document, "\n".join(lines), as_json)
 
 
 def _into(
@@ -299,10 +298,8 @@ def check(
             asked = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, asked, reference_policy, limit))
-    if as_json:
-        print(json.dumps(report.to_json(), ensure_ascii=False))
-    else:
-        print("\n".join([str(report), "", *recommendation_lines(report.recommended)]))
+    lines = [str(report), "", *recommendation_lines(report.recommended)]
+    answer(report.to_json(), "\n".join(lines), as_json)
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))

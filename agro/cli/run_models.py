@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config, sampler_config
+from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward
@@ -80,7 +80,7 @@ def sample(
         )
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
-    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
+    sampler = sampler_config(n, temperature, max_new)
     rollout = rollout_of(model, settings, environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
         start = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
@@ -90,6 +90,11 @@ def sample(
             samples_by_id = {s.id: s for s in store.samples()}
             write_samples(out, (samples_by_id[i] for i in report.ids))
     print(f"{len(report.ids)} responses to {len(loaded)} prompts in {out}", file=sys.stderr)
+
+
+def sampler_config(n: int, temperature: float, max_new: int) -> SamplerConfig:
+    values = {"n": n, "temperature": temperature, "max_new": max_new}
+    return RunConfig.of({"sampler": values}, "command line").sampler
 
 
 def environment_of(name: str | None, max_turns: int | None) -> config.EnvironmentConfig | None:
@@ -182,13 +187,9 @@ class MeasuredModel:
 
     def _loaded(self, name: str) -> Rollout:
         settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
-        with working_in(self._begins):
+        # Relative paths begin here, if the environment was named, else where the run began.
+        with working_in(Path.cwd() if self.played is not None else self.started):
             return rollout_of(name, settings, self.environment)
-
-    @property
-    def _begins(self) -> Path:
-        """Where relative paths do: here, if the environment was named, else where the run began."""
-        return Path.cwd() if self.played is not None else self.started
 
     @property
     def environment(self) -> EnvironmentConfig | None:
@@ -199,7 +200,7 @@ class MeasuredModel:
     def sampler(self, n: int, temperature: float, max_new: int | None) -> SamplerConfig:
         if max_new is None:
             max_new = LONGEST if self.config is None else self.config.sampler.max_new
-        return sampler_config(n=n, temperature=temperature, max_new=max_new)
+        return sampler_config(n, temperature, max_new)
 
     def held_out(self) -> list[Prompt]:
         """The held-out prompts of the run. Raises `Refused` where there are none."""

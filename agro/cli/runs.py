@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, show_table
+from agro.cli.common import Json, answer, show_table
 from agro.config import RunConfig
 from agro.config.aliases import renamed
 from agro.errors import Refused
@@ -73,7 +72,7 @@ def train(
         # Of a model without weights here the question is whether it fits into the memory.
         said = answers(loaded, limits.bytes, given) if dry_run and limits.bytes else []
         if said:
-            print(json.dumps(said) if as_json else "\n".join(said))
+            answer(said, "\n".join(said), as_json)
             return
         fitted = fit_run(loaded, limits, given, out)
         print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
@@ -102,11 +101,11 @@ def _run(
         from agro.api.plan import describe
 
         planned = trainer.plan() if fitted is None else fitted.plan
-        print(json.dumps(planned, ensure_ascii=False) if as_json else describe(planned))
+        answer(planned, describe(planned), as_json)
         return
     folder = trainer.run()
     if as_json:
-        print(_result(folder, trainer.ended_well))
+        answer(_result(folder, trainer.ended_well), "", as_json)
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if is_first:
@@ -146,10 +145,10 @@ def _resumed(
     return run / "config.json", overrides, run
 
 
-def _result(folder: Path, ended_well: bool) -> str:
-    """What a run left, whether its model got better, and what it writes, as JSON."""
+def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
+    """What a run left, whether its model got better, and what it writes."""
     run, shown = load_run(folder), SideBySide.load(folder)
-    result = {
+    return {
         "run": str(folder),
         "model": str(folder / "model"),
         "report": str(folder / "report.html"),
@@ -158,7 +157,6 @@ def _result(folder: Path, ended_well: bool) -> str:
         "held_out": {"share": run.config.data.hold_out, "set_aside": run.set_aside},
         "side_by_side": None if shown is None else shown.to_json(),
     }
-    return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
 def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
@@ -182,7 +180,7 @@ def ps(
     """
     status = RunStatus.read(run)
     if as_json:
-        print(json.dumps(status.to_json(), ensure_ascii=False, allow_nan=False))
+        answer(status.to_json(), "", as_json)
     else:
         show_table(TITLES, status.rows()).print(status.sentence())
 
@@ -230,10 +228,8 @@ def report(
     from agro.pages.run import report as write_report
 
     page = write_report(run)
-    if as_json:
-        print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
-        return
-    print(page)
+    ended_well = not any(problem.serious for problem in problems(load_run(run)))
+    answer(_result(run, ended_well), str(page), as_json)
 
 
 def race(
@@ -261,7 +257,7 @@ def race(
     record = Race(overrides, out, rate or (), say, name).run()
     said = conclusion(record)
     if as_json:
-        print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
+        answer(record | {"conclusion": said}, "", as_json)
         return
     titles = ("candidate", "rate", "steps", "held-out reward", "to the start", "run")
     show_table(titles, map(_cells, record["rows"])).print(f"\n{said}")
