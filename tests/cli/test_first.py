@@ -163,7 +163,7 @@ def test_help_and_completion_import_no_torch() -> None:
 
 def test_what_is_missing_is_refused(tmp_path: Path) -> None:
     prompts, empty = tmp_path / "prompts.jsonl", tmp_path / "empty.jsonl"
-    prompts.write_text('{"prompt": "1", "response": "1", "reward": 1.0}\n')
+    prompts.write_text('{"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}\n')
     empty.touch()
     store, run = tmp_path / "store.db", tmp_path / "run"
     done("import", prompts, "--store", store)
