@@ -237,15 +237,15 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
         if not proposal.is_judged:
             question = "Are these prompts and responses? y / a column that judges them / q: "
         print(question, end="", file=sys.stderr, flush=True)
-        answer = (sys.stdin.readline() or "q").strip()
-        if answer.lower() in ("y", "yes"):
+        typed = (sys.stdin.readline() or "q").strip()
+        if typed.lower() in ("y", "yes"):
             return proposal
-        if answer.lower() in ("n", "no") and proposal.is_judged:
+        if typed.lower() in ("n", "no") and proposal.is_judged:
             return proposal.reversed()
-        if answer.lower() in ("n", "no", "q", "quit"):
+        if typed.lower() in ("n", "no", "q", "quit"):
             raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
         try:
-            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
+            proposal = (typed and propose(proposal.path, rewards={typed: 1.0})) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
 
@@ -277,7 +277,15 @@ def check(
         raise Refused(
             "--reference and --policy go with --model, which isn't given; add it, or leave them out"
         )
-    config = _config(objective, recipe, changes or [])
+    if recipe is not None and objective is not None:
+        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
+    if recipe is not None:
+        config = RunConfig.load(recipe, changes or [])
+    else:  # an objective with its defaults, and changed settings
+        values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
+        for change in changes or []:
+            override(values, change, RunConfig)
+        config = RunConfig.of(values, "--set")
     compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
@@ -303,15 +311,3 @@ def check(
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
-
-
-def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:
-    """What the store is checked for: a recipe, or an objective with its defaults, and changed settings."""
-    if recipe is not None and objective is not None:
-        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
-    if recipe is not None:
-        return RunConfig.load(recipe, changes)
-    values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
-    for change in changes:
-        override(values, change, RunConfig)
-    return RunConfig.of(values, "--set")

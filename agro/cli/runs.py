@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from agro.api.fit import Fitted
 
 
+IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
+
+
 def train(
     config: Annotated[Path | None, typer.Argument()] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…")] = None,
@@ -63,6 +66,7 @@ def train(
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
     loaded, fitted = RunConfig.load(config, changes), None
+    check_out(out, resume=resume, accept=accepted, makes=IS_FIRST and not dry_run)
     if fit:
         from agro.api.fit import Limits, answers
         from agro.api.fit import fit as fit_run
@@ -91,8 +95,6 @@ def _run(
     as_json: bool,
 ) -> None:
     """Train, or say what that would take."""
-    is_first = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
-    check_out(out, resume=resume, accept=accept, makes=is_first and not dry_run)
     from agro.api.reporting_trainer import Trainer
 
     trainer = Trainer(config, out, resume=resume, accept=accept)
@@ -108,7 +110,7 @@ def _run(
         answer(_result(folder, trainer.ended_well), "", as_json)
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
-    if is_first:
+    if IS_FIRST:
         # Where no reward measured held-out prompts, people can say whether it got better
         run = load_run(folder)
         if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
