@@ -105,7 +105,7 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append(Sample("p", f"{i}" * 900, float(i)) for i in range(7))
     out = done("store", "show", tmp_path / "s.db", "--groups").stdout
-    assert "… 100 more" in out
+    assert out.count("… 100") == 7
     assert out.count("sample ") == 7
 
 
