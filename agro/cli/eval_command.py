@@ -305,6 +305,7 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
 
 
 def _row(row: dict[str, Any]) -> str:
+    """A value with its interval."""
     if row["value"] is None:
         return "unknown"
     text = f"{row['value']:.4f}"
@@ -346,23 +347,17 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     if value["answer"] == "not estimable":
         print(f"Not estimable: {value['obstacle']}. What to do: {value['instead']}")
         return
-    gain = f"{_with_interval(value['gain'])}, {chance(value['gain']['p'])}"
+    gain = f"{_row(value['gain'])}, {chance(value['gain']['p'])}"
     author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
     print(f"{value['answer'].capitalize()} against {author}: {gain} (doubly robust)")
     counting = f"{value['ess']:.0f} of {value['responses']} responses count, of {value['clusters']} prompts"
-    print(f"{counting}; the mean weight is {_with_interval(value['mean_weight'])}")
+    print(f"{counting}; the mean weight is {_row(value['mean_weight'])}")
     if value["caution"]:
         print(value["caution"].capitalize())
     for name, estimate in value["estimates"].items():
-        print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
+        print(f"  {name.replace('_', ' ')}: {_row(estimate)}")
     low, high = value["clipping_bias"]
     print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
-
-
-def _with_interval(row: dict[str, Any]) -> str:
-    if row["low"] is None:
-        return fixed(row["value"])
-    return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
 
 
 def write_blind(
