@@ -148,8 +148,9 @@ def override_all(values: dict[str, Any], items: Sequence[str], config: type[Base
         *sections, name = key.strip().split(".")
         if sections[-1:] == ["train"] and name in LENGTH:
             train = _target(values, item)[0].get("train")
-            for length in LENGTH if isinstance(train, dict) else ():
-                train.pop(length, None)
+            if isinstance(train, dict):
+                for length in LENGTH:
+                    train.pop(length, None)
         elif sections[-1:] == ["objective"] and name == "name":
             target, keys = _target(values, item)
             options = target.get("objective")
