@@ -358,8 +358,10 @@ class Trained:
             raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
         figure = NotebookFigure(figsize=WIDE, layout="constrained")
         subplots = figure.subplots(1, len(shown), squeeze=False)[0]
-        dots = {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6}
-        styles = ({"label": "training", "color": FIRST}, dots)
+        styles: list[dict[str, Any]] = [
+            {"label": "training", "color": FIRST},
+            {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6},
+        ]
         for axes, (title, columns) in zip(subplots, shown.items()):
             style_axes(axes)
             axes.set_title(title, loc="left", fontsize=FONT, color=INK)

@@ -264,7 +264,8 @@ def _weights(config: RunConfig) -> int | None:
 
 def _held_out(choice: Choice, machine: Machine) -> int:
     """Held-out prompts, as many as are chosen."""
-    return min(len(machine.held_out), choice.settings.get("data.hold_out_most", len(machine.held_out)))
+    held_out = len(machine.held_out)
+    return min(held_out, int(choice.settings.get("data.hold_out_most", held_out)))
 
 
 def _forecast(choice: Choice, machine: Machine, steps: int) -> dict[str, Any]:
