@@ -120,7 +120,9 @@ def train(
             `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of
             responses and the rewards; without a learning rate it is found at the first step. Both are said.
     """
-    prompts, reward, log, objective, out = _of_trl(settings, prompts, reward, log, objective, out)
+    asked = {"prompts": prompts, "reward": reward, "log": log, "out": out, "objective": objective}
+    _take_theirs(settings, asked)
+    prompts, reward, log, out, objective = asked.values()
     if world_size() > 1:
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
@@ -158,30 +160,36 @@ def train(
     return Trained(folder, functions)
 
 
-def _of_trl(
-    settings: dict[str, Any], prompts: Any, reward: Any, log: Any, objective: str, out: Any
-) -> tuple[Any, Any, Any, str, Any]:
-    """These arguments, also by TRL's names, which are taken out of `settings`. A store in the place of
-    prompts is the log."""
-    dataset, theirs = settings.pop("train_dataset", None), settings.pop("reward_funcs", None)
-    if _is_stored(dataset):
-        log = _either(log, dataset, "log", "train_dataset")
-    else:
-        prompts = _either(prompts, dataset, "prompts", "train_dataset")
-    if _is_stored(prompts):
-        if log is not None:
-            raise Refused(
-                f"prompts: expected prompts beside the log, got {_store_of(prompts)}, a store; leave one out"
-            )
-        prompts, log = None, prompts
-    out = _either(out, settings.pop("output_dir", None), "out", "output_dir")
-    if "loss_type" in settings:
-        ours = None if objective == "agro" else objective
-        objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
-    if isinstance(theirs, list | tuple):  # whose rewards TRL adds
-        theirs = theirs[0] if len(theirs) == 1 else dict.fromkeys(theirs, 1.0)
-    reward = _either(reward, theirs, "reward", "reward_funcs")
-    return prompts, reward, log, objective, out
+THEIRS = {"train_dataset": "prompts", "output_dir": "out", "loss_type": "objective", "reward_funcs": "reward"}
+
+
+def _take_theirs(settings: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Move what is given by TRL's names from the settings to the arguments. A store in the place of prompts
+    is the log."""
+    for theirs, ours in THEIRS.items():
+        value = settings.pop(theirs, None)
+        if value is None:
+            continue
+        if theirs == "train_dataset" and _is_stored(value):
+            ours = "log"
+        elif theirs == "loss_type":
+            value = peers.method(value)
+        elif theirs == "reward_funcs" and isinstance(value, list | tuple):  # whose rewards TRL adds
+            value = value[0] if len(value) == 1 else dict.fromkeys(value, 1.0)
+        is_default = ours == "objective" and asked[ours] == "agro"
+        if asked[ours] is not None and not is_default:
+            raise Refused(f"{theirs} is {ours} here, which is given too; leave one out")
+        say(theirs, ours)
+        asked[ours] = value
+    if _is_stored(asked["prompts"]):
+        if asked["log"] is not None:
+            store = _store_of(asked["prompts"])
+            raise Refused(f"prompts: expected prompts beside the log, got {store}, a store; leave one out")
+        asked |= {"prompts": None, "log": asked["prompts"]}
+
+
+def _is_stored(data: Any) -> bool:
+    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
 def _prepare(folder: Path) -> None:
@@ -210,20 +218,6 @@ def _fitted(
     fitted = fit(config, Limits.parse(limits), given, folder, functions)
     print("\n".join(fitted.lines()), file=sys.stderr)
     return fitted.config
-
-
-def _is_stored(data: Any) -> bool:
-    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
-
-
-def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
-    """An argument, or TRL's name of it."""
-    if theirs is None:
-        return ours
-    if ours is not None:
-        raise Refused(f"{called} is {name} here, which is given too; leave one out")
-    say(called, name)
-    return theirs
 
 
 def _store_of(log: Any) -> str | None:

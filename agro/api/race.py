@@ -71,32 +71,24 @@ class Entrant(NamedTuple):
     folder: Path
 
 
-def is_log(named: str | None) -> bool:
-    """Whether a race's argument is a log or a store, and no recipe."""
-    path = Path(named or "")
-    return named is not None and path.exists() and path.suffix != ".toml" and path.name != "config.json"
-
-
-def race_config(named: str | None, overrides: Sequence[str]) -> RunConfig:
-    """The configuration that KEY=VALUE, and the recipe where `named` is one, say.
+def race_config(recipe: str | None, overrides: Sequence[str]) -> RunConfig:
+    """The configuration that KEY=VALUE, and the recipe where one is named, say.
 
     Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
     """
-    if named is None or is_log(named):
+    if recipe is None:
         values: dict[str, Any] = {}
         for item in overrides:
             override(values, item, RunConfig)
         config = RunConfig.of(values, "agro race", overrides)
     else:
-        config = RunConfig.load(named, overrides)
+        config = RunConfig.load(recipe, overrides)
     if config.data.eval_prompts is None:
         raise Refused(
             "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
             "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
             "both; where nothing can score a response, train the recipe for the data (agro recipes)"
         )
-    if is_log(named) and config.data.store is not None:
-        raise Refused(f"agro race: expected one log, got {named} and data.store={config.data.store}")
     return config
 
 
@@ -121,17 +113,21 @@ class Race:
                 but for what belongs to its method.
         """
         overrides = renamed(overrides)  # before the race's own, which may replace them
-        recipe = None if is_log(named) else named
-        data = race_config(named, overrides).data
-        if recipe is not None and Path(recipe).is_file():
+        path = Path(named or "")
+        is_recipe = path.suffix == ".toml" or path.name == "config.json" or not path.exists()
+        recipe = named if is_recipe else None
+        data = race_config(recipe, overrides).data
+        if recipe is not None and path.is_file():
             overrides = [*_shared(recipe), *overrides]
-        if named is not None and recipe is None:
-            store = Path(named)
-            if not is_store(store):
+        if named is not None and recipe is None:  # a log or store
+            if data.store is not None:
+                raise Refused(f"agro race: expected one log, got {named} and data.store={data.store}")
+            store = path
+            if not is_store(path):
                 out.mkdir(parents=True, exist_ok=True)
                 store = out / "log.db"
                 with Store.open(store) as opened:  # an import that was complete adds nothing
-                    say(str(import_files(opened, [Path(named)])))
+                    say(str(import_files(opened, [path])))
             overrides = [*overrides, f"data.store={store}"]
             data = data.model_copy(update={"store": str(store)})
         self.overrides, self.out, self.say, self.named = list(overrides), out, say, named
