@@ -426,9 +426,8 @@ def _show(
         rows: list[Any] = []
         for match in shown:
             records = [{"id": s.id, **to_record(s)} for s in match]
-            first = match[0]
-            grouped = {"prompt_id": first.prompt_id, "prompt": first.prompt, "responses": records}
-            rows.append(grouped if groups else records[0])
+            prompt = {"prompt_id": match[0].prompt_id, "prompt": match[0].prompt}
+            rows.append(prompt | {"responses": records} if groups else records[0])
         report = {"store": str(path), "samples_in_store": total, "more": more, "licenses": origins}
         report["groups" if groups else "samples"] = rows
         print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
