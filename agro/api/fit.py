@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agro.api.plan import Machine, load_average, plan, seconds_of, unknown_sampling
+from agro.api.plan import Machine, load_average, plan, unknown_sampling
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.override import merge
@@ -85,11 +85,13 @@ class Fitted(NamedTuple):
 
     def lines(self) -> list[str]:
         [f] = self.plan["phases"]
-        peak = "" if f["peak"] is None else f", {size(f['peak'])} of memory"
+        seconds, peak = duration(f["seconds_at_most"]), ""
+        if f["peak"] is not None:
+            peak = f", {size(f['peak'])} of memory"
         return [
             f"--fit chose {' '.join(items(self.settings)) or 'nothing'}",
-            f"{count(f['steps'])} steps take about {duration(seconds_of(f))} at most{peak}; a setting that "
-            "you give stays as it is",
+            f"{count(f['steps'])} steps take about {seconds} at most{peak}; a setting that you give stays as "
+            "it is",
         ]
 
 
@@ -293,7 +295,7 @@ def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> 
     while True:
         forecast = _forecast(choice, machine, wanted)
         evaluating = forecast.get("seconds_evaluating_at_most") or 0.0
-        one = (seconds_of(forecast) - evaluating) / wanted
+        one = (forecast["seconds_at_most"] - evaluating) / wanted
         if evaluating > EVALUATING * seconds:  # at the ends alone, then on fewer held-out prompts
             if choice.config.evaluate.every and choice.put("evaluate.every", 0):
                 continue

@@ -140,6 +140,7 @@ class Machine:
             "step_seconds": parts,
             "step_unknown": unknown_sampling(config),
             **totals,
+            "seconds_at_most": sum(totals.values()),  # as far as they are known
             "peak": peak(self.policy, config, step, rates, self.loaded),
         }
 
@@ -277,7 +278,7 @@ def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> di
             "cores": cores(),
             "load_before": machine.load,
         },
-        "seconds_at_most": sum(map(seconds_of, forecasts)),
+        "seconds_at_most": sum(forecast["seconds_at_most"] for forecast in forecasts),
     }
 
 
@@ -455,13 +456,6 @@ def _sampling_bytes(policy: Policy, config: RunConfig, fresh: Sequence[StepSeque
                 copies = 1 + (name.endswith(JOINED) and policy.dtype == torch.float32)
                 held += copies * module.weight.nbytes
     return held
-
-
-def seconds_of(phase: dict[str, Any]) -> float:
-    """Of a phase's forecast, as far as they are known."""
-    return float(
-        sum(phase.get(f"seconds_{part}_at_most", 0.0) for part in ("sampling", "training", "evaluating"))
-    )
 
 
 def load_average() -> float | None:

@@ -118,7 +118,7 @@ def eval_(
         _check_blind(context, blind, against)
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
-    subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
+    subject = MeasuredModel.of(run, model, policy).playing(environment_of(environment, max_turns))
     other = against if against in (None, START) else model_path(against)
     if prompts:
         loaded = zip(load_sets(prompts).items(), prompts, strict=True)

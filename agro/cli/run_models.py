@@ -130,8 +130,8 @@ class MeasuredModel:
     """A model, and the run whose settings it is asked with.
 
     `path`: its folder from anywhere, or its name on the hub. `run`: the folder that was named. `config`: of
-    that run, or of the one that saved the model, whose relative paths begin in `started`. `changes`:
-    KEY=VALUE of [policy]. `played`: the environment that is named in place of the run's.
+    that run, or of the one that saved the model, whose relative paths begin in `started`; those of the model
+    and of its environment in `begins`. `changes`: KEY=VALUE of [policy].
     """
 
     name: str
@@ -139,8 +139,9 @@ class MeasuredModel:
     run: Path | None
     config: RunConfig | None
     started: Path
+    begins: Path
+    environment: EnvironmentConfig | None = None
     changes: list[str] | None = None
-    played: EnvironmentConfig | None = None
 
     @classmethod
     def of(
@@ -160,12 +161,12 @@ class MeasuredModel:
             if (parent / "metrics.jsonl").is_file() and (parent / "config.json").is_file():
                 folder = folder or parent
         config = None if folder is None else config_of(folder)
-        return cls(model, model_path(model), run, config, started_in(folder), changes)
+        started, played = started_in(folder), None if config is None else config.environment
+        return cls(model, model_path(model), run, config, started, started, played, changes)
 
-    def without_environment(self) -> MeasuredModel:
-        """Asked single questions, whatever the run played."""
-        config = None if self.config is None else self.config.model_copy(update={"environment": None})
-        return replace(self, config=config)
+    def playing(self, environment: EnvironmentConfig | None) -> MeasuredModel:
+        """In an environment that is named here, if one is."""
+        return self if environment is None else replace(self, environment=environment, begins=Path.cwd())
 
     @property
     def ran(self) -> RunConfig | None:
@@ -187,15 +188,8 @@ class MeasuredModel:
 
     def _loaded(self, name: str) -> Rollout:
         settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
-        # Relative paths begin here, if the environment was named, else where the run began.
-        with working_in(Path.cwd() if self.played is not None else self.started):
+        with working_in(self.begins):
             return rollout_of(name, settings, self.environment)
-
-    @property
-    def environment(self) -> EnvironmentConfig | None:
-        if self.played is None and self.config is not None:
-            return self.config.environment
-        return self.played
 
     def sampler(self, n: int, temperature: float, max_new: int | None) -> SamplerConfig:
         if max_new is None:
