@@ -24,10 +24,8 @@ from agro.api.arguments import (
     choose,
     configured,
     is_path,
-    log_record,
     lora_of,
     model_folder,
-    prompt_record,
     put,
     reward_values,
     write_rows,
@@ -35,7 +33,6 @@ from agro.api.arguments import (
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
-from agro.config.override import merge
 from agro.config.recipes.bases import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
@@ -123,77 +120,104 @@ def train(
             `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of
             responses and the rewards; without a learning rate it is found at the first step. Both are said.
     """
-    prompts, log = _data(prompts, log, settings.pop("train_dataset", None))
-    out = _either(out, settings.pop("output_dir", None), "out", "output_dir")
-    if "loss_type" in settings:
-        ours = None if objective == "agro" else objective
-        objective = _either(ours, peers.method(settings.pop("loss_type")), "objective", "loss_type")
-    theirs = settings.pop("reward_funcs", None)
-    listed = list(theirs) if isinstance(theirs, list | tuple) else [theirs]  # whose rewards TRL adds
-    theirs = listed[0] if len(listed) == 1 else dict.fromkeys(listed, 1.0)
-    reward = _either(reward, theirs, "reward", "reward_funcs")
+    asked = {"prompts": prompts, "reward": reward, "log": log, "out": out, "objective": objective}
+    _take_theirs(settings, asked)
+    prompts, reward, log, out, objective = asked.values()
     if world_size() > 1:
         raise Refused("agro.train is of one process: for torchrun, write a recipe and use agro train")
     folder = Path(out) if out is not None else new_run_folder()
     functions: dict[str, Function] = {}
     values = without_aliases(configured(objective, settings), "agro.train", RunConfig)
     given = {f"{name}.{key}" for name, part in values.items() if isinstance(part, Mapping) for key in part}
-    put(values, ["reward"], reward_values(reward, functions))
+    put(values, "reward", reward_values(reward, functions))
     check_pooled(values["reward"], functions)
     if peft is not None:
-        put(values, ["policy", "lora"], lora_of(peft))
+        put(values, "policy.lora", lora_of(peft))
     RunConfig.of(values, "agro.train")  # a wrong setting is refused before anything is written
-    _prepare(folder, resume)
+    if not resume:
+        _prepare(folder)
     if model is not None:
-        put(values, ["policy", "model"], model_folder(model, tokenizer, folder / "inputs/model"))
+        put(values, "policy.model", model_folder(model, tokenizer, folder / "inputs/model"))
     for key, data in (("prompts", prompts), ("eval_prompts", eval_prompts)):
         if data is not None:
-            path = folder / f"inputs/{key}.jsonl"
-            file = str(data) if is_path(data) else write_rows(data, path, key, prompt_record)
-            put(values, ["data", key], file)
+            file = data if is_path(data) else write_rows(data, folder / f"inputs/{key}.jsonl", key)
+            put(values, f"data.{key}", file)
     if log is not None:
         _take_log(log, log_map, lower_is_better, folder, values)
     if HELD_OUT.keys().isdisjoint(values.get("data", {})):
-        put(values, ["data"], HELD_OUT)
+        put(values, "data", HELD_OUT)
     chosen = choose(values)  # what nobody said of the method, β and the learning rate
     for key, value in chosen.settings.items():
-        put(values, key.split("."), value)
+        put(values, key, value)
     for note in chosen.notes:
         print(f"note: {note}; give it to choose another", file=sys.stderr)
-    config = _fitted(values, fit, given, folder, functions, resume=resume)
+    config = RunConfig.of(values, "agro.train")
+    if fit is not None:
+        config = _fitted(config, fit, given, folder, functions, resume=resume)
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
     trainer.forecasts = fit is None
     trainer.run()
     return Trained(folder, functions)
 
 
-def _data(prompts: Any, log: Any, dataset: Any) -> tuple[Any, Any]:
-    """Prompts and the log: a store in the place of prompts, or of TRL's name of them, is the log."""
-
-    def is_stored(data: Any) -> bool:
-        return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
-
-    if is_stored(dataset):
-        log = _either(log, dataset, "log", "train_dataset")
-    else:
-        prompts = _either(prompts, dataset, "prompts", "train_dataset")
-    if not is_stored(prompts):
-        return prompts, log
-    if log is not None:
-        raise Refused(
-            f"prompts: expected prompts beside the log, got {_store_of(prompts)}, a store; leave one out"
-        )
-    return None, prompts
+THEIRS = {"train_dataset": "prompts", "output_dir": "out", "loss_type": "objective", "reward_funcs": "reward"}
 
 
-def _either(ours: Any, theirs: Any, name: str, called: str) -> Any:
-    """An argument, or TRL's name of it."""
-    if theirs is None:
-        return ours
-    if ours is not None:
-        raise Refused(f"{called} is {name} here, which is given too; leave one out")
-    say(called, name)
-    return theirs
+def _take_theirs(settings: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Move what is given by TRL's names from the settings to the arguments. A store in the place of prompts
+    is the log."""
+    for theirs, ours in THEIRS.items():
+        value = settings.pop(theirs, None)
+        if value is None:
+            continue
+        if theirs == "train_dataset" and _is_stored(value):
+            ours = "log"
+        elif theirs == "loss_type":
+            value = peers.method(value)
+        elif theirs == "reward_funcs" and isinstance(value, list | tuple):  # whose rewards TRL adds
+            value = value[0] if len(value) == 1 else dict.fromkeys(value, 1.0)
+        is_default = ours == "objective" and asked[ours] == "agro"
+        if asked[ours] is not None and not is_default:
+            raise Refused(f"{theirs} is {ours} here, which is given too; leave one out")
+        say(theirs, ours)
+        asked[ours] = value
+    if _is_stored(asked["prompts"]):
+        if asked["log"] is not None:
+            store = _store_of(asked["prompts"])
+            raise Refused(f"prompts: expected prompts beside the log, got {store}, a store; leave one out")
+        asked |= {"prompts": None, "log": asked["prompts"]}
+
+
+def _is_stored(data: Any) -> bool:
+    return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
+
+
+def _prepare(folder: Path) -> None:
+    """Remove what an attempt left that was refused before its run began; refuse the folder of another run."""
+    if (folder / "metrics.jsonl").exists():
+        raise Refused(f"{folder}: there is a run in this folder; continue it with resume=True, or set out")
+    if (folder / "inputs").exists():
+        for name in ("inputs", "store.db", "store.db-wal", "store.db-shm"):
+            remove(folder / name)
+
+
+def _fitted(
+    config: RunConfig,
+    limits: str | Sequence[str],
+    given: set[str],
+    folder: Path,
+    functions: dict[str, Function],
+    *,
+    resume: bool,
+) -> RunConfig:
+    """With what fits in `limits`, which is said; of a resumed run with what was chosen."""
+    from agro.api.fit import Limits, chosen_before, fit
+
+    if resume and (folder / "config.json").exists():
+        return chosen_before(RunConfig.load(folder / "config.json"), given, config)
+    fitted = fit(config, Limits.parse(limits), given, folder, functions)
+    print("\n".join(fitted.lines()), file=sys.stderr)
+    return fitted.config
 
 
 def _store_of(log: Any) -> str | None:
@@ -201,44 +225,6 @@ def _store_of(log: Any) -> str | None:
     if isinstance(log, Store):
         return str(log.path)
     return str(log) if is_path(log) and is_store(Path(log)) else None
-
-
-def _fitted(
-    values: dict[str, Any],
-    limits: str | Sequence[str] | None,
-    given: set[str],
-    folder: Path,
-    functions: dict[str, Function],
-    *,
-    resume: bool,
-) -> RunConfig:
-    """The configuration, with what fits in `limits`, which is said; of a resumed run with what was chosen."""
-    if limits is None:
-        return RunConfig.of(values, "agro.train")
-    from agro.api.fit import Limits, chosen_before, fit
-
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        nested: dict[str, Any] = {}
-        for key, value in settings.items():
-            put(nested, key.split("."), value)
-        return RunConfig.of(merge(values, nested), "agro.train")
-
-    if resume and (folder / "config.json").exists():
-        return chosen_before(RunConfig.load(folder / "config.json"), given, changed)
-    fitted = fit(changed({}), Limits.parse(limits), given, changed, folder, functions)
-    print("\n".join(fitted.lines()), file=sys.stderr)
-    return changed(fitted.settings)
-
-
-def _prepare(folder: Path, resume: bool) -> None:
-    """Remove what an attempt left that was refused before its run began; refuse the folder of another run."""
-    if resume:
-        return
-    if (folder / "metrics.jsonl").exists():
-        raise Refused(f"{folder}: there is a run in this folder; continue it with resume=True, or set out")
-    if (folder / "inputs").exists():
-        for name in ("inputs", "store.db", "store.db-wal", "store.db-shm"):
-            remove(folder / name)
 
 
 def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None = None) -> Proposal | None:
@@ -277,7 +263,7 @@ def _take_log(
         if log_map is not None or lower_is_better:
             name = "lower_is_better" if log_map is None else "log_map"
             raise Refused(f"{name}: {store} is a store, whose columns have agro's names; leave it out")
-        put(values, ["data", "store"], store)
+        put(values, "data.store", store)
         return
     path = folder / "store.db"
     if path.exists() and not (folder / "inputs").exists():
@@ -300,7 +286,7 @@ def _take_log(
         options["lower_is_better"] = True
     with Store.open(path) as opened:
         print(import_files(opened, files, **options), file=sys.stderr)
-    put(values, ["data", "store"], path)
+    put(values, "data.store", path)
 
 
 def _log_files(log: Any, path: Path) -> list[str | Path]:
@@ -309,7 +295,7 @@ def _log_files(log: Any, path: Path) -> list[str | Path]:
         return [log]
     if isinstance(log, list | tuple) and all(map(is_path, log)):
         return list(log)
-    return [write_rows(log, path, "log", log_record)]
+    return [write_rows(log, path, "log")]
 
 
 HEIGHT = 800  # of the page in a notebook, pixels
@@ -366,12 +352,15 @@ class Trained:
             raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
         figure = NotebookFigure(figsize=WIDE, layout="constrained")
         subplots = figure.subplots(1, len(shown), squeeze=False)[0]
-        for axes, (title, (training, held_out)) in zip(subplots, shown.items()):
+        styles: list[dict[str, Any]] = [
+            {"label": "training", "color": FIRST},
+            {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6},
+        ]
+        for axes, (title, columns) in zip(subplots, shown.items()):
             style_axes(axes)
             axes.set_title(title, loc="left", fontsize=FONT, color=INK)
             axes.set_xlabel("step", fontsize=FONT, color=INK)
-            dots = {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6}
-            for values, style in ((training, {"label": "training", "color": FIRST}), (held_out, dots)):
+            for values, style in zip(columns, styles, strict=True):
                 known = np.isfinite(values)
                 if known.any():
                     axes.plot(run.column("step")[known], values[known], linewidth=1.4, **style)
@@ -418,7 +407,7 @@ class Trained:
             loaded = load_prompts(prompts)
         else:
             with tempfile.TemporaryDirectory() as folder:
-                loaded = load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts", prompt_record))
+                loaded = load_prompts(write_rows(prompts, Path(folder) / "prompts", "prompts"))
         policy, sampler = self._policy, self.config.sampler.of_policy(temperature, n)
         engine = embedded(policy, fused=self.config.engine.fused)
         rollout = load_rollout(policy.encoder, engine, self.config.environment)

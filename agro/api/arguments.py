@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -28,8 +28,30 @@ from agro.store.location import exists, location_of
 from agro.train.trainable import kind_of
 from agro.types import Prompt
 
-LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
-OF_THE_MODEL = ("base_model_name_or_path", "task_type")  # agro writes its own
+Function = Callable[..., Any]
+RewardArgument = str | Function | Mapping[str | Function, float] | None
+
+
+def is_path(value: Any) -> bool:
+    return isinstance(value, str | Path)
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON and a configuration have it: arrays and scalars of NumPy and torch as lists and
+    numbers, tuples as lists, paths and times as text, and None for what is missing (NaN, NaT, NA)."""
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return None
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,51 +61,42 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises `Refused` for another key, and for one that is given twice.
     """
     values: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
-    put(values, ["objective", "name"], objective)
+    unknown: list[str] = []
+    put(values, "objective.name", objective)
     for name, value in settings.items():
-        keys = name.replace("__", ".").split(".")
+        key = name.replace("__", ".")
         if name in (*peers.ALIASES, *peers.BATCH) and name != "beta":
-            keys = [name]  # which the configuration knows
-        elif len(keys) == 1 and name not in RunConfig.model_fields:
+            key = name  # which the configuration knows
+        elif "." not in key and name not in RunConfig.model_fields:
             if name not in describe(objective)["options"]:
-                unknown[name] = _instead(name, value)
-            keys = ["objective", name]
-        put(values, keys, value)
+                unknown.append(name + _instead(name, value))
+            key = f"objective.{name}"
+        put(values, key, value)
     if unknown:
         options = ", ".join(describe(objective)["options"])
-        named = "; ".join(f"{name}{words}" for name, words in unknown.items())
         raise Refused(
-            f"agro.train: unknown: {named}. Expected "
+            f"agro.train: unknown: {'; '.join(unknown)}. Expected "
             "settings with their section, such as train__steps=20, where __ is the dot, or options of "
             f"{objective}: {options}"
         )
     return values
 
 
-def put(values: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Put a value under nested keys, which must have none yet."""
-    section, key_name = values, keys[-1]
-    for key in keys[:-1]:
-        section = section.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise Refused(f"{'.'.join(keys)}: {key} is a value, not a section")
-    if isinstance(value, Mapping) and isinstance(section.get(key_name), dict):
-        for key, item in value.items():
-            put(section, [key_name, str(key)], item)
-    elif key_name in section:
-        raise Refused(f"{'.'.join(keys)}: given twice, as {section[key_name]!r:.80} and as {value!r:.80}")
+def put(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Put a value, or each item of a mapping, under a dotted key, which must have none yet."""
+    *sections, key = dotted.split(".")
+    target = values
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise Refused(f"{dotted}: {section} is a value, not a section")
+    if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+        for inner, item in value.items():
+            put(values, f"{dotted}.{inner}", item)
+    elif key in target:
+        raise Refused(f"{dotted}: given twice, as {target[key]!r:.80} and as {value!r:.80}")
     else:
-        section[key_name] = plain(value)
-
-
-def plain(value: Any) -> Any:
-    """The value as a configuration has it: paths as text, mappings as dictionaries."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return value
+        target[key] = json_value(value)
 
 
 def _instead(name: str, value: Any) -> str:
@@ -91,14 +104,17 @@ def _instead(name: str, value: Any) -> str:
     theirs = peers.option(name, value)
     if theirs:
         return f" ({theirs})"
-    ways = [
-        f"{section}__{name}"
-        for section, field in RunConfig.model_fields.items()
-        for kind in (field.annotation, *get_args(field.annotation))
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields
-    ]
-    ways = ways or list(filter(None, [peers.near_alias(name)]))
-    return f" (did you mean {' or '.join(ways)}?)" if ways else ""
+    ways = []
+    for section, field in RunConfig.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields:
+                ways.append(f"{section}__{name}")
+    near = " or ".join(ways) or peers.near_alias(name)
+    return f" (did you mean {near}?)" if near else ""
+
+
+LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+OF_THE_MODEL = ("base_model_name_or_path", "task_type")  # agro writes its own
 
 
 def lora_of(peft: Any) -> dict[str, Any]:
@@ -108,7 +124,7 @@ def lora_of(peft: Any) -> dict[str, Any]:
     """
     if type(peft).__name__ != "LoraConfig":
         raise Refused(f"peft: expected a peft.LoraConfig, got {type(peft).__name__}")
-    values, defaults = vars(peft), vars(type(peft)())
+    values, defaults, targets = vars(peft), vars(type(peft)()), peft.target_modules
     if peft.task_type not in (None, "CAUSAL_LM"):
         raise Refused(f"peft: task_type: expected CAUSAL_LM, got {peft.task_type}")
     allowed = {*LORA, *OF_THE_MODEL}
@@ -119,19 +135,12 @@ def lora_of(peft: Any) -> dict[str, Any]:
             f"peft: agro's adapters have {', '.join(LORA)} alone, got {got}. What to do: leave it out, or "
             "give the folder of an adapter that was made with it as policy__lora={'start': FOLDER}"
         )
-    targets = peft.target_modules
-    if targets == "all-linear":
-        targets = [targets]
-    if targets is None or isinstance(targets, str):
+    if targets != "all-linear" and (targets is None or isinstance(targets, str)):
         raise Refused(
             f"peft: target_modules: expected 'all-linear' or a list of names of modules, got {targets!r}"
         )
-    return {"rank": peft.r, "alpha": peft.lora_alpha, "targets": tuple(sorted(targets))}
-
-
-Function = Callable[..., Any]
-RewardArgument = str | Function | Mapping[str | Function, float] | None
-POOLED = ("timeout", "workers")  # settings of rewards in processes of their own
+    names = (targets,) if isinstance(targets, str) else tuple(sorted(targets))
+    return {"rank": peft.r, "alpha": peft.lora_alpha, "targets": names}
 
 
 def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> dict[str, Any]:
@@ -143,18 +152,19 @@ def reward_values(rewards: RewardArgument, functions: dict[str, Function]) -> di
         return {}
     if not isinstance(rewards, Mapping):
         return {"name": _name(rewards, functions)}
-    return {
-        "functions": [
-            {"name": _name(reward, functions), "weight": weight, "label": _label(reward)}
-            for reward, weight in rewards.items()
-        ]
-    }
+    parts = []
+    for reward, weight in rewards.items():
+        # A function's own name, for metrics; a name needs no other, and neither do functions without one.
+        label = None if isinstance(reward, str) else getattr(reward, "__name__", "<")
+        label = None if label is None or "<" in label else label
+        parts.append({"name": _name(reward, functions), "weight": weight, "label": label})
+    return {"functions": parts}
 
 
 def check_pooled(values: Mapping[str, Any], functions: Mapping[str, Function]) -> None:
     """Raise `Refused` for settings of processes where all rewards are called in this one."""
     named = [part["name"] for part in values.get("functions", ())] or [values.get("name")]
-    for key in POOLED:
+    for key in ("timeout", "workers"):
         if key in values and all(name in functions for name in named):
             raise Refused(
                 f"reward.{key} is of rewards in processes of their own, but {', '.join(named)} is called in "
@@ -183,84 +193,37 @@ def _name(reward: str | Function, functions: dict[str, Function]) -> str:
     return name
 
 
-def _label(reward: str | Function) -> str | None:
-    """A function's own name, for metrics; a name needs no other, and neither do functions without one."""
-    if isinstance(reward, str) or "<" in getattr(reward, "__name__", "<"):
-        return None
-    return str(reward.__name__)
+def write_rows(data: Any, path: Path, name: str) -> str:
+    """Write the rows of a list, a `datasets.Dataset` or a DataFrame as JSON Lines, and return the path.
 
-
-EXPECTED = "a path, a list, a datasets.Dataset or a pandas DataFrame"
-
-
-def is_path(value: Any) -> bool:
-    return isinstance(value, str | Path)
-
-
-def rows_of(data: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a list, a `datasets.Dataset` or a DataFrame, each with its place for messages.
-
-    What is missing in a DataFrame becomes None.
+    A row is a record; or a prompt: text, messages, or a `Prompt`. What is missing (NaN) becomes None.
+    Raises `Refused` for another row, and for a value that JSON doesn't have; `name` is for messages.
     """
-    rows: Iterable[Any]
+    columns = getattr(data, "column_names", None)
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
-        rows = ({key: _known(value) for key, value in row.items()} for row in data.to_dict("records"))
-    elif isinstance(getattr(data, "column_names", None), dict):
-        raise Refused(f"{name}: expected one split of the data set, got {', '.join(data.column_names)}")
-    elif isinstance(data, list | tuple) or hasattr(data, "column_names"):
-        rows = data
-    else:
-        raise Refused(f"{name}: expected {EXPECTED}, got {type(data).__name__}")
-    for number, row in enumerate(rows):
-        yield f"{name}: row {number}", row
-
-
-def _known(value: Any) -> Any:
-    """None for what pandas has in place of missing values (NaN, NaT and NA)."""
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    return None if isinstance(value, float) and value != value else value
-
-
-def prompt_record(row: Any, location: str) -> dict[str, Any]:
-    """A prompt of a list: text, messages, a record, or a `Prompt`."""
-    if isinstance(row, Prompt):
-        return {"prompt": row.text, "prompt_id": row.id, **row.columns}
-    return {"prompt": row} if isinstance(row, str | list) else _record(row, location)
-
-
-def log_record(row: Any, location: str) -> dict[str, Any]:
-    """A record of a log; NaN is unknown."""
-    return {key: _known(value) for key, value in _record(row, location).items()}
-
-
-def _record(row: Any, location: str) -> dict[str, Any]:
-    if not isinstance(row, Mapping):
-        raise Refused(f"{location}: expected a dictionary, got {row!r:.80}")
-    return dict(row)
-
-
-def write_rows(data: Any, path: Path, name: str, record: Callable[[Any, str], dict[str, Any]]) -> str:
-    """Write rows as JSON Lines, and return the path. Raises `Refused` for a value that JSON doesn't have."""
-    lines = [dumps(_plain(record(row, location)), location) for location, row in rows_of(data, name)]
+        data = data.to_dict("records")
+    elif isinstance(columns, dict):
+        raise Refused(f"{name}: expected one split of the data set, got {', '.join(columns)}")
+    elif not isinstance(data, list | tuple) and columns is None:
+        raise Refused(
+            f"{name}: expected a path, a list, a datasets.Dataset or a pandas DataFrame, got "
+            f"{type(data).__name__}"
+        )
+    lines = []
+    for number, row in enumerate(data):
+        location = f"{name}: row {number}"
+        if isinstance(row, Prompt):
+            row = {"prompt": row.text, "prompt_id": row.id, **row.columns}
+        elif isinstance(row, str | list):
+            row = {"prompt": row}
+        elif not isinstance(row, Mapping):
+            raise Refused(f"{location}: expected a dictionary, got {row!r:.80}")
+        lines.append(dumps(json_value(row), location) + "\n")
     if not lines:
         raise Refused(f"{name}: expected at least one row, got none")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, "".join(f"{line}\n" for line in lines))
+    write(path, "".join(lines))
     return str(path)
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and scalars of NumPy and torch as lists and numbers, tuples as lists, times as ISO 8601."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from agro.api.plan import Machine, load_average, plan, seconds_of, unknown_sampling
+from agro.api.plan import Machine, load_average, plan, unknown_sampling
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
+from agro.config.override import merge
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
 from agro.models.adapters import is_adapter
@@ -29,7 +30,7 @@ from agro.models.footprint import SIZES, Footprint, host_memory, is_shape, on_me
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
 
-SECONDS, BYTES = {"s": 1.0, "min": 60.0, "h": 3600.0}, {"MB": 1e6, "GB": 1e9}
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9}
 RANK = 16  # of an adapter
 ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
 PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
@@ -54,8 +55,7 @@ CHOSEN = (
 )
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Of a run; None: none."""
 
     seconds: float | None = None
@@ -67,29 +67,31 @@ class Limits:
         found: dict[str, float] = {}
         for text in [texts] if isinstance(texts, str) else texts:
             match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|MB|GB)\s*", text)
-            name = "bytes" if match and match[2] in BYTES else "seconds"
+            name = "bytes" if match and match[2].endswith("B") else "seconds"
             if match is None or float(match[1]) == 0 or name in found:
                 raise Refused(
                     f"--fit {text}: expected a time or a size of memory, once each, such as 30min, 2h or 24GB"
                 )
-            found[name] = float(match[1]) * (SECONDS | BYTES)[match[2]]
+            found[name] = float(match[1]) * UNITS[match[2]]
         return cls(**found)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What was chosen, by dotted key, and what the run then takes."""
+class Fitted(NamedTuple):
+    """What was chosen, by dotted key, the run with it, and what that then takes (see `agro.api.plan`)."""
 
     settings: dict[str, Any]
-    plan: dict[str, Any]  # see `agro.api.plan`
+    config: RunConfig
+    plan: dict[str, Any]
 
     def lines(self) -> list[str]:
         [f] = self.plan["phases"]
-        peak = "" if f["peak"] is None else f", {size(f['peak'])} of memory"
+        seconds, peak = duration(f["seconds_at_most"]), ""
+        if f["peak"] is not None:
+            peak = f", {size(f['peak'])} of memory"
         return [
             f"--fit chose {' '.join(items(self.settings)) or 'nothing'}",
-            f"{count(f['steps'])} steps take about {duration(seconds_of(f))} at most{peak}; a setting that "
-            "you give stays as it is",
+            f"{count(f['steps'])} steps take about {seconds} at most{peak}; a setting that you give stays as "
+            "it is",
         ]
 
 
@@ -99,66 +101,26 @@ def items(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={text}" for key, text in texts.items()]
 
 
-def fit(
-    config: RunConfig,
-    limits: Limits,
-    given: Collection[str],
-    changed: Callable[[Mapping[str, Any]], RunConfig],
-    out: Path | None = None,
-    rewards: Mapping[str, Callable[..., Any]] | None = None,
-) -> Fitted:
-    """Choose for a run in the folder `out`.
-
-    `given`: dotted keys that stay as they are. `changed`: the run with other settings.
-
-    `rewards`: functions, as of `agro.Trainer`.
-    Raises `Refused` where nothing fits, and where the time of a step isn't known.
-    """
-    if config.phases:
-        raise Refused("--fit chooses for a run of one phase, and this one has several: set their train.steps")
-    if limits.seconds is not None and unknown_sampling(config):
-        raise Refused(
-            f"--fit: the time of a step isn't known here, for {unknown_sampling(config)}: set train.steps"
-        )
-    free, device = limits.bytes, device_of(config.policy.device)
-    if free is None:  # what a run could take now; infinity where that is unknown
-        on_card = device.type == "cuda"
-        free = USED * float(torch.cuda.mem_get_info(device)[0] if on_card else host_memory())
-    choice = Choice(changed, set(given))
-    if config.engine.starts_server and config.policy.model is not None:
-        short = for_card(choice, free)
-        if short:
-            raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
-    else:
-        _for_model(config, choice, free)
-    trainer = Trainer(choice.config, out, rewards=rewards)
-    with trainer.loaded() as machine:
-        choice.machine, choice.steps = machine, trainer.config.train.steps or 1
-        machine.rates(Phase.all(trainer.config)[0])
-        _for_memory(choice, free, limits.bytes)
-        if limits.seconds is not None:
-            _for_time(choice, limits.seconds)
-        if trainer.config.train.lr != "auto":
-            choice.put("train.lr", "auto")
-        if choice.config.train.warmup > choice.steps // 10:
-            choice.put("train.warmup", choice.steps // 10)
-        report = plan(choice.final, choice.shown) | {"notes": trainer.notes}
-        return Fitted(choice.settings, report)
-
-
 @dataclass
 class Choice:
-    """Settings that are being chosen, by dotted key."""
+    """Settings that are being chosen for a run, by dotted key. `given`: keys that stay as they are."""
 
-    changed: Callable[[Mapping[str, Any]], RunConfig]
-    given: set[str]
+    start: RunConfig
+    given: Collection[str] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    machine: Machine | None = None
-    steps: int = 0
 
     @property
     def config(self) -> RunConfig:
-        return self.changed(self.settings)
+        """The run with what is chosen."""
+        return self.with_settings({})
+
+    def with_settings(self, more: Mapping[str, Any]) -> RunConfig:
+        values = self.start.model_dump()
+        for key, value in {**self.settings, **more}.items():
+            for name in reversed(key.split(".")):
+                value = {name: value}
+            values = merge(values, value)
+        return RunConfig.of(values, "--fit")
 
     def put(self, key: str, value: Any) -> bool:
         """Whether it may be chosen; a section that is given has all of its keys."""
@@ -167,28 +129,54 @@ class Choice:
         self.settings[key] = value
         return True
 
-    def forecast(self) -> dict[str, Any]:
-        return self.shown.forecast(Phase.all(self.final)[0])
 
-    @property
-    def shown(self) -> Machine:
-        """With as many held-out prompts as are chosen."""
-        assert self.machine is not None
-        prompts = self.machine.held_out
-        most = self.settings.get("data.hold_out_most", len(prompts))
-        return replace(self.machine, held_out=prompts[:most])
+def fit(
+    config: RunConfig,
+    limits: Limits,
+    given: Collection[str],
+    out: Path | None = None,
+    rewards: Mapping[str, Callable[..., Any]] | None = None,
+) -> Fitted:
+    """Choose for a run in the folder `out`.
 
-    @property
-    def final(self) -> RunConfig:
-        """With the steps that are known, also in place of epochs."""
-        return self.changed({**self.settings, "train.steps": self.steps})
+    `given`: dotted keys that stay as they are. `rewards`: functions, as of `agro.Trainer`.
+    Raises `Refused` where nothing fits, and where the time of a step isn't known.
+    """
+    if config.phases:
+        raise Refused("--fit chooses for a run of one phase, and this one has several: set their train.steps")
+    if limits.seconds is not None and unknown_sampling(config):
+        raise Refused(
+            f"--fit: the time of a step isn't known here, for {unknown_sampling(config)}: set train.steps"
+        )
+    choice, free, device = Choice(config, given), limits.bytes, device_of(config.policy.device)
+    if free is None:  # what a run could take now; infinity where that is unknown
+        on_card = device.type == "cuda"
+        free = USED * float(torch.cuda.mem_get_info(device)[0] if on_card else host_memory())
+    if config.engine.starts_server and config.policy.model is not None:
+        short = for_card(choice, free)
+        if short:
+            raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
+    else:
+        _for_model(choice, free)
+    trainer = Trainer(choice.config, out, rewards=rewards)
+    with trainer.loaded() as machine:
+        steps = trainer.config.train.steps or 1  # also in place of epochs
+        machine.rates(Phase.all(trainer.config)[0])
+        _for_memory(choice, machine, steps, free, limits.bytes)
+        if limits.seconds is not None:
+            steps = _for_time(choice, machine, steps, limits.seconds)
+        if trainer.config.train.lr != "auto":
+            choice.put("train.lr", "auto")
+        if choice.config.train.warmup > steps // 10:
+            choice.put("train.warmup", steps // 10)
+        final = choice.with_settings({"train.steps": steps})
+        report = plan(final, machine, _held_out(choice, machine)) | {"notes": trainer.notes}
+        return Fitted(choice.settings, choice.config, report)
 
 
-def chosen_before(
-    run: RunConfig, given: Collection[str], changed: Callable[[Mapping[str, Any]], RunConfig]
-) -> RunConfig:
-    """The configuration that `fit` made of the same arguments for a run."""
-    choice = Choice(changed, set(given))
+def chosen_before(run: RunConfig, given: Collection[str], config: RunConfig) -> RunConfig:
+    """`config` with what `fit` chose for it when `run` began."""
+    choice = Choice(config, given)
     for key in CHOSEN:
         value: Any = run
         for name in key.split("."):
@@ -228,9 +216,7 @@ def for_card(choice: Choice, limit: float) -> str:
     return ""
 
 
-def answers(
-    config: RunConfig, limit: float, given: Collection[str], changed: Callable[[Mapping[str, Any]], RunConfig]
-) -> list[str]:
+def answers(config: RunConfig, limit: float, given: Collection[str]) -> list[str]:
     """Whether a model without weights here fits, in words, or each of `SIZES` where none is given. Nothing
     for one with weights, which a dry run loads."""
     name, ways = config.policy.model, [dict[str, Any]()]
@@ -242,25 +228,27 @@ def answers(
     for model in list(SIZES) if name is None else [name]:
         said = []
         for way in ways:
-            choice = Choice(changed, set(given), {"policy.model": model, **way})
+            choice = Choice(config, given, {"policy.model": model, **way})
             short = for_card(choice, limit)
+            if short:
+                said.append(f"no, {short}")
+                continue
             tokens = choice.config.train.max_length
             del choice.settings["policy.model"]
-            fits = f"yes, {count(tokens)} tokens, with {' '.join(items(choice.settings))}"
-            said.append(f"no, {short}" if short else fits)
-            if not short:
-                break
+            said.append(f"yes, {count(tokens)} tokens, with {' '.join(items(choice.settings))}")
+            break
         found.append(f"{model}: {'; sampling in the process that trains: '.join(said)}")
     return found
 
 
-def _for_model(config: RunConfig, choice: Choice, free: float) -> None:
+def _for_model(choice: Choice, free: float) -> None:
     """An adapter, and one thread beside other programs."""
-    weights, on_cpu = _weights(config), device_of(config.policy.device).type == "cpu"
+    policy = choice.start.policy
+    weights, on_cpu = _weights(choice.start), device_of(policy.device).type == "cpu"
     if weights is None:
         return
     needed = (on_cpu and weights >= ADAPTED) or PER_WEIGHT * weights > free
-    adapted = config.policy.lora is None and needed and choice.put("policy.lora.rank", RANK)
+    adapted = policy.lora is None and needed and choice.put("policy.lora.rank", RANK)
     if adapted and 2 * 4 * weights > free and not on_cpu:
         choice.put("policy.dtype", "bfloat16")
     load = load_average()
@@ -268,14 +256,33 @@ def _for_model(config: RunConfig, choice: Choice, free: float) -> None:
         choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
 
 
-def _for_memory(choice: Choice, free: float, limit: float | None) -> None:
+def _weights(config: RunConfig) -> int | None:
+    """How many a model has, without loading them; None of a new one, an adapter and a checkpoint."""
+    name = config.policy.model
+    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
+        return None
+    return parameters(on_meta(name, "float32"))
+
+
+def _held_out(choice: Choice, machine: Machine) -> int:
+    """Held-out prompts, as many as are chosen."""
+    held_out = len(machine.held_out)
+    return min(held_out, int(choice.settings.get("data.hold_out_most", held_out)))
+
+
+def _forecast(choice: Choice, machine: Machine, steps: int) -> dict[str, Any]:
+    [phase] = Phase.all(choice.with_settings({"train.steps": steps}))
+    return machine.forecast(phase, _held_out(choice, machine))
+
+
+def _for_memory(choice: Choice, machine: Machine, steps: int, free: float, limit: float | None) -> None:
     """Smaller passes, then fewer responses at once."""
-    peak = choice.forecast()["peak"]
+    peak = _forecast(choice, machine, steps)["peak"]
     train, batch = choice.config.train, choice.config.sampler.batch
     tokens = 0 if train.micro_batch is not None else train.micro_tokens or MICRO_TOKENS
     for key, value, least in (("train.micro_tokens", tokens, 256), ("sampler.batch", batch, 8)):
         while peak is not None and peak > free and value > least and choice.put(key, value // 2):
-            value, peak = value // 2, choice.forecast()["peak"]
+            value, peak = value // 2, _forecast(choice, machine, steps)["peak"]
     if limit is not None and peak is not None and peak > limit:
         raise Refused(
             f"--fit {size(limit)}: the run needs {size(peak)} with {' '.join(items(choice.settings))}. What "
@@ -283,17 +290,16 @@ def _for_memory(choice: Choice, free: float, limit: float | None) -> None:
         )
 
 
-def _for_time(choice: Choice, seconds: float) -> None:
-    """Fewer measurements; steps that fit; smaller steps where they are too few."""
-    wanted = choice.steps
+def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> int:
+    """Fewer measurements; steps that fit, which are returned; smaller steps where they are too few."""
     while True:
-        forecast = choice.forecast()
+        forecast = _forecast(choice, machine, wanted)
         evaluating = forecast.get("seconds_evaluating_at_most") or 0.0
-        one = (seconds_of(forecast) - evaluating) / choice.steps
+        one = (forecast["seconds_at_most"] - evaluating) / wanted
         if evaluating > EVALUATING * seconds:  # at the ends alone, then on fewer held-out prompts
             if choice.config.evaluate.every and choice.put("evaluate.every", 0):
                 continue
-            held_out = len(choice.shown.held_out)
+            held_out = _held_out(choice, machine)
             fewer = max(FEWEST_HELD_OUT, int(held_out * EVALUATING * seconds / evaluating))
             is_more = choice.config.data.hold_out_most is not None and held_out > FEWEST_HELD_OUT
             if is_more and choice.put("data.hold_out_most", fewer):
@@ -307,9 +313,9 @@ def _for_time(choice: Choice, seconds: float) -> None:
             f"{duration(evaluating)}, also with {' '.join(items(choice.settings))}. What to do: a longer "
             "time, a smaller model, or fewer held-out prompts"
         )
-    choice.steps = min(wanted, fitting)
     if fitting < wanted:
-        choice.put("train.steps", choice.steps)
+        choice.put("train.steps", fitting)
+    return min(wanted, fitting)
 
 
 def _shrink(choice: Choice, forecast: Mapping[str, Any]) -> bool:
@@ -324,11 +330,3 @@ def _shrink(choice: Choice, forecast: Mapping[str, Any]) -> bool:
         if value >= 2 * least and choice.put(key, value // 2):
             return True
     return False
-
-
-def _weights(config: RunConfig) -> int | None:
-    """How many a model has, without loading them; None of a new one, an adapter and a checkpoint."""
-    name = config.policy.model
-    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
-        return None
-    return parameters(on_meta(name, "float32"))

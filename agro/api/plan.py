@@ -12,12 +12,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -51,21 +50,20 @@ SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where resp
 JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
 
 
-@dataclass(frozen=True)
-class StepSequence:
-    """A sequence of a step. The last `learned` tokens have log-probs."""
+class StepSequence(NamedTuple):
+    """A sequence of a step. The last `learned` of its tokens have log-probs."""
 
-    tokens: list[int]
+    length: int
     learned: int
     group: int
 
     def last(self, count: int) -> StepSequence:
-        """Its last tokens."""
-        return StepSequence(self.tokens[-count:], min(self.learned, count - 1), self.group)
+        """Its last tokens, at most so many."""
+        length = min(self.length, count)
+        return StepSequence(length, min(self.learned, length - 1), self.group)
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The sequences of a step, the longest that they may be, and its passes over them.
 
     `twice`: whether log-probs of all passes are needed before the first backward pass.
@@ -76,13 +74,8 @@ class Work:
     passes: list[list[StepSequence]]
     twice: bool
 
-    @property
-    def rows(self) -> list[StepSequence]:
-        return self.fresh + self.stored
 
-
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """Seconds of a token, and the bytes that a pass saves of it. `sampling`: None where it is unknown."""
 
     training: float  # forward and backward
@@ -102,43 +95,36 @@ class Machine:
     store: Store | None
     load: float | None = field(default_factory=lambda: load_average())  # before the first measurement
     measured: dict[str, Rates | None] = field(default_factory=dict)  # by phase
-    limit: float = MEASURING
     seconds: float = 0.0  # that the measurements took
     cpu_seconds: float = 0.0
-    loaded: int | None = field(init=False)  # bytes that are allocated before any step: Linux, or the GPU
+    loaded: int | None = None  # bytes that are allocated before any step, on Linux or the GPU
 
     def __post_init__(self) -> None:
         statm = Path("/proc/self/statm")
-        self.loaded = int(statm.read_text().split()[1]) * 4096 if statm.exists() else None
         if self.policy.device.type == "cuda":
             self.loaded = torch.cuda.memory_allocated(self.policy.device)
+        elif statm.exists():
+            self.loaded = int(statm.read_text().split()[1]) * 4096
 
-    def rates(self, phase: Phase) -> Rates | None:
-        """What a token of a step of the phase takes; measured once."""
+    def rates(self, phase: Phase, limit: float = MEASURING) -> Rates | None:
+        """What a token of a step of the phase takes; measured once, in about `limit` seconds each."""
         if phase.name not in self.measured:
             reference = self.reference if phase.reads_reference else None
             began, cpu = time.perf_counter(), time.process_time()
-            self.measured[phase.name] = measured(phase, self.policy, reference, self.work(phase), self.limit)
+            self.measured[phase.name] = measured(phase, self.policy, reference, self.work(phase), limit)
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.process_time() - cpu
         return self.measured[phase.name]
 
-    def work(self, phase: Phase) -> Work:
-        return work(phase, self.policy, self.prompts, self.store, _stored_responses(phase, self.store))
+    def forecast(self, phase: Phase, held_out: int | None = None) -> dict[str, Any]:
+        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known.
 
-    def forecast(self, phase: Phase) -> dict[str, Any]:
-        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known."""
-        rates, step = self.rates(phase), self.work(phase)
-        policy, reference, config = self.policy, self.reference, phase.config
-        counts = phase_counts(phase, _stored_responses(phase, self.store), len(self.held_out))
-        if samples_kl(config) and reference is not None:  # responses for the KL alone
-            at_start = phase.begins == 0 and config.policy.reference == "model"
-            evaluations = _evaluations(phase, at_start=at_start)
-            counts["evaluations"] = evaluations
-            counts["responses_evaluated"] = evaluations * config.evaluate.kl_samples
-        policy.checkpoint_gradients(config.train.gradient_checkpointing)
-        relative = 1.0 if reference is None else parameters(reference.model) / parameters(policy.model)
-        parts = step_seconds(phase, policy, step, rates, relative)
+        `held_out`: prompts, where it is to be another number of them.
+        """
+        config, rates, step = phase.config, self.rates(phase), self.work(phase)
+        counts = self._counts(phase, len(self.held_out) if held_out is None else held_out)
+        self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
+        parts = self._seconds(phase, step, rates)
         totals: dict[str, float] = {}
         if parts["sampling"]:
             totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
@@ -150,27 +136,141 @@ class Machine:
         return {
             "phase": phase.name,
             **counts,
-            "longest_sequence": max((len(row.tokens) for row in step.rows), default=2),
+            "longest_sequence": max((row.length for row in step.fresh + step.stored), default=2),
             "step_seconds": parts,
             "step_unknown": unknown_sampling(config),
             **totals,
-            "peak": peak(policy, config, step, rates, self.loaded),
+            "seconds_at_most": sum(totals.values()),  # as far as they are known
+            "peak": peak(self.policy, config, step, rates, self.loaded),
         }
 
+    def _counts(self, phase: Phase, held_out: int) -> dict[str, Any]:
+        """What one phase samples and trains on. A number that is known only later is None."""
+        config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
+        shares = [phase.stored_groups(step) for step in range(phase.steps)]
+        stored, drawn = sum(shares), self._drawn(phase)
+        fresh = phase.steps * groups - stored
+        sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
+        answered, at_start = held_out * config.evaluate.n, phase.begins == 0
+        if samples_kl(config) and self.reference is not None:  # responses for the KL alone
+            answered = config.evaluate.kl_samples
+            at_start = at_start and config.policy.reference == "model"
+        evaluations = 0
+        if answered:  # after every so many steps, at the end, and before the first step
+            evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + at_start
+        return {
+            "objective": config.objective.name,
+            "steps": phase.steps,
+            "updates": phase.steps * config.train.updates,
+            "groups_per_step": groups,
+            # Fresh and stored responses to one prompt are one group.
+            "groups_per_step_at_least": min((max(n, groups - n) for n in shares), default=groups),
+            "fresh_groups": fresh,
+            "stored_groups": stored,
+            "responses_sampled": sampled,
+            "tokens_sampled_at_most": sampled * most_new(config),
+            "responses_trained": (
+                None if drawn is None and stored else round(sampled + stored * (drawn or 0))
+            ),
+            "evaluations": evaluations,
+            "responses_evaluated": evaluations * answered,
+        }
 
-def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    def _drawn(self, phase: Phase) -> float | None:
+        """Mean responses that are drawn from a stored group; None where that is unknown."""
+        if self.store is None or not phase.config.data.draws_stored:
+            return None
+        rule = phase.rule(1)
+        if rule.pairs:
+            judged = pairs_among(self.store.survey.summaries(**chosen(rule.data)), phase.needs, self.store)
+            pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
+            sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
+        else:
+            groups = self.store.groups(**chosen(rule.data))
+            stored = [group.scored if rule.scored_only else group.size for group in groups]
+            sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
+        return sum(sizes) / len(sizes) if sizes else None
+
+    def work(self, phase: Phase) -> Work:
+        """Of the last step of a phase."""
+        config, policy = phase.config, self.policy
+        groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
+        # The longest prompts come first, with responses as long as they may be.
+        limit = min(policy.context, config.train.max_length or policy.context)
+        prompts = self.prompts[:INSPECTED]
+        lengths = sorted((len(policy.encoder.prompt(p.text)) for p in prompts), reverse=True)
+        fresh: list[StepSequence] = []
+        for group in range((config.train.groups - groups) if lengths else 0):
+            prompt = lengths[group % len(lengths)]
+            new = max(0, min(most_new(config), limit - prompt))
+            fresh += n * [StepSequence(prompt + new, new, group)]
+        stored: list[StepSequence] = []
+        drawn = self._drawn(phase)
+        if drawn is None:  # the run fills the store: with responses as long as its fresh ones
+            stored = [row._replace(group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
+        elif groups and self.store is not None:
+            found = []
+            for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
+                with suppress(InvalidSample):  # the run drops it as well
+                    for read in policy.encoder.rows(sample, config.train.max_length):
+                        assert read.tokens is not None
+                        assert read.mask is not None
+                        found.append(StepSequence(len(read.tokens), int(read.mask.sum()), 0))
+            size = max(1, round(drawn))
+            repeated = islice(cycle(found), round(groups * drawn))
+            stored = [row._replace(group=-1 - i // size) for i, row in enumerate(repeated)]
+        rows, micro = fresh + stored, MicroBatch.of(config.train)
+        row_lengths = [row.length for row in rows]
+        coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
+        blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
+        for i, row in enumerate(rows):
+            blocks.setdefault({"row": i, "group": row.group, "step": 0}[coupling], []).append(i)
+        together = micro.pack(list(blocks.values()), row_lengths)
+        passes = together or micro.pack([[i] for i in range(len(rows))], row_lengths)
+        assert passes is not None  # single rows always fit
+        return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
+
+    def _seconds(self, phase: Phase, step: Work, rates: Rates | None) -> dict[str, float | None]:
+        """Of each part of a step; None: unknown."""
+        config, needs, policy = phase.config, phase.needs, self.policy
+        parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
+        if not unknown_sampling(config) and not step.fresh:
+            parts["sampling"] = 0.0
+        if rates is None:
+            return parts
+        if step.fresh and rates.sampling is not None:
+            prompts = {row.group: row.length - row.learned for row in step.fresh}
+            new = sum(row.learned for row in step.fresh)
+            parts["sampling"] = sum(prompts.values()) * rates.scoring + new * rates.sampling
+        computed = sum(positions(policy, rows) for rows in step.passes)
+        if config.policy.cache_reference:
+            parts["reference"] = 0.0
+        elif not config.policy.reference_is_served:
+            fresh = positions(policy, step.fresh) if config.evaluate.beta is not None else 0
+            scored, larger = computed if REF_LOGP in needs else fresh, 1.0
+            if self.reference is not None:
+                larger = parameters(self.reference.model) / parameters(policy.model)
+            parts["reference"] = scored * rates.scoring * larger
+        compares = bool(config.train.gain_ratio or config.train.step_kl)
+        again = step.twice + len(provided_by("draw", needs)) + compares
+        parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
+        return parts
+
+
+def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
-    machine.limit = MEASURING / len(config.phase_names)
-    phases = [machine.forecast(phase) for phase in Phase.all(config)]
-    policy = machine.policy
+    phases, policy = Phase.all(config), machine.policy
+    for phase in phases:
+        machine.rates(phase, MEASURING / len(phases))
+    forecasts = [machine.forecast(phase, held_out) for phase in phases]
     return {
         "model": policy.name,
         "device": str(policy.device),
         "parameters": parameters(policy.model),
         "parameters_trained": sum(w.numel() for w in policy.weights().values()),
         "prompts": len(machine.prompts),
-        "eval_prompts": len(machine.held_out),
-        "phases": phases,
+        "eval_prompts": len(machine.held_out) if held_out is None else held_out,
+        "phases": forecasts,
         "measured": {
             "seconds": machine.seconds,
             "cpu_seconds": machine.cpu_seconds,
@@ -178,109 +278,13 @@ def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
             "cores": cores(),
             "load_before": machine.load,
         },
-        "seconds_at_most": sum(map(seconds_of, phases)),
+        "seconds_at_most": sum(forecast["seconds_at_most"] for forecast in forecasts),
     }
-
-
-def phase_counts(phase: Phase, per_group: float | None, heldout: int) -> dict[str, Any]:
-    """What one phase samples and trains on. A number that is known only later is None.
-
-    Args:
-        phase: a run's first phase evaluates before its first step too.
-        per_group: mean responses that are drawn from a stored group.
-        heldout: held-out prompts.
-    """
-    config, groups = phase.config, phase.config.train.groups
-    shares = [phase.stored_groups(step) for step in range(phase.steps)]
-    stored = sum(shares)
-    fresh = phase.steps * groups - stored
-    sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
-    unknown = per_group is None and stored
-    evaluations = _evaluations(phase, at_start=phase.begins == 0) if heldout else 0
-    return {
-        "objective": config.objective.name,
-        "steps": phase.steps,
-        "updates": phase.steps * config.train.updates,
-        "groups_per_step": groups,
-        # Fresh and stored responses to one prompt are one group.
-        "groups_per_step_at_least": min((max(n, groups - n) for n in shares), default=groups),
-        "fresh_groups": fresh,
-        "stored_groups": stored,
-        "responses_sampled": sampled,
-        "tokens_sampled_at_most": sampled * most_new(config),
-        "responses_trained": None if unknown else round(sampled + stored * (per_group or 0)),
-        "evaluations": evaluations,
-        "responses_evaluated": evaluations * heldout * config.evaluate.n,
-    }
-
-
-def _evaluations(phase: Phase, *, at_start: bool) -> int:
-    """After every so many steps, at the end, and before the first step where `at_start` says so."""
-    every = phase.config.evaluate.every
-    between = len(range(every, phase.steps, every)) if every else 0
-    return at_start + between + 1
-
-
-def _stored_responses(phase: Phase, store: Store | None) -> float | None:
-    """Mean responses that are drawn from a stored group."""
-    if store is None or not phase.config.data.draws_stored:
-        return None
-    rule = phase.rule(1)
-    if rule.pairs:
-        judged = pairs_among(store.survey.summaries(**chosen(rule.data)), phase.needs, store)
-        pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
-        sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
-    else:
-        groups = store.groups(**chosen(rule.data))
-        stored = [group.scored if rule.scored_only else group.size for group in groups]
-        sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
-    return sum(sizes) / len(sizes) if sizes else None
 
 
 def most_new(config: RunConfig) -> int:
     """An upper bound of the tokens in a response that the policy samples."""
     return config.sampler.max_new * (config.environment.max_turns if config.environment else 1)
-
-
-def work(
-    phase: Phase, policy: Policy, prompts: Sequence[Prompt], store: Store | None, group_size: float | None
-) -> Work:
-    """Of the last step of a phase. `group_size`: responses of a stored group, None where that is unknown."""
-    config = phase.config
-    groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
-    # The longest prompts come first, with random responses as long as they may be.
-    random, limit = np.random.default_rng(0), min(policy.context, config.train.max_length or policy.context)
-    encoded = sorted((policy.encoder.prompt(p.text) for p in prompts[:INSPECTED]), key=len, reverse=True)
-    fresh = []
-    for group in range((config.train.groups - groups) if encoded else 0):
-        ids = encoded[group % len(encoded)]
-        new = max(0, min(most_new(config), limit - len(ids)))
-        for _ in range(n):
-            fresh.append(StepSequence(ids + random.integers(0, policy.vocab_size, new).tolist(), new, group))
-    stored: list[StepSequence] = []
-    if group_size is None:  # the run fills the store: with responses as long as its fresh ones
-        stored = [replace(row, group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
-    elif groups and store is not None:
-        for sample in islice(store.samples(**chosen(config.data)), INSPECTED):
-            with suppress(InvalidSample):  # the run drops it as well
-                for read in policy.encoder.rows(sample, config.train.max_length):
-                    assert read.tokens is not None
-                    assert read.mask is not None
-                    stored.append(StepSequence(read.tokens.tolist(), int(read.mask.sum()), 0))
-        count, size = round(groups * group_size), max(1, round(group_size))
-        repeated = islice(cycle(stored), count)
-        stored = [replace(row, group=-1 - i // size) for i, row in enumerate(repeated)]
-    rows = fresh + stored
-    micro, lengths = MicroBatch.of(config.train), [len(row.tokens) for row in rows]
-    packed = micro.pack([[i] for i in range(len(rows))], lengths)
-    assert packed is not None  # single rows always fit
-    options = phase.resolved(options_at(config.objective.options, 0))
-    couples, blocks = phase.entry.coupling(options), dict[int, list[int]]()
-    for i, row in enumerate(rows):
-        blocks.setdefault({"row": i, "group": row.group, "step": 0}[couples], []).append(i)
-    together = micro.pack(list(blocks.values()), lengths)
-    passes = packed if together is None else together
-    return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
 
 
 def unknown_sampling(config: RunConfig) -> str:
@@ -302,7 +306,7 @@ def measured(
 
     On a CPU seconds are the process's own by thread, which other programs don't prolong. No gradient remains.
     """
-    if not step.rows:
+    if not step.passes:
         return None
 
     def seconds(rows: Sequence[StepSequence], *, backward: bool = True) -> float:
@@ -323,7 +327,7 @@ def measured(
     scoring = seconds(rows, backward=False) / computed
     sampling = None
     if step.fresh and not unknown_sampling(phase.config):
-        sampling = _decoding(policy, phase.config, step, int(limit / scoring))
+        sampling = _decoding(policy, phase.config, step.fresh, int(limit / scoring))
     return Rates(training, scoring, sampling, sum(saved.values()) / computed)
 
 
@@ -331,8 +335,8 @@ def within(rows: Sequence[StepSequence], limit: int) -> list[StepSequence]:
     """The first rows of at most so many tokens; of the first row a part, where it alone has more."""
     found = [rows[0].last(max(SHORT, limit))]
     for row in rows[1:]:
-        limit -= len(found[-1].tokens)
-        if len(row.tokens) > limit:
+        limit -= found[-1].length
+        if row.length > limit:
             break
         found.append(row)
     return found
@@ -346,6 +350,10 @@ def _clock(device: torch.device) -> float:
     return time.process_time() / torch.get_num_threads()
 
 
+def _random_tokens(policy: Policy, *shape: int) -> torch.Tensor:
+    return torch.randint(policy.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+
+
 def _pass(
     policy: Policy,
     reference: Policy | None,
@@ -354,14 +362,13 @@ def _pass(
     *,
     backward: bool = True,
 ) -> None:
-    """One pass over some sequences."""
-    lengths = torch.tensor([len(row.tokens) for row in rows])
-    tokens = torch.zeros((len(rows), int(lengths.max())), dtype=torch.long)
+    """One pass over sequences of random tokens, of which those of a group share the prompt."""
+    lengths = torch.tensor([row.length for row in rows])
+    tokens = _random_tokens(policy, 1, int(lengths.max())).repeat(len(rows), 1)
     mask = torch.zeros(tokens.shape, dtype=torch.bool)
     for i, row in enumerate(rows):
-        length = len(row.tokens)
-        tokens[i, :length] = torch.tensor(row.tokens)
-        mask[i, max(1, length - row.learned) : length] = True
+        tokens[i, row.length :] = 0
+        mask[i, max(1, row.length - row.learned) : row.length] = True
     with torch.set_grad_enabled(backward):
         streams = policy.streams(tokens, lengths, mask, want, reference)
         if backward:
@@ -369,16 +376,16 @@ def _pass(
             policy.zero_grad()
 
 
-def _decoding(policy: Policy, config: RunConfig, step: Work, tokens: int) -> float | None:
+def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[StepSequence], tokens: int) -> float | None:
     """Seconds of a token in the middle of responses, with as many at once as the step has; None where
     responses are too short to measure it.
 
     `tokens`: decoded at most, about; where that is fewer, so are the responses.
     """
-    longest = max(step.fresh, key=lambda row: len(row.tokens))
-    context = longest.tokens[: max(1, len(longest.tokens) - longest.learned // 2 - 1)]
+    longest = max(fresh, key=lambda row: row.length)
+    context = _random_tokens(policy, max(1, longest.length - longest.learned // 2 - 1)).tolist()
     new = min(DECODED, longest.learned - 1)
-    batch = min(config.sampler.batch, len(step.fresh), max(2, tokens // DECODED))
+    batch = min(config.sampler.batch, len(fresh), max(2, tokens // DECODED))
     engine = embedded(policy, fused=config.engine.fused)
     sampler = config.sampler.model_copy(update={"batch": batch + 1, "stop": ()})
     requests = [Request(0, context, 1), *(Request(1 + i, context, 1 + new) for i in range(batch))]
@@ -392,36 +399,9 @@ def _decoding(policy: Policy, config: RunConfig, step: Work, tokens: int) -> flo
 def positions(policy: Policy, rows: Sequence[StepSequence]) -> int:
     """That a pass computes: the prompt of a group once, where the policy can."""
     if not policy.packs:
-        return sum(len(row.tokens) for row in rows)
-    contexts = {row.group: len(row.tokens) - row.learned for row in rows}
-    return sum(contexts.values()) + sum(row.learned for row in rows)
-
-
-def step_seconds(
-    phase: Phase, policy: Policy, step: Work, rates: Rates | None, relative: float
-) -> dict[str, float | None]:
-    """Of each part of a step; None: unknown. `relative`: weights of the reference, in those of the policy."""
-    config, needs = phase.config, phase.needs
-    parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
-    if not unknown_sampling(config) and not step.fresh:
-        parts["sampling"] = 0.0
-    if rates is None:
-        return parts
-    if step.fresh and rates.sampling is not None:
-        contexts = {row.group: len(row.tokens) - row.learned for row in step.fresh}
-        new = sum(row.learned for row in step.fresh)
-        parts["sampling"] = sum(contexts.values()) * rates.scoring + new * rates.sampling
-    computed = sum(positions(policy, rows) for rows in step.passes)
-    scored = positions(policy, step.fresh) if config.evaluate.beta is not None else 0
-    if REF_LOGP in needs:
-        scored = computed
-    if not config.policy.reference_is_served:
-        parts["reference"] = 0.0 if config.policy.cache_reference else scored * rates.scoring * relative
-    again = (
-        step.twice + len(provided_by("draw", needs)) + bool(config.train.gain_ratio or config.train.step_kl)
-    )
-    parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
-    return parts
+        return sum(row.length for row in rows)
+    prompts = {row.group: row.length - row.learned for row in rows}
+    return sum(prompts.values()) + sum(row.learned for row in rows)
 
 
 def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:
@@ -436,9 +416,8 @@ def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, load
     if loaded is None or rate is None:
         return None
     trained = policy.trained().values()
-    gradients = sum(w.nbytes for w in trained)
-    is_8bit = config.train.optimizer == "adamw_8bit"
-    constant = loaded + 2 * (sum(w.numel() for w in trained) if is_8bit else gradients)
+    gradients, numbers = sum(w.nbytes for w in trained), sum(w.numel() for w in trained)
+    constant = loaded + 2 * (numbers if config.train.optimizer == "adamw_8bit" else gradients)
     if config.train.weights_average is not None:
         constant += sum(w.numel() * max(w.itemsize, 4) for w in trained)
     head = policy.model.get_output_embeddings().weight
@@ -446,11 +425,10 @@ def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, load
     learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
     text, itemsize = policy.model.config.get_text_config(), policy.dtype.itemsize
     largest = max(positions(policy, rows) for rows in step.passes)
-    saved = round(
-        sum(activations(text, rate.saved / text.num_hidden_layers, largest, config.train, itemsize))
-    )
+    per_layer = rate.saved / text.num_hidden_layers
+    saved = round(sum(activations(text, per_layer, largest, config.train, itemsize)))
     in_pass = saved + head_gradient + logits(learned, policy.vocab_size, config.policy.chunk)
-    sampling = _sampling_bytes(policy, config, step)
+    sampling = _sampling_bytes(policy, config, step.fresh)
     if policy.device.type == "cpu":
         return constant + gradients + sampling + in_pass + saved
     if len(step.passes) > 1:
@@ -458,16 +436,14 @@ def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, load
     return constant + max(gradients + sampling, in_pass)
 
 
-def _sampling_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
+def _sampling_bytes(policy: Policy, config: RunConfig, fresh: Sequence[StepSequence]) -> int:
     """Of responses that are sampled at once in this process: keys and values, logits twice, the copies of
     weights that the fused sampler packs, and those that lag."""
     shares = "shares_weights" in capabilities(config.engine.kind)
-    if not step.fresh or not shares or config.source.kind != "inline":
+    if not fresh or not shares or config.source.kind != "inline":
         return 0
-    batch, columns = config.sampler.batch, max(len(row.tokens) for row in step.fresh)
-    if len(step.fresh) > batch:
-        columns += SLACK
-    batch = min(batch, len(step.fresh))
+    columns = max(row.length for row in fresh) + (SLACK if len(fresh) > config.sampler.batch else 0)
+    batch = min(config.sampler.batch, len(fresh))
     held = batch * columns * cached(policy.model.config.get_text_config(), policy.dtype.itemsize)
     held += 2 * batch * policy.vocab_size * 4
     if config.source.lags:
@@ -482,13 +458,6 @@ def _sampling_bytes(policy: Policy, config: RunConfig, step: Work) -> int:
     return held
 
 
-def seconds_of(phase: dict[str, Any]) -> float:
-    """Of a phase's forecast, as far as they are known."""
-    return float(
-        sum(phase.get(f"seconds_{part}_at_most", 0.0) for part in ("sampling", "training", "evaluating"))
-    )
-
-
 def load_average() -> float | None:
     """Processes that ran or waited for a core in the last minute, on average; None where it is unknown."""
     try:
@@ -501,14 +470,17 @@ def describe(plan: dict[str, Any]) -> str:
     """The plan as text: also how the times were measured, and whether other programs prolonged them."""
     weights, trained = count(plan["parameters"]), count(plan["parameters_trained"])
     m = plan["measured"]
-    lines = [
-        *(f"note: {note}" for note in plan["notes"]),
+    lines = [f"note: {note}" for note in plan["notes"]]
+    lines += [
         f"{plan['model']} on {plan['device']}: {weights} parameters, {trained} of them trained",
         f"{count(plan['prompts'])} prompts, {count(plan['eval_prompts'])} held-out",
-        *(line for phase in plan["phases"] for line in _phase_lines(phase)),
-        f"measured in {duration(m['seconds'])}, with {duration(m['cpu_seconds'])} of CPU time, "
-        f"on {m['threads']} of {m['cores']} cores",
     ]
+    for phase in plan["phases"]:
+        lines += _phase_lines(phase)
+    lines.append(
+        f"measured in {duration(m['seconds'])}, with {duration(m['cpu_seconds'])} of CPU time, "
+        f"on {m['threads']} of {m['cores']} cores"
+    )
     if m["load_before"] is not None and m["load_before"] - 1 + m["threads"] > m["cores"]:
         lines.append(
             f"note: other programs use the cores (load average {m['load_before']:.1f} before the "
@@ -533,32 +505,32 @@ def time_line(plan: dict[str, Any]) -> str:
 
 
 def _phase_lines(p: dict[str, Any]) -> list[str]:
-    trained = "as many as the store will have"
-    if p["responses_trained"] is not None:
-        trained = count(p["responses_trained"])
-    memory = "unknown: the process's own, or the step's sequences are"
-    if p["peak"] is not None:
-        memory = f"{size(p['peak'])}, with the process's own"
-    merged = ""
+    groups = ""
     if p["groups_per_step_at_least"] < p["groups_per_step"]:
-        merged = (
+        groups = (
             f", {p['groups_per_step_at_least']} to {p['groups_per_step']} groups a step: a prompt that is "
             "both sampled and drawn is one group"
         )
+    trained = "as many as the store will have"
+    if p["responses_trained"] is not None:
+        trained = count(p["responses_trained"])
     known = {name: part for name, part in p["step_seconds"].items() if part}
     listed = ", ".join(f"{name} {duration(part)}" for name, part in known.items())
-    line = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({listed}), without rewards"
+    step = f"  a step: {duration(sum(known.values()))} at the maximal lengths ({listed}), without rewards"
     missing = [name for name, part in p["step_seconds"].items() if part is None]
     if missing:
         reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
-        line += f"; unknown: {', '.join(missing)}{reason}"
+        step += f"; unknown: {', '.join(missing)}{reason}"
+    memory = "unknown: the process's own, or the step's sequences are"
+    if p["peak"] is not None:
+        memory = f"{size(p['peak'])}, with the process's own"
     return [
-        f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates{merged}",
+        f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates{groups}",
         f"  sampled: {count(p['responses_sampled'])} responses to {count(p['fresh_groups'])} prompts, "
         f"at most {count(p['tokens_sampled_at_most'])} tokens",
         f"  from the store: {count(p['stored_groups'])} groups; trained on: {trained} responses "
         f"of up to {count(p['longest_sequence'])} tokens",
         f"  held-out: {p['evaluations']} evaluations, {count(p['responses_evaluated'])} responses",
-        line,
+        step,
         f"  peak of all memory: {memory}",
     ]

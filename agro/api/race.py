@@ -8,20 +8,19 @@ continued with more steps. A learning rate that falls to 0 does so in each of th
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from agro.api.arguments import OF_METHOD, prompt_record, write_rows
+from agro.api.arguments import OF_METHOD, write_rows
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.config.aliases import renamed
-from agro.config.run import is_log, race_config
+from agro.config.override import override
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.near_copies import clusters
@@ -37,7 +36,7 @@ from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
-from agro.stats.paired import Comparison, compare
+from agro.stats.paired import compare
 from agro.store import Store
 from agro.store.location import is_store, location_of
 from agro.train.collate import total_reward
@@ -55,67 +54,99 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Entrant:
+class Candidate:
+    """A recipe, changed by KEY=VALUE. `prompts`: those that it can draw; None where it samples."""
+
+    name: str
+    recipe: str
+    changes: tuple[str, ...] = ()
+    prompts: int | None = None
+
+
+class Entrant(NamedTuple):
     """A candidate at a learning rate, and the folder of its run."""
 
     candidate: Candidate
     lr: float
     folder: Path
 
-    @property
-    def row(self) -> Row:
-        return {"candidate": self.candidate.name, "lr": self.lr, "run": str(self.folder)}
 
+def race_config(recipe: str | None, overrides: Sequence[str]) -> RunConfig:
+    """The configuration that KEY=VALUE, and the recipe where one is named, say.
 
-@dataclass
-class Race:
-    """A race in the folder `out`. What was completed there before isn't run again.
-
-    `overrides`: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, and a reward.
-    `rates`: learning rates; train.lr, a third and three times of it where none is given.
-    `named`: a log or store to learn from, in place of data.store; or a recipe that takes part too, a name or
-    a file. What a file says of model, data, reward and training is for all candidates, but for what belongs
-    to its method.
+    Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
     """
+    if recipe is None:
+        values: dict[str, Any] = {}
+        for item in overrides:
+            override(values, item, RunConfig)
+        config = RunConfig.of(values, "agro race", overrides)
+    else:
+        config = RunConfig.load(recipe, overrides)
+    if config.data.eval_prompts is None:
+        raise Refused(
+            "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
+            "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
+            "both; where nothing can score a response, train the recipe for the data (agro recipes)"
+        )
+    return config
 
-    overrides: Sequence[str]
-    out: Path
-    rates: Sequence[float] = ()
-    say: Callable[[str], None] = print
-    named: str | None = None
-    record: dict[str, Any] = field(default_factory=dict)  # what race.json has
 
-    def __post_init__(self) -> None:
-        """Raises `Refused` for what can't be judged."""
-        self.overrides = renamed(self.overrides)  # before the race's own, which may replace them
-        recipe = None if is_log(self.named) else self.named
-        data = race_config(self.named, self.overrides).data
-        shared = _shared(recipe) if recipe is not None and Path(recipe).is_file() else []
-        self.overrides = [*shared, *self.overrides]
-        if self.named is not None and recipe is None:
-            store = Path(self.named)
-            if not is_store(store):
-                self.out.mkdir(parents=True, exist_ok=True)
-                with Store.open(self.out / "log.db") as opened:  # an import that was complete adds nothing
-                    self.say(str(import_files(opened, [store])))
-                store = self.out / "log.db"
-            self.overrides = [*self.overrides, f"data.store={store}"]
+class Race:
+    """A race in the folder `out`. What was completed there before isn't run again."""
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        out: Path,
+        rates: Sequence[float] = (),
+        say: Callable[[str], None] = print,
+        named: str | None = None,
+    ) -> None:
+        """Raises `Refused` for what can't be judged.
+
+        Args:
+            overrides: KEY=VALUE, with policy.model, data.store or data.prompts, data.eval_prompts, a reward.
+            rates: learning rates; train.lr, a third and three times of it where none is given.
+            named: a log or store to learn from, in place of data.store; or a recipe that takes part too, a
+                name or a file. What a file says of model, data, reward and training is for all candidates,
+                but for what belongs to its method.
+        """
+        overrides = renamed(overrides)  # before the race's own, which may replace them
+        path = Path(named or "")
+        is_recipe = path.suffix == ".toml" or path.name == "config.json" or not path.exists()
+        recipe = named if is_recipe else None
+        data = race_config(recipe, overrides).data
+        if recipe is not None and path.is_file():
+            overrides = [*_shared(recipe), *overrides]
+        if named is not None and recipe is None:  # a log or store
+            if data.store is not None:
+                raise Refused(f"agro race: expected one log, got {named} and data.store={data.store}")
+            store = path
+            if not is_store(path):
+                out.mkdir(parents=True, exist_ok=True)
+                store = out / "log.db"
+                with Store.open(store) as opened:  # an import that was complete adds nothing
+                    say(str(import_files(opened, [path])))
+            overrides = [*overrides, f"data.store={store}"]
             data = data.model_copy(update={"store": str(store)})
+        self.overrides, self.out, self.say, self.named = list(overrides), out, say, named
         self.kind = default_for(data)
         self.recipe = recipe or self.kind
         self.default = RunConfig.load(self.recipe, self.overrides)
         train = self.default.train
         if train.steps is None or train.steps < 4:
-            raise Refused(
-                f"agro race: expected train.steps of 4 or more, got {train.steps or 'train.epochs'}"
-            )
+            got = train.steps or "train.epochs"
+            raise Refused(f"agro race: expected train.steps of 4 or more, got {got}")
         load_reward(self.default.reward).close()  # one that can't be loaded is refused before any run
         self.steps: int = train.steps
+        self.rates = list(rates)
         if not self.rates:
             if train.lr == "auto":
                 raise Refused('agro race: expected --rate, or a number as train.lr, got train.lr = "auto"')
-            self.rates = (train.lr, train.lr / 3, 3 * train.lr)
+            self.rates = [train.lr, train.lr / 3, 3 * train.lr]
         self.refused: dict[Path, str] = {}  # by run
+        self.record: dict[str, Any] = {}  # what race.json has
 
     def run(self) -> dict[str, Any]:
         """All runs that remain; returns what race.json has. Raises `Refused` where no candidate can train."""
@@ -124,11 +155,9 @@ class Race:
         if self.recipe != self.kind:
             own = Candidate(Path(self.recipe).stem, self.recipe, (), tried[0].prompts)
             tried = [own, *(other for other in tried if other.name != own.name)]
-        entrants = [
-            Entrant(candidate, lr, self.out / f"{candidate.name}-{lr:.3g}")
-            for lr in self.rates
-            for candidate in tried
-        ]
+        entrants = []
+        for lr in self.rates:
+            entrants += [Entrant(each, lr, self.out / f"{each.name}-{lr:.3g}") for each in tried]
         remaining = entrants
         for steps, count in ((self.steps // 4, (len(entrants) + 1) // 2), (self.steps // 2, 1)):
             for entrant in remaining:
@@ -142,17 +171,18 @@ class Race:
         self.record["winner"] = winner.folder.name if self._latest(winner, self.steps)["gain"] > 0 else None
         # Doing nothing; those that trained longest, the best of them first; what was refused.
         rows: list[Row] = [{"candidate": NOTHING, "lr": None, "run": None, **self.record["start"]}]
-        ranked = [each.row | self._latest(each, self.steps) for each in self._ranked(entrants, self.steps)]
-        rows += sorted(ranked, key=lambda row: -row["step"])
-        refused = [each for each in entrants if each.folder in self.refused]
-        rows += [each.row | {"refused": self.refused[each.folder]} for each in refused]
+        ranked = [(each, self._latest(each, self.steps)) for each in self._ranked(entrants, self.steps)]
+        ranked.sort(key=lambda found: -found[1]["step"])
+        ranked += [(each, {"refused": self.refused[each.folder]}) for each in entrants if self._is_out(each)]
+        for each, found in ranked:
+            rows.append({"candidate": each.candidate.name, "lr": each.lr, "run": str(each.folder), **found})
         self.record["rows"] = rows
         self._save()
         return self.record
 
     def _open(self) -> None:
         """Continue what race.json has, and share out the held-out prompts."""
-        settings: dict[str, Any] = {"overrides": list(self.overrides), "rates": list(self.rates)}
+        settings: dict[str, Any] = {"overrides": self.overrides, "rates": self.rates}
         if self.named is not None:
             settings["named"] = self.named
         path = self.out / "race.json"
@@ -179,7 +209,7 @@ class Race:
     def _measure(self, entrant: Entrant, steps: int) -> None:
         """Train a candidate up to so many steps, unless it was done, and note its last evaluation."""
         measured = self.record["runs"].setdefault(entrant.folder.name, {})
-        if str(steps) in measured or entrant.folder in self.refused:
+        if str(steps) in measured or self._is_out(entrant):
             return
         self.say(f"race: {entrant.folder.name}, {steps} of {self.steps} steps")
         trainer = Trainer if steps == self.steps else BaseTrainer  # only the winner needs a page
@@ -202,7 +232,7 @@ class Race:
         if self.choosing:
             file = self.out / "choosing.jsonl"
             if not file.exists():
-                write_rows(self.choosing, file, "data.eval_prompts", prompt_record)
+                write_rows(self.choosing, file, "data.eval_prompts")
             own.append(f"data.eval_prompts={file}")
         return settings_of(entrant.candidate, self.recipe, self.default, self.overrides, own)
 
@@ -225,8 +255,14 @@ class Race:
             del policy, engine, rollout  # before the next one takes memory
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
         comparison = compare(rewards[0], rewards[1], labels.tolist())
-        values = asdict(comparison) | {"verdict": comparison.verdict}
+        values = asdict(comparison) | {
+            "verdict": comparison.verdict,
+            "sentence": Verdict.compared(comparison, "other prompts").sentence,
+        }
         self.record["judged"] = {name: none_if_nan(x) for name, x in values.items()}
+
+    def _is_out(self, entrant: Entrant) -> bool:
+        return entrant.folder in self.refused
 
     def _latest(self, entrant: Entrant, steps: int) -> Row:
         """Its latest measurement up to so many steps: a race that continues knows later ones already."""
@@ -235,7 +271,7 @@ class Race:
 
     def _ranked(self, entrants: Sequence[Entrant], steps: int) -> list[Entrant]:
         """Those that could train, by their held-out reward at so many steps, the highest first."""
-        able = [entrant for entrant in entrants if entrant.folder not in self.refused]
+        able = [entrant for entrant in entrants if not self._is_out(entrant)]
         if not able:
             raise Refused(f"agro race: no candidate can train. {next(iter(self.refused.values()))}")
         return sorted(able, key=lambda entrant: -self._latest(entrant, steps)["reward"])
@@ -282,21 +318,7 @@ def conclusion(record: dict[str, Any]) -> str:
     chosen = f"{winner} won. The race chose it on these held-out prompts, which flatters it"
     if judged is None:
         return f"{chosen}; measure it on others (agro eval RUN --prompts FILE)."
-    values: dict[str, Any] = {
-        name: math.nan if x is None else x for name, x in judged.items() if name != "verdict"
-    }
-    verdict = Verdict.compared(Comparison(**values), "other prompts")
-    return f"{chosen}. Against the start: {verdict.sentence}"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A recipe, changed by KEY=VALUE. `prompts`: those that it can draw; None where it samples."""
-
-    name: str
-    recipe: str
-    changes: tuple[str, ...] = ()
-    prompts: int | None = None
+    return f"{chosen}. Against the start: {judged['sentence']}"
 
 
 def default_for(data: DataConfig) -> str:

@@ -4,6 +4,7 @@ It imports nothing of agro, so that `agro --help` needs no command's module.
 """
 
 import re
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,17 +54,13 @@ def overview() -> str:
     for title, entries in GROUPS.items():
         lines = [f"{title}:"]
         for entry in entries:
-            lines += _wrapped(f"  {entry.name}".ljust(INDENT), entry.summary.replace("`", ""))
+            name, summary = f"  {entry.name}".ljust(INDENT), entry.summary.replace("`", "")
+            lines += textwrap.wrap(
+                summary,
+                WIDTH,
+                initial_indent=name,
+                subsequent_indent=" " * INDENT,
+                break_on_hyphens=False,
+            )
         parts.append("\n".join(lines) + "\n")
     return "\n".join([*parts, OPTIONS])
-
-
-def _wrapped(line: str, text: str) -> list[str]:
-    """The words of `text` after `line`, in lines shorter than WIDTH. (textwrap is slow to import.)"""
-    lines = [line]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= WIDTH:
-            lines.append(" " * INDENT)
-        gap = "" if lines[-1].endswith("  ") else " "
-        lines[-1] += gap + word
-    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import shutil
 import sys
 import tempfile
@@ -106,6 +107,11 @@ def end(code: int, message: str) -> NoReturn:
     raise SystemExit(code)
 
 
+def answer(document: Any, text: str, as_json: bool) -> None:
+    """The one JSON document of a command, or its text."""
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False) if as_json else text)
+
+
 def given(context: typer.Context) -> list[str]:
     """The options and arguments that the command line has."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -167,13 +173,6 @@ def policy_config(
     for item in settings or []:
         override(values, f"policy.{item}", RunConfig)
     return RunConfig.of(values, "--policy").policy
-
-
-def sampler_config(**values: Any) -> config.SamplerConfig:
-    """[sampler] with these values."""
-    from agro.config import RunConfig
-
-    return RunConfig.of({"sampler": values}, "command line").sampler
 
 
 def pairs(items: list[str] | None, flag: str, form: str) -> dict[str, str]:

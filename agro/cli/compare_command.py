@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from agro.cli.common import (
     Responses,
     RewardOption,
     Seed,
+    answer,
     options,
     show_table,
     terminal,
@@ -81,11 +81,9 @@ def compare(
     from agro.pages.run.compare import write_results
 
     written = [str(path) for path in write_results(paired, out)]
-    if as_json:
-        print(json.dumps({**paired.to_json(), "files": written}, ensure_ascii=False, allow_nan=False))
-        return
-    _say(paired)
-    print("\n".join(written))
+    if not as_json:
+        _say(paired)
+    answer({**paired.to_json(), "files": written}, "\n".join(written), as_json)
 
 
 def _answered(
@@ -131,7 +129,7 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     comparison = pages.compare(runs, metric)
     paths = pages.write(comparison, out)
     if as_json:
-        print(json.dumps(pages.to_json(comparison, paths), ensure_ascii=False, allow_nan=False))
+        answer(pages.to_json(comparison, paths), "", as_json)
         return
     rows = []
     for line in comparison.lines:

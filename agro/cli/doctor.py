@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json
+from agro.cli.common import Json, answer
 from agro.errors import Refused
 from agro.io.version import __version__
 
@@ -46,8 +46,7 @@ def doctor(
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*:(.*)", info.read_text("utf-8") if info.exists() else "", re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    gpus = _gpus()
+    threads, gpus = os.environ.get("OMP_NUM_THREADS", ""), _gpus()
     report: dict[str, Any] = {
         "agro": __version__,
         "python": platform.python_version(),
@@ -61,31 +60,35 @@ def doctor(
         "free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-    off = []
-    if report["free_gib"] < LEAST_SPACE:
-        off.append(f"only {report['free_gib']} GiB are free here; a run writes checkpoints")
-    if (report["threads_of_torch"] or 0) > cores:
-        off.append(f"torch uses {threads} threads on {cores} cores; set OMP_NUM_THREADS")
-    if not gpus and shutil.which("nvidia-smi"):
-        off.append("nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA")
+    problems = {
+        f"only {report['free_gib']} GiB are free here; a run writes checkpoints": (
+            report["free_gib"] < LEAST_SPACE
+        ),
+        f"torch uses {threads} threads on {cores} cores; set OMP_NUM_THREADS": (
+            (report["threads_of_torch"] or 0) > cores
+        ),
+        "nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA": (
+            not gpus and shutil.which("nvidia-smi")
+        ),
+    }
+    off = [problem for problem, holds in problems.items() if holds]
     if path is not None:
         report["state"] = _state(path, off)
-    report["off"] = off
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
+    lines = []
     for key, value in report.items():
         if isinstance(value, dict):
-            print(f"{key}:")
-            for name, inner in value.items():
-                print(f"  {name}: {'not installed' if inner is None and key == 'libraries' else inner}")
-        elif value is None:
-            print(f"{key}: not set")
-        elif key == "off":
-            print("off: " + ("\n  ".join(["", *value]) if value else "nothing"))
+            absent = "not installed" if key == "libraries" else None
+            lines += [
+                f"{key}:",
+                *(f"  {name}: {absent if inner is None else inner}" for name, inner in value.items()),
+            ]
         else:
-            print(f"{key}: {value}")
-    print("threads and GPUs are those of variables and nvidia-smi: torch, which takes seconds, isn't asked")
+            lines.append(f"{key}: {'not set' if value is None else value}")
+    lines.append("\n  ".join(["off:", *off]) if off else "off: nothing")
+    lines.append(
+        "threads and GPUs are those of variables and nvidia-smi: torch, which takes seconds, isn't asked"
+    )
+    answer(report | {"off": off}, "\n".join(lines), as_json)
 
 
 def _gpus() -> list[str]:

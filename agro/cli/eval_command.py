@@ -24,6 +24,7 @@ from agro.cli.common import (
     Responses,
     RewardOption,
     Seed,
+    answer,
     end,
     given,
     leave_out,
@@ -106,20 +107,19 @@ def eval_(
         log-probs are known, or say why there is no estimate.
     """
     if log is not None or ratings is not None:
-        _read_alone(context)
+        reason, allowed = OF_LOG if log is not None else OF_RATINGS
+        leave_out(context, reason, set(given(context)) - set(allowed))
+        if log is not None:
+            show_by_log(MeasuredModel.of(run, model, policy), log, as_json)
+        elif ratings is not None:
+            read_blind(run, ratings, as_json)
         return
     if blind is not None:
-        if against is None:
-            raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
-        wrong = [name for name in given(context) if name in OF_REWARDS]
-        leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
-        check_free(blind)
+        _check_blind(context, blind, against)
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
-    subject = replace(MeasuredModel.of(run, model, policy), played=environment_of(environment, max_turns))
+    subject = MeasuredModel.of(run, model, policy).playing(environment_of(environment, max_turns))
     other = against if against in (None, START) else model_path(against)
-    for name in (subject.path, other):
-        subject.look_at(name)
     if prompts:
         loaded = zip(load_sets(prompts).items(), prompts, strict=True)
         sets = [MeasuredSet(name, asked, file=path) for (name, asked), path in loaded]
@@ -127,12 +127,10 @@ def eval_(
         sets = [MeasuredSet(HELD_OUT, subject.held_out())]
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
-        assert against is not None
-        assert other is not None
-        rollouts = (subject.other(other), subject.rollout())
+        rollouts = (subject.other(str(other)), subject.rollout())
         every = [prompt for measured in sets for prompt in measured.prompts]
         own = run if model is None else None  # whose result it is
-        written = write_blind(blind, rollouts, every, sampler, seed, (against, subject.name), own)
+        written = write_blind(blind, rollouts, every, sampler, seed, (str(against), subject.name), own)
         show_written(written, own, as_json)
         return
 
@@ -141,15 +139,8 @@ def eval_(
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else url_of(store) or store.absolute()
     with subject.scorer(scoring, reward) as scorer:
-        measurement = Measurement(scorer, sampler, seed, kept)
-        maximum = _measure(sets, subject, other, measurement)
-    scored_by = {"scored_by": scoring.model_dump(include={"name", "options"})}
-    for measured in sets if out else ():  # what `agro compare` reads
-        assert out is not None
-        path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        records = [json.dumps(x | scored_by, ensure_ascii=False) for x in measured.result.by_prompt()]
-        path.write_text("".join(f"{record}\n" for record in records), encoding="utf-8")
+        maximum = _measure(sets, subject, other, Measurement(scorer, sampler, seed, kept))
+    _write(sets, out, {"scored_by": scoring.model_dump(include={"name", "options"})})
     configured = None if subject.ran is None else subject.ran.evaluate.pass_at
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
     _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
@@ -162,17 +153,24 @@ def eval_(
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-def _read_alone(context: typer.Context) -> None:
-    """What is read without sampling: a sheet of ratings, or a log."""
-    values = context.params
-    if values["log"] is not None:
-        leave_out(context, "--log samples and scores nothing", set(given(context)) - set(OF_LOG))
-        subject = MeasuredModel.of(values["run"], values["model"], values["policy"])
-        show_by_log(subject, values["log"], values["as_json"])
-    else:
-        wrong = set(given(context)) - set(OF_RATINGS)
-        leave_out(context, "--ratings only reads a sheet, with the folder of the run and --json", wrong)
-        read_blind(values["run"], values["ratings"], values["as_json"])
+OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
+
+
+def _check_blind(context: typer.Context, sheet: Path, against: str | None) -> None:
+    """Refuse a sheet of one model, options that say nothing about it, and one that would lose ratings."""
+    if against is None:
+        raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
+    wrong = [name for name in given(context) if name in OF_REWARDS]
+    leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
+    check_free(sheet)
+
+
+# What goes with another option, and why nothing else does.
+OF_RATINGS = (
+    "--ratings only reads a sheet, with the folder of the run and --json",
+    ("run", "ratings", "as_json"),
+)
+OF_LOG = "--log samples and scores nothing", ("run", "model", "policy", "log", "as_json")
 
 
 @dataclass
@@ -221,12 +219,11 @@ def _measure(
     """
     from agro.cli.measuring import along_samples
 
-    rollout, other = subject.rollout(), None
+    rollout, other = subject.rollout(), None if against is None else subject.other(against)
     for measured in sets:
         measured.result = measured.measure(measurement, rollout, subject.path)
-    if against is not None:
-        other = subject.other(against)
-        name = f"{START} of {subject.run}" if against == START else against
+    if other is not None:
+        name = f"{START} of {subject.run}" if against == START else str(against)
         least, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
         for measured in sets:
             measured.start = measured.measure(measurement, other, name)
@@ -241,6 +238,16 @@ def _measure(
     if measurement.scorer.of_environment:
         return getattr(rollout.environment, "maximum", None)
     return measurement.scorer.maximum
+
+
+def _write(sets: list[MeasuredSet], out: Path | None, scored_by: dict[str, Any]) -> None:
+    """What `agro compare` reads: a prompt a line, of several sets in a folder."""
+    for measured in sets if out else ():
+        assert out is not None
+        path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records = [json.dumps(x | scored_by, ensure_ascii=False) for x in measured.result.by_prompt()]
+        path.write_text("".join(f"{record}\n" for record in records), encoding="utf-8")
 
 
 def _report(
@@ -298,23 +305,18 @@ def _show(measured: MeasuredSet, threshold: float | None) -> None:
 
 
 def _row(row: dict[str, Any]) -> str:
+    """A value with its interval."""
     if row["value"] is None:
         return "unknown"
     text = f"{row['value']:.4f}"
     return text if row["low"] is None else f"{text}  [{row['low']:.4f}, {row['high']:.4f}]"
 
 
-OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
-OF_RATINGS = ("run", "ratings", "as_json")
-OF_LOG = ("run", "model", "policy", "log", "as_json")
-
-
 def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     """What a model would earn by the responses of a log, and how sure that is."""
     if url_of(path) is None and not path.exists():
         raise Refused(f"--log {path}: no such file")
-    subject.look_at(subject.path)
-    from agro.cli.measuring import policy_of  # here: what is missing is refused at once
+    from agro.cli.measuring import policy_of
     from agro.pages.store.measurements import RescoredLog
 
     with opened_log(path) as store:
@@ -335,7 +337,7 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     if as_json:
         about = {"log": str(path), "model": subject.name, "responses": len(scored.responses)}
         about |= {"dropped": scored.dropped, "seen": None if seen is None else seen.to_json()}
-        print(json.dumps(about | {"value": value}, ensure_ascii=False, allow_nan=False))
+        answer(about | {"value": value}, "", as_json)
         return
     print(f"{subject.name} by {len(scored.responses)} responses of {path}")
     if scored.dropped:
@@ -345,23 +347,17 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     if value["answer"] == "not estimable":
         print(f"Not estimable: {value['obstacle']}. What to do: {value['instead']}")
         return
-    gain = f"{_with_interval(value['gain'])}, {chance(value['gain']['p'])}"
+    gain = f"{_row(value['gain'])}, {chance(value['gain']['p'])}"
     author = f"what wrote the log, whose mean reward is {fixed(value['behavior'])}"
     print(f"{value['answer'].capitalize()} against {author}: {gain} (doubly robust)")
     counting = f"{value['ess']:.0f} of {value['responses']} responses count, of {value['clusters']} prompts"
-    print(f"{counting}; the mean weight is {_with_interval(value['mean_weight'])}")
+    print(f"{counting}; the mean weight is {_row(value['mean_weight'])}")
     if value["caution"]:
         print(value["caution"].capitalize())
     for name, estimate in value["estimates"].items():
-        print(f"  {name.replace('_', ' ')}: {_with_interval(estimate)}")
+        print(f"  {name.replace('_', ' ')}: {_row(estimate)}")
     low, high = value["clipping_bias"]
     print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
-
-
-def _with_interval(row: dict[str, Any]) -> str:
-    if row["low"] is None:
-        return fixed(row["value"])
-    return f"{fixed(row['value'])} [{fixed(row['low'])}, {fixed(row['high'])}]"
 
 
 def write_blind(
@@ -388,16 +384,15 @@ def write_blind(
 
 
 def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    print(f"{report['sheet']}: {report['prompts']} prompts; put left, right or tie into better of each")
+    sheet = report["sheet"]
+    lines = [f"{sheet}: {report['prompts']} prompts; put left, right or tie into better of each"]
     if report["same"]:
-        print(f"{report['same']} of them have the same response on both sides: a tie")
+        lines.append(f"{report['same']} of them have the same response on both sides: a tie")
     if report["failed"]:
-        print(f"{report['failed']} prompts are left out, since their environment failed")
+        lines.append(f"{report['failed']} prompts are left out, since their environment failed")
     of = f" {run}" if run else ""
-    print(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {report['sheet']}")
+    lines.append(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {sheet}")
+    answer(report, "\n".join(lines), as_json)
 
 
 def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
@@ -411,18 +406,12 @@ def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
         check_of(run, sheet, key)
         ratings.save(run)
         write_cards(run)
-    against = "the start" if key["against"] == "start" else key["against"]
-    verdict = Verdict.rated(ratings, against)
-    if as_json:
-        report = {"sheet": str(sheet), "model": key["model"], "against": key["against"]}
-        print(json.dumps(report | {"verdict": verdict.to_json()}, ensure_ascii=False, allow_nan=False))
-        return
-    print(verdict.sentence)
-    if run is not None:
-        print(
-            f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it",
-            file=sys.stderr,
-        )
+    verdict = Verdict.rated(ratings, "the start" if key["against"] == START else key["against"])
+    report = {"sheet": str(sheet), "model": key["model"], "against": key["against"]}
+    answer(report | {"verdict": verdict.to_json()}, verdict.sentence, as_json)
+    if run is not None and not as_json:
+        kept = f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it"
+        print(kept, file=sys.stderr)
 
 
 def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:

@@ -6,18 +6,15 @@ import inspect
 import json
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, paragraph, show_table, width
+from agro.cli.common import Json, answer, end, paragraph, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.logs.format_table import FORMATS
 from agro.objectives import describe
-
-if TYPE_CHECKING:
-    from agro.proof.measuring import ProofRow
 
 COUPLES = {
     "row": "a row's gradient depends on no other row's log-probs",
@@ -39,21 +36,20 @@ def objectives(
     from agro.objectives.table import entries
 
     if as_json:
-        print(json.dumps(describe(name) if name else [describe(n) for n in names()], ensure_ascii=False))
+        answer(describe(name) if name else [describe(n) for n in names()], "", as_json)
         return
-    lines: list[str] = []
     if name:
-        lines = _one(describe(name))
-    else:  # the names, by what they need of the data
-        by_needs: dict[str, list[str]] = {}
-        for key, entry in entries().items():
-            needed = entry.needs(entry.defaults())
-            of_data = sorted(str(need) for need in needed if need.provider in OF_DATA)
-            by_needs.setdefault(_listed(of_data), []).append(key)
-        for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
-            lines += side_by_side(f"need {what}", found)
-        lines += paragraph("One in full: agro objectives NAME")
-    print("\n".join(lines))
+        print("\n".join(_one(describe(name))))
+        return
+    by_needs: dict[str, list[str]] = {}  # the names, by what they need of the data
+    for key, entry in entries().items():
+        needed = entry.needs(entry.defaults())
+        of_data = sorted(str(need) for need in needed if need.provider in OF_DATA)
+        by_needs.setdefault(_listed(of_data), []).append(key)
+    lines: list[str] = []
+    for what, found in sorted(by_needs.items(), key=lambda item: -len(item[1])):
+        lines += side_by_side(f"need {what}", found)
+    print("\n".join([*lines, *paragraph("One in full: agro objectives NAME")]))
 
 
 def _one(entry: dict[str, Any]) -> list[str]:
@@ -90,22 +86,17 @@ def formats(
     for found in [get(name)] if name else FORMATS.values():
         carries = {"carries": list(found.carries), "joins": found.joins or None}
         rows.append({key: carries.get(key, getattr(found, key)) for key in keys})
-    if as_json:
-        print(json.dumps(rows[0] if name else rows, ensure_ascii=False))
-        return
-    # What the records of a format have beside prompts and responses.
-    carried = [", ".join(row["carries"]) or "texts alone" for row in rows]
-    carried = ["can't be imported" if row["kind"] == "nothing" else text for row, text in zip(rows, carried)]
     lines: list[str] = []
-    if name:
-        for key, value in (rows[0] | {"carries": carried[0]}).items():
+    if name:  # what its records have beside prompts and responses
+        carried = "can't be imported" if rows[0]["kind"] == "nothing" else _listed(rows[0]["carries"])
+        for key, value in (rows[0] | {"carries": carried}).items():
             if value is not None:
                 lines += paragraph(f"{key.replace('_', ' ')}: {value}", 0, 4)
     else:
         for kind in sorted({row["kind"]: 0 for row in rows}, key=lambda kind: kind in KINDS):
             lines += side_by_side(KINDS.get(kind, kind), (r["name"] for r in rows if r["kind"] == kind))
         lines += paragraph("One in full: agro formats NAME")
-    print("\n".join(lines))
+    answer(rows[0] if name else rows, "\n".join(lines), as_json)
 
 
 def init(
@@ -141,16 +132,13 @@ def recipes(
     if name is not None:
         recipe = found.get(name)
         row = {"name": name, "kind": recipe.kind, "for": recipe.title, "minutes": None, "text": recipe.text}
-        print(json.dumps(row, ensure_ascii=False) if as_json else recipe.text, end="\n" if as_json else "")
+        answer(row, recipe.text.removesuffix("\n"), as_json)
         return
     rows: list[dict[str, Any]] = []
     for key, task in TASKS.items():
         rows.append({"name": key, "kind": "task", "for": task.title, "minutes": task.minutes})
     for recipe in found.recipes().values():  # whose minutes depend on the model
         rows.append({"name": recipe.name, "kind": recipe.kind, "for": recipe.title, "minutes": None})
-    if as_json:
-        print(json.dumps(rows, ensure_ascii=False))
-        return
     lines = []
     for kind, title in TITLES.items():
         of_kind = [row for row in rows if row["kind"] == kind]
@@ -162,8 +150,7 @@ def recipes(
             minutes = "" if row["minutes"] is None else f" ({row['minutes']:g} minutes)"
             text = f"{row['name']}: {row['for']}{minutes}"
             lines.append(f"  {shorten(text, width() - 2, placeholder=' …')}")
-    lines += paragraph(HINT)
-    print("\n".join(lines))
+    answer(rows, "\n".join([*lines, *paragraph(HINT)]), as_json)
 
 
 HINT = "agro recipes NAME prints one; its first lines have the complete command."
@@ -193,30 +180,25 @@ def prove(
         claims_of(name)
 
     rows = [row for measured in passport.prove(selected).values() for row in measured]
-    broken = [row for row in rows if row.holds is False]
     if as_json:
-        print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, allow_nan=False))
+        answer([row.to_json() for row in rows], "", as_json)
     else:
-        _show(rows)
+        cells = []
+        for row in rows:
+            verdict = {True: "yes", False: "NO", None: ""}[row.holds]
+            bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
+            cells.append([row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict])
+        titles = ("objective", "property", "setting", "value", "bound", "holds")
+        claimed = [row.holds for row in rows if row.holds is not None]
+        show_table(titles, cells).print(
+            f"{sum(claimed)} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported "
+            "without a claim"
+        )
+    broken = [
+        f"agro: {row.objective}: {row.property} ({row.setting}): expected {row.side} {row.bound:g}, "
+        f"got {row.value:.3g}"
+        for row in rows
+        if row.holds is False
+    ]
     if broken:
-        for row in broken:
-            typer.echo(
-                f"agro: {row.objective}: {row.property} ({row.setting}): expected {row.side} {row.bound:g}, "
-                f"got {row.value:.3g}",
-                err=True,
-            )
-        raise SystemExit(1)
-
-
-def _show(rows: list[ProofRow]) -> None:
-    cells = []
-    for row in rows:
-        verdict = {True: "yes", False: "NO", None: ""}[row.holds]
-        bound = "" if row.bound is None else f"{row.side} {row.bound:g}"
-        cells.append([row.objective, row.property, row.setting, f"{row.value:.3g}", bound, verdict])
-    console = show_table(("objective", "property", "setting", "value", "bound", "holds"), cells)
-    claimed = [row.holds for row in rows if row.holds is not None]
-    console.print(
-        f"{sum(claimed)} of {len(claimed)} claims hold; {len(rows) - len(claimed)} values are reported "
-        "without a claim"
-    )
+        end(1, "\n".join(broken))

@@ -18,13 +18,13 @@ from agro.cli.common import (
     Json,
     PolicySetting,
     Workers,
+    answer,
     end,
     licenses,
     opened_log,
     pairs,
     policy_config,
 )
-from agro.cli.preflight import look_at_model
 from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.strictjson import dumps
@@ -121,15 +121,13 @@ def import_(
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
     report, encoding = _into(store, files, arguments, tokenizer, setting)
-    if as_json:
-        more: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
-        more |= {} if proposal is None else {"proposed": proposal.to_json(name)}
-        print(json.dumps({**report.to_json(), **more}, ensure_ascii=False))
-        return
-
-    print(report)
+    lines, document = [str(report)], report.to_json()
     if encoding is not None:
-        print("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+        document["encoding"] = encoding
+        lines.append("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+    if proposal is not None:
+        document["proposed"] = proposal.to_json(name)
+    answer(document, "\n".join(lines), as_json)
 
 
 def _into(
@@ -238,15 +236,15 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
         if not proposal.is_judged:
             question = "Are these prompts and responses? y / a column that judges them / q: "
         print(question, end="", file=sys.stderr, flush=True)
-        answer = (sys.stdin.readline() or "q").strip()
-        if answer.lower() in ("y", "yes"):
+        typed = (sys.stdin.readline() or "q").strip()
+        if typed.lower() in ("y", "yes"):
             return proposal
-        if answer.lower() in ("n", "no") and proposal.is_judged:
+        if typed.lower() in ("n", "no") and proposal.is_judged:
             return proposal.reversed()
-        if answer.lower() in ("n", "no", "q", "quit"):
+        if typed.lower() in ("n", "no", "q", "quit"):
             raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
         try:
-            proposal = (answer and propose(proposal.path, rewards={answer: 1.0})) or proposal
+            proposal = (typed and propose(proposal.path, rewards={typed: 1.0})) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
 
@@ -278,13 +276,18 @@ def check(
         raise Refused(
             "--reference and --policy go with --model, which isn't given; add it, or leave them out"
         )
-    config = _config(objective, recipe, changes or [])
+    if recipe is not None and objective is not None:
+        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
+    if recipe is not None:
+        config = RunConfig.load(recipe, changes or [])
+    else:  # an objective with its defaults, and changed settings
+        values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
+        for change in changes or []:
+            override(values, change, RunConfig)
+        config = RunConfig.of(values, "--set")
     compared = None if reference is None else policy_config(reference, setting)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
-        for policy in (config.policy, compared):
-            if policy is not None and policy.model is not None:
-                look_at_model(policy.model)  # refused before torch is imported
     with opened_log(path, workers) as store:
         from agro.pages.store import (  # here: a missing file is refused at once
             check_store,
@@ -302,22 +305,8 @@ def check(
             asked = Policy.load(config.policy)
             reference_policy = None if compared is None else Policy.load(compared)
             report = replace(report, measured=measure(store, asked, reference_policy, limit))
-    if as_json:
-        print(json.dumps(report.to_json(), ensure_ascii=False))
-    else:
-        print("\n".join([str(report), "", *recommendation_lines(report.recommended)]))
+    lines = [str(report), "", *recommendation_lines(report.recommended)]
+    answer(report.to_json(), "\n".join(lines), as_json)
     problems = [str(verdict) for verdict in report.verdicts if verdict.level == "problem"]
     if problems:
         end(2, "\n".join(f"agro: {problem}" for problem in problems))
-
-
-def _config(objective: str | None, recipe: Path | None, changes: list[str]) -> RunConfig:
-    """What the store is checked for: a recipe, or an objective with its defaults, and changed settings."""
-    if recipe is not None and objective is not None:
-        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
-    if recipe is not None:
-        return RunConfig.load(recipe, changes)
-    values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
-    for change in changes:
-        override(values, change, RunConfig)
-    return RunConfig.of(values, "--set")

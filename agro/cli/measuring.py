@@ -6,9 +6,10 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from agro.rollout import Activity, Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.store import Store
 from agro.store.location import Location
-from agro.types import Prompt, Sample
+from agro.types import Prompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,22 +44,19 @@ class Measurement:
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't
         sampled again."""
-        progress = SamplingProgress(model)
-        if self.store is None:
-            samples = rollout.sample(prompts, self.sampler.n, self.sampler, seed=self.seed)
-            counted = progress.counting(samples, len(prompts) * self.sampler.n)
-            return heldout(rollout, self.scorer, prompts, self.sampler, self.seed, counted)
-        decides = {
-            "model": fingerprint(model) if Path(model).is_dir() else model,
-            "tokenizer": rollout.encoder.fingerprint,
-            "prompts": [[prompt.id, prompt.text] for prompt in prompts],
-            "sampler": self.sampler.model_dump(mode="json"),
-            "seed": self.seed,
-            "environment": None if rollout.environment is None else rollout.environment.name,
-        }
-        ledger = f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
-        with Store.open(self.store) as store:
-            earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts))))
+        progress, ledger = SamplingProgress(model), ""
+        if self.store is not None:
+            decides = {
+                "model": fingerprint(model) if Path(model).is_dir() else model,
+                "tokenizer": rollout.encoder.fingerprint,
+                "prompts": [[prompt.id, prompt.text] for prompt in prompts],
+                "sampler": self.sampler.model_dump(mode="json"),
+                "seed": self.seed,
+                "environment": None if rollout.environment is None else rollout.environment.name,
+            }
+            ledger = f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
+        with TemporaryDirectory() as folder, Store.open(self.store or Path(folder) / "eval.db") as store:
+            earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts)))) if ledger else 0
             if earlier:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
             task = Task(seed=self.seed, ledger=ledger)
@@ -66,7 +64,8 @@ class Measurement:
             progress.end()
             stored = list(store.samples(ids=done.ids))
             result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
-            store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
+            if self.store is not None:
+                store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
             return result
 
 
@@ -88,16 +87,6 @@ class SamplingProgress(Activity):
             seconds = (time.monotonic() - self.began) / (done - self.earlier) * (total - done)
             text += f", {duration(seconds)} left"
         print(f"\r\x1b[K{visible(text)}", end="", file=drawn(sys.stderr), flush=True)
-
-    def counting(self, samples: Iterator[Sample], total: int) -> Iterator[Sample]:
-        """The samples, each shown as it comes; rows of one episode are one response."""
-        numbers = set()
-        self.stage("sampling", 0, total)
-        for sample in samples:
-            numbers.add(sample.meta["index"])
-            self.stage("sampling", len(numbers), total)
-            yield sample
-        self.end()
 
     def end(self) -> None:
         if self.is_shown:

@@ -13,16 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from agro.cli.commands import COMMANDS, overview
-from agro.cli.common import Command, end, guarded
+from agro.cli.common import Command, guarded
 from agro.io.version import __version__
 
 ENTRIES = {entry.name: entry for entry in COMMANDS}
-MOVED = {  # commands of earlier versions
-    "judge-check": "agro score LOG --reward judge --check --timeout 60 --workers 4",
-    "off-policy": "agro eval RUN --log LOG",
-    "recover": "agro store recover OLD NEW",
-    "show": "agro store show STORE",
-}
 
 
 class Program(TyperGroup):
@@ -36,8 +30,6 @@ class Program(TyperGroup):
         return list(ENTRIES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in MOVED:
-            end(2, f"agro: agro {cmd_name} is now {MOVED[cmd_name]}")
         return command(cmd_name) if cmd_name in ENTRIES else None
 
     def get_help(self, ctx: Any) -> str:

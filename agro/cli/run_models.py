@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config, sampler_config
-from agro.cli.preflight import look_at_model
+from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward
@@ -72,7 +71,6 @@ def sample(
 
     loaded = load_prompts(prompts)
     settings = policy_config(model, policy)
-    look_at_model(settings.model or model)
     as_file = out.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))
     if as_file and out.exists():
         raise Refused(f"{out}: there is such a file; give another --out, or remove it")
@@ -82,7 +80,7 @@ def sample(
         )
     if temperature is None:
         temperature = 0.0 if greedy else 1.0
-    sampler = sampler_config(n=n, temperature=temperature, max_new=max_new)
+    sampler = sampler_config(n, temperature, max_new)
     rollout = rollout_of(model, settings, environment_of(environment, max_turns))
     with TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db" if as_file else out) as store:
         start = ceil(store.experience.next_number(seed) / n)  # so that no stored response is sampled again
@@ -92,6 +90,11 @@ def sample(
             samples_by_id = {s.id: s for s in store.samples()}
             write_samples(out, (samples_by_id[i] for i in report.ids))
     print(f"{len(report.ids)} responses to {len(loaded)} prompts in {out}", file=sys.stderr)
+
+
+def sampler_config(n: int, temperature: float, max_new: int) -> SamplerConfig:
+    values = {"n": n, "temperature": temperature, "max_new": max_new}
+    return RunConfig.of({"sampler": values}, "command line").sampler
 
 
 def environment_of(name: str | None, max_turns: int | None) -> config.EnvironmentConfig | None:
@@ -127,8 +130,8 @@ class MeasuredModel:
     """A model, and the run whose settings it is asked with.
 
     `path`: its folder from anywhere, or its name on the hub. `run`: the folder that was named. `config`: of
-    that run, or of the one that saved the model, whose relative paths begin in `started`. `changes`:
-    KEY=VALUE of [policy]. `played`: the environment that is named in place of the run's.
+    that run, or of the one that saved the model, whose relative paths begin in `started`; those of the model
+    and of its environment in `begins`. `changes`: KEY=VALUE of [policy].
     """
 
     name: str
@@ -136,8 +139,9 @@ class MeasuredModel:
     run: Path | None
     config: RunConfig | None
     started: Path
+    begins: Path
+    environment: EnvironmentConfig | None = None
     changes: list[str] | None = None
-    played: EnvironmentConfig | None = None
 
     @classmethod
     def of(
@@ -157,25 +161,17 @@ class MeasuredModel:
             if (parent / "metrics.jsonl").is_file() and (parent / "config.json").is_file():
                 folder = folder or parent
         config = None if folder is None else config_of(folder)
-        return cls(model, model_path(model), run, config, started_in(folder), changes)
+        started, played = started_in(folder), None if config is None else config.environment
+        return cls(model, model_path(model), run, config, started, started, played, changes)
 
-    def without_environment(self) -> MeasuredModel:
-        """Asked single questions, whatever the run played."""
-        config = None if self.config is None else self.config.model_copy(update={"environment": None})
-        return replace(self, config=config)
+    def playing(self, environment: EnvironmentConfig | None) -> MeasuredModel:
+        """In an environment that is named here, if one is."""
+        return self if environment is None else replace(self, environment=environment, begins=Path.cwd())
 
     @property
     def ran(self) -> RunConfig | None:
         """The configuration of the run that was named."""
         return None if self.run is None else self.config
-
-    def look_at(self, name: str | None) -> None:
-        """Refuse what isn't there, before torch is imported: this model, or one to compare with."""
-        if name in (None, START) or any(change.startswith("model=") for change in self.changes or ()):
-            return
-        assert name is not None
-        with working_in(self._begins):
-            look_at_model(name)
 
     def rollout(self) -> Rollout:
         return self._loaded(self.path)
@@ -192,24 +188,13 @@ class MeasuredModel:
 
     def _loaded(self, name: str) -> Rollout:
         settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
-        with working_in(self._begins):
+        with working_in(self.begins):
             return rollout_of(name, settings, self.environment)
-
-    @property
-    def _begins(self) -> Path:
-        """Where relative paths do: here, if the environment was named, else where the run began."""
-        return Path.cwd() if self.played is not None else self.started
-
-    @property
-    def environment(self) -> EnvironmentConfig | None:
-        if self.played is None and self.config is not None:
-            return self.config.environment
-        return self.played
 
     def sampler(self, n: int, temperature: float, max_new: int | None) -> SamplerConfig:
         if max_new is None:
             max_new = LONGEST if self.config is None else self.config.sampler.max_new
-        return sampler_config(n=n, temperature=temperature, max_new=max_new)
+        return sampler_config(n, temperature, max_new)
 
     def held_out(self) -> list[Prompt]:
         """The held-out prompts of the run. Raises `Refused` where there are none."""

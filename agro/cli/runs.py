@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, show_table
-from agro.cli.preflight import look_at_begun, look_at_inputs, look_at_run
+from agro.cli.common import Json, answer, show_table
 from agro.config import RunConfig
 from agro.config.aliases import renamed
-from agro.config.run import race_config
 from agro.errors import Refused
 from agro.place.placement import Placement, TrainCommand
 from agro.place.status import TITLES, RunStatus
+from agro.runs.folder import check_out
 from agro.runs.problems import problems
 from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
 from agro.runs.rundata import load_run
@@ -28,6 +25,9 @@ from agro.runs.verdict import Verdict
 
 if TYPE_CHECKING:
     from agro.api.fit import Fitted
+
+
+IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
 
 
 def train(
@@ -65,34 +65,52 @@ def train(
             raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
-    loaded = RunConfig.load(config, changes)
-    fitted = None
-    look = partial(look_at_run, out=out, resume=resume, accept=accepted, writes=not dry_run)
+    loaded, fitted = RunConfig.load(config, changes), None
+    check_out(out, resume=resume, accept=accepted, makes=IS_FIRST and not dry_run)
     if fit:
-        fitted = _fitted(loaded, config, changes, fit, look, out, dry_run=dry_run, as_json=as_json)
-        if fitted is None:  # it is answered
-            return
-        from agro.api.fit import items
+        from agro.api.fit import Limits, answers
+        from agro.api.fit import fit as fit_run
 
-        loaded = RunConfig.load(config, [*changes, *items(fitted.settings)])
-    else:
-        look(loaded)
+        given = {item.partition("=")[0].strip() for item in renamed(changes)}
+        limits = Limits.parse(fit)
+        # Of a model without weights here the question is whether it fits into the memory.
+        said = answers(loaded, limits.bytes, given) if dry_run and limits.bytes else []
+        if said:
+            answer(said, "\n".join(said), as_json)
+            return
+        fitted = fit_run(loaded, limits, given, out)
+        print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
+        loaded = fitted.config
+    _run(loaded, out, fitted, resume=resume, accept=accepted, dry_run=dry_run, as_json=as_json)
+
+
+def _run(
+    config: RunConfig,
+    out: Path | None,
+    fitted: Fitted | None,
+    *,
+    resume: bool,
+    accept: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Train, or say what that would take."""
     from agro.api.reporting_trainer import Trainer
 
-    trainer = Trainer(loaded, out, resume=resume, accept=accepted)
+    trainer = Trainer(config, out, resume=resume, accept=accept)
     trainer.forecasts = fitted is None
     if dry_run:
         from agro.api.plan import describe
 
         planned = trainer.plan() if fitted is None else fitted.plan
-        print(json.dumps(planned, ensure_ascii=False) if as_json else describe(planned))
+        answer(planned, describe(planned), as_json)
         return
     folder = trainer.run()
     if as_json:
-        print(_result(folder, trainer.ended_well))
+        answer(_result(folder, trainer.ended_well), "", as_json)
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
-    if os.environ.get("RANK", "0") == "0":  # of torchrun: the first alone knows the folder
+    if IS_FIRST:
         # Where no reward measured held-out prompts, people can say whether it got better
         run = load_run(folder)
         if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
@@ -129,45 +147,10 @@ def _resumed(
     return run / "config.json", overrides, run
 
 
-def _fitted(
-    loaded: RunConfig,
-    config: Path,
-    changes: list[str],
-    limits: list[str],
-    look: Callable[[RunConfig], None],
-    out: Path | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> Fitted | None:
-    """What `--fit` chose, which is printed. None where the question is whether a model without weights here
-    fits into the memory, which is answered."""
-    if not dry_run:  # before torch is imported
-        look(loaded)
-    from agro.api.fit import Limits, answers, fit, items
-
-    given = {item.partition("=")[0].strip() for item in renamed(changes)}
-
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        return RunConfig.load(config, [*changes, *items(settings)])
-
-    limit = Limits.parse(limits)
-    said = answers(loaded, limit.bytes, given, changed) if dry_run and limit.bytes else []
-    if said:
-        print(json.dumps(said) if as_json else "\n".join(said))
-        return None
-    if dry_run:
-        look(loaded)
-    fitted = fit(loaded, limit, given, changed, out)
-    for line in fitted.lines():
-        print(line, file=sys.stderr, flush=True)
-    return fitted
-
-
-def _result(folder: Path, ended_well: bool) -> str:
-    """What a run left, whether its model got better, and what it writes, as JSON."""
+def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
+    """What a run left, whether its model got better, and what it writes."""
     run, shown = load_run(folder), SideBySide.load(folder)
-    result = {
+    return {
         "run": str(folder),
         "model": str(folder / "model"),
         "report": str(folder / "report.html"),
@@ -176,7 +159,6 @@ def _result(folder: Path, ended_well: bool) -> str:
         "held_out": {"share": run.config.data.hold_out, "set_aside": run.set_aside},
         "side_by_side": None if shown is None else shown.to_json(),
     }
-    return json.dumps(result, ensure_ascii=False, allow_nan=False)
 
 
 def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
@@ -200,7 +182,7 @@ def ps(
     """
     status = RunStatus.read(run)
     if as_json:
-        print(json.dumps(status.to_json(), ensure_ascii=False, allow_nan=False))
+        answer(status.to_json(), "", as_json)
     else:
         show_table(TITLES, status.rows()).print(status.sentence())
 
@@ -214,7 +196,6 @@ def collect(
     name: Of this collector among those of the run; one that is started again under the name of a dead one
         takes up what it had begun.
     """
-    look_at_begun(run)
     from agro.place.collector import Collector
 
     interruption = Interruption()
@@ -249,10 +230,8 @@ def report(
     from agro.pages.run import report as write_report
 
     page = write_report(run)
-    if as_json:
-        print(_result(run, not any(problem.serious for problem in problems(load_run(run)))))
-        return
-    print(page)
+    ended_well = not any(problem.serious for problem in problems(load_run(run)))
+    answer(_result(run, ended_well), str(page), as_json)
 
 
 def race(
@@ -274,14 +253,13 @@ def race(
     name = named[0] if named else None
     if name is not None and Path(name).suffix and not Path(name).exists():
         raise Refused(f"agro race: expected a log, a store, or a recipe; there is no file {name}")
-    look_at_inputs(race_config(name, overrides))
-    from agro.api.race import Race, conclusion  # here: what is missing is refused at once
+    from agro.api.race import Race, conclusion
 
     say = partial(print, file=sys.stderr, flush=True)
     record = Race(overrides, out, rate or (), say, name).run()
     said = conclusion(record)
     if as_json:
-        print(json.dumps(record | {"conclusion": said}, ensure_ascii=False))
+        answer(record | {"conclusion": said}, "", as_json)
         return
     titles = ("candidate", "rate", "steps", "held-out reward", "to the start", "run")
     show_table(titles, map(_cells, record["rows"])).print(f"\n{said}")

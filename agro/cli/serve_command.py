@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,7 +78,7 @@ def serve(
 
         keeping = _keeping(store, redact_pattern, keep_days, secrets=keep_secrets)
         with closing(listening(host, port)) as listener:
-            engine: Any = subject.without_environment().rollout().engine
+            engine: Any = replace(subject, environment=None).rollout().engine
             engine.version = version_of(Path(subject.path)) if version is None else version
             source = subject.name if newest is None else model
             with opened(engine, batch, keeping, source, timeout, newest) as backend:
@@ -231,7 +232,8 @@ def chat(
         raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
     if against is not None and store is None and run is None:
         raise Refused(f"--store: expected it, since {model} isn't a run; got none")
-    asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model").without_environment()
+    asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model")
+    asked = replace(asked, environment=None)  # single questions, whatever the run played
     rollouts = [asked.rollout()]
     if against is not None:
         rollouts.append(asked.other(against if against == START else model_path(against)))

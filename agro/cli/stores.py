@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.columns import Columns
+from rich.console import Console, Group
 from rich.text import Text as RichText
 
 from agro.cli.common import (
     REWARD,
     Json,
     RewardOption,
+    answer,
     given,
     leave_out,
     licenses,
@@ -42,7 +42,7 @@ from agro.errors import Refused
 from agro.io.files import complete_folder
 from agro.io.terminal import cut as shorten
 from agro.io.terminal import plain, visible
-from agro.rewards import check_name, load_reward
+from agro.rewards import load_reward
 from agro.runs.side_by_side import Answer
 from agro.store import Store, recover
 from agro.store.export import to_record
@@ -62,34 +62,29 @@ def export(
         file: A file that ends with .jsonl, .jsonl.gz or .parquet. Of a run or a model a new folder, with the
             model in 16 bits, an adapter merged.
     """
-    if url_of(store) is None and store.is_dir():
-        if file.suffix in (".jsonl", ".gz", ".parquet", ".gguf"):
-            raise Refused(
-                f"{file}: of a run or a model agro export writes a folder of safetensors. What to do: give a "
-                f"folder; the samples of a run are in {store / 'store.db'}"
-            )
-        write_merged(store, file)
-        print(json.dumps({"model": str(file)}) if as_json else f"wrote {file}")
+    if url_of(store) is not None or not store.is_dir():
+        with Store.open(store, read_only=True) as opened:
+            count = opened.export(file)
+        answer({"samples": count, "file": str(file)}, f"{file}: {count} samples", as_json)
         return
-    with Store.open(store, read_only=True) as opened:
-        count = opened.export(file)
-    print(json.dumps({"samples": count, "file": str(file)}) if as_json else f"{file}: {count} samples")
-
-
-def write_merged(run: Path, folder: Path) -> None:
-    """Write the model of a run, or a model's folder, in bfloat16, an adapter merged into it."""
+    if file.suffix in (".jsonl", ".gz", ".parquet", ".gguf"):
+        raise Refused(
+            f"{file}: of a run or a model agro export writes a folder of safetensors. What to do: give a "
+            f"folder; the samples of a run are in {store / 'store.db'}"
+        )
+    if file.exists():
+        raise Refused(f"{file}: there is such a file or folder; give another one, or remove it")
     import torch
 
     from agro.models.policy import Policy
 
-    if folder.exists():
-        raise Refused(f"{folder}: there is such a file or folder; give another one, or remove it")
-    is_run = (run / "metrics.jsonl").is_file()
-    name = MeasuredModel.of(run, None, flag="another run").name if is_run else str(run)
+    is_run = (store / "metrics.jsonl").is_file()
+    name = MeasuredModel.of(store, None, flag="another run").name if is_run else str(store)
     policy = Policy.load(policy_config(name, None))
     policy.model.to(torch.bfloat16)
-    with complete_folder(folder) as unfinished:
+    with complete_folder(file) as unfinished:
         policy.save(unfinished)
+    answer({"model": str(file)}, f"wrote {file}", as_json)
 
 
 def score(
@@ -121,12 +116,9 @@ def score(
         return
     if threshold is not None or label_threshold is not None:
         raise Refused("--threshold and --label-threshold are of --check; add it, or leave them out")
-    Store.open(store, create=False).close()  # refused before torch is imported: that takes seconds
-    check_name(reward)
     from agro.rollout.rollout import EpisodeReward
 
-    done: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
+    done, errors = Counter(scored=0, failed=0, kept=0), Counter[str]()
     with closing(EpisodeReward(load_reward(config))) as scorer, Store.open(store, create=False) as opened:
         samples = opened.samples(scored=False) if missing else opened.samples()
         for part in _complete_episodes(samples, 256):
@@ -134,25 +126,18 @@ def score(
             scores = scorer.score([s.replace(reward=None, meta=m) for s, m in zip(part, metas)])
             changed = []
             for s, x in zip(part, scores, strict=True):
-                outcome = "scored"
-                if x.value is None:
-                    outcome = "failed" if s.reward is None else "kept"
-                done[outcome] += 1
                 if x.error:
                     errors[x.error] += 1
-                if s.id is not None and outcome != "kept":  # a failure doesn't delete a reward
+                if x.value is None and s.reward is not None:  # a failure doesn't delete a reward
+                    done["kept"] += 1
+                    continue
+                done["failed" if x.value is None else "scored"] += 1
+                if s.id is not None:
                     changed.append((s.id, x.value, x.meta))
             opened.set_rewards(changed)
-    if as_json:
-        counts = {name: done[name] for name in ("scored", "failed", "kept")}
-        print(json.dumps({**counts, "errors": errors}, ensure_ascii=False))
-    else:
-        print(
-            f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep "
-            "their old one"
-        )
-        for error, count in errors.most_common(5):
-            print(f"  {count} × {error}")
+    counted = f"{done['scored']} scored, {done['failed']} without a reward, {done['kept']} failed and keep"
+    named = [f"  {count} × {error}" for error, count in errors.most_common(5)]
+    answer({**done, "errors": errors}, "\n".join([f"{counted} their old one", *named]), as_json)
     if errors and not done["scored"]:
         cause = next(iter(errors))
         raise Refused(f"--reward {reward}: no response could be scored (for one: {cause}); fix the reward")
@@ -179,10 +164,10 @@ def _check_reward(
     """Say how far a reward, most often a judge, agrees with the labels of a store or log."""
     with opened_log(labeled) as store:
         samples = list(store.samples(scored=True))
-    if not samples:
+    labels = [sample.reward for sample in samples if sample.reward is not None]
+    if not labels:
         raise Refused(f"{labeled}: expected samples with rewards, which are the labels; got none")
     if labeled_from is None:
-        labels = [sample.reward for sample in samples if sample.reward is not None]
         if not 0 <= min(labels) <= max(labels) <= 1:
             raise Refused(
                 f"{labeled}: expected labels from 0 to 1, got {min(labels):g} to {max(labels):g}. "
@@ -196,24 +181,20 @@ def _check_reward(
         if not math.isfinite(least) or not math.isfinite(labeled_from):
             raise Refused(f"expected finite thresholds, got {least} and {labeled_from}")
         scores = judge.score(samples)
-    judged = [
-        (score.value >= least, sample.reward >= labeled_from)
-        for sample, score in zip(samples, scores, strict=True)
-        if score.value is not None and sample.reward is not None
-    ]
+    scored = zip(scores, labels, strict=True)
+    judged = [(x.value >= least, label >= labeled_from) for x, label in scored if x.value is not None]
     failed = [score.error for score in scores if score.value is None]
     report = agreement(judged) | {"failed": len(failed), "threshold": least}
-    if as_json:
-        print(json.dumps(report))
-        return
-    kappa = "κ isn't defined: one of both always says the same"
-    if report["kappa"] is not None:
-        kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
-    agrees = "" if not judged else f"; it agrees with {report['agreement']:.1%} of the labels, {kappa}"
-    begin = f"yes from {least:g} on, labels from {labeled_from:g} on"
-    print(f"{len(judged)} samples judged, {len(failed)} not: {begin}{agrees}")
-    for error in list(dict.fromkeys(failed))[:5]:
-        print(f"  not judged: {error}")
+    agrees = ""
+    if judged:
+        kappa = "κ isn't defined: one of both always says the same"
+        if report["kappa"] is not None:
+            kappa = f"κ {report['kappa']:.2f} ({report['low']:.2f} to {report['high']:.2f})"
+        agrees = f"; it agrees with {report['agreement']:.1%} of the labels, {kappa}"
+    counted = f"{len(judged)} samples judged, {len(failed)} not"
+    begin = f"{counted}: yes from {least:g} on, labels from {labeled_from:g} on{agrees}"
+    named = [f"  not judged: {error}" for error in list(dict.fromkeys(failed))[:5]]
+    answer(report, "\n".join([begin, *named]), as_json)
 
 
 def agreement(judged: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
@@ -279,15 +260,13 @@ def forget(
                 "Add --yes to delete them"
             )
         opened.imports.forget(ids)
-    if as_json:
-        print(json.dumps(report, ensure_ascii=False))
-        return
-    print(f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}\n{runs_text}")
+    lines = [f"deleted: {len(ids)} samples, with their judgments, from {shlex.quote(str(store))}", runs_text]
     if trained:
-        print(
+        lines.append(
             "Their weights, pages (report.html) and logs still have what they learned or showed of these "
             "samples; delete those, or train again. A run that is resumed draws from what is left."
         )
+    answer(report, "\n".join(lines), as_json)
 
 
 class Action(Enum):
@@ -340,90 +319,41 @@ def store(
         given_stores = " ".join(map(str, stores))
         raise Refused(f"agro store {action.value}: expected {expected}, got {given_stores}")
     if action is Action.show:
-        _show(stores[0], groups, reward, source, prompt, prompt_id, newest, limit, as_json)
+        has_reward = in_range(reward, "--reward")
+
+        def fits(sample: Sample) -> bool:
+            is_asked = prompt is None or prompt.casefold() in plain(sample.prompt).casefold()
+            return is_asked and has_reward(sample.reward)
+
+        with Store.open(stores[0], read_only=True) as opened:
+            unknown = set(source or ()) - opened.counts().sources.keys()
+            if unknown:
+                known = ", ".join(map(repr, opened.counts().sources)) or "none"
+                raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
+            find = _groups if groups else _samples
+            matches = find(opened, fits, newest, prompt_id=prompt_id, sources=source)
+            _show(opened, stores[0], matches, groups, limit, as_json)
         return
     wrong = [name for name in given(context) if name in SELECTING]
     leave_out(context, f"agro store {action.value} takes stores alone", wrong)
     old, out = stores
     if action is Action.recover:
         recovered = recover(old, out)
-        print(json.dumps(recovered.to_json(), ensure_ascii=False) if as_json else recovered)
+        answer(recovered.to_json(), str(recovered), as_json)
         return
     from agro.store.copying import copy
 
     copy(old, out)
     with Store.open(out, read_only=True) as made:
         counts = made.counts()
-    if as_json:
-        print(json.dumps({"store": str(out), "samples": counts.samples, "groups": counts.groups}))
-    else:
-        print(f"{out}: {counts.samples} samples in {counts.groups} groups")
+    copied = {"store": str(out), "samples": counts.samples, "groups": counts.groups}
+    answer(copied, f"{out}: {counts.samples} samples in {counts.groups} groups", as_json)
 
 
-COLUMN = 26  # characters of a group's column at least
-COLUMNS = 6  # responses of a group that are shown: the best, or the newest
+COLUMN = 26  # characters of a response's column at least
 LONGEST = 800  # characters of a text
 UNASKED = 10  # samples, or groups, that are written where no limit is given and there is no pager
 BLOCK = 256  # samples read at once, where the newest come first
-
-
-def _show(
-    path: Path,
-    groups: bool,
-    reward: str | None,
-    source: list[str] | None,
-    prompt: str | None,
-    prompt_id: str | None,
-    newest: bool,
-    limit: int | None,
-    as_json: bool,
-) -> None:
-    has_reward = in_range(reward, "--reward")
-
-    def fits(sample: Sample) -> bool:
-        is_asked = prompt is None or prompt.casefold() in plain(sample.prompt).casefold()
-        return is_asked and has_reward(sample.reward)
-
-    with Store.open(path, read_only=True) as opened:
-        unknown = set(source or ()) - opened.counts().sources.keys()
-        if unknown:
-            known = ", ".join(map(repr, opened.counts().sources)) or "none"
-            raise Refused(f"--source {unknown.pop()!r}: expected one of {known}")
-        if groups:
-            matches: Iterator[Any] = _groups(opened, prompt_id, newest, fits, source)
-        else:
-            matches = filter(fits, _samples(opened, newest, prompt_id=prompt_id, sources=source))
-        if limit is None and not as_json and sys.stdout.isatty():
-            first = next(matches, None)
-            if first is not None:
-                _browse(chain([first], matches))
-                return
-        count = UNASKED if limit is None else limit
-        shown = list(islice(matches, count or None))
-        more = bool(count) and next(matches, None) is not None
-        total = opened.counts().samples
-        origins = licenses(opened)
-    if as_json:
-        rows = [_group_json(g) for g in shown] if groups else [{"id": s.id, **to_record(s)} for s in shown]
-        report = {
-            "store": str(path),
-            "samples_in_store": total,
-            "more": more,
-            "licenses": origins,
-            "groups" if groups else "samples": rows,
-        }
-        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
-        return
-    console = terminal()
-    if not shown:
-        console.print(f"none of {total:,} samples fits")
-    for match in shown:
-        _print_match(console, match)
-    if more:
-        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
-    for name, license in origins.items():
-        if license:
-            print(f"license of {name}: {license}")
 
 
 def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
@@ -440,7 +370,81 @@ def in_range(text: str | None, flag: str) -> Callable[[float | None], bool]:
     return lambda value: value is not None and least <= value <= most
 
 
-def _browse(matches: Iterator[Any]) -> None:
+def _samples(
+    store: Store, fits: Callable[[Sample], bool], newest: bool, **selection: Any
+) -> Iterator[list[Sample]]:
+    """Each fitting sample, alone."""
+    samples: Iterable[Sample] = store.samples(**selection)
+    if newest:
+        ids = [row.id for row in store.survey.summaries(**selection)][::-1]
+        blocks = (ids[start : start + BLOCK] for start in range(0, len(ids), BLOCK))
+        samples = chain.from_iterable(reversed(list(store.samples(ids=block))) for block in blocks)
+    return ([sample] for sample in samples if fits(sample))
+
+
+def _groups(
+    store: Store, fits: Callable[[Sample], bool], newest: bool, prompt_id: str | None, sources: Any
+) -> Iterator[list[Sample]]:
+    """The fitting responses of each group, the best first, and groups in the order in which they began.
+
+    `newest`: the newest response first, and first the group that has the newest one.
+    """
+    prompt_ids = [group.prompt_id for group in store.groups(sources=sources)]
+    if newest:
+        rows = reversed(store.survey.summaries(sources=sources))
+        prompt_ids = list(dict.fromkeys(row.prompt_id for row in rows))
+    for group in prompt_ids:
+        if prompt_id in (None, group):
+            matches = list(filter(fits, store.samples(prompt_id=group, sources=sources)))
+            if newest:
+                matches.reverse()
+            else:
+                matches.sort(key=lambda s: -math.inf if s.reward is None else s.reward, reverse=True)
+            if matches:
+                yield matches
+
+
+def _show(
+    store: Store,
+    path: Path,
+    matches: Iterator[list[Sample]],
+    groups: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Samples, each alone or by their prompt, in the terminal's pager or up to a limit."""
+    if limit is None and not as_json and sys.stdout.isatty():
+        first = next(matches, None)
+        if first is not None:
+            _browse(chain([first], matches))
+            return
+    count = UNASKED if limit is None else limit
+    shown = list(islice(matches, count or None))
+    more = bool(count) and next(matches, None) is not None
+    total, origins = store.counts().samples, licenses(store)
+    if as_json:
+        rows: list[Any] = []
+        for match in shown:
+            records = [{"id": s.id, **to_record(s)} for s in match]
+            prompt = {"prompt_id": match[0].prompt_id, "prompt": match[0].prompt}
+            rows.append(prompt | {"responses": records} if groups else records[0])
+        report = {"store": str(path), "samples_in_store": total, "more": more, "licenses": origins}
+        report["groups" if groups else "samples"] = rows
+        print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
+        return
+    console = terminal()
+    if not shown:
+        console.print(f"none of {total:,} samples fits")
+    for match in shown:
+        _print(console, match)
+    if more:
+        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
+    for name, license in origins.items():
+        if license:
+            print(f"license of {name}: {license}")
+
+
+def _browse(matches: Iterator[list[Sample]]) -> None:
     """All of them in the terminal's pager, which asks for more as one scrolls."""
     console = terminal()
     command = os.environ.get("PAGER") or "less"
@@ -453,109 +457,45 @@ def _browse(matches: Iterator[Any]) -> None:
         with suppress(BrokenPipeError), pager.stdin as pages:  # the pager was left
             for match in matches:
                 with console.capture() as captured:
-                    _print_match(console, match)
+                    _print(console, match)
                 pages.write(captured.get().encode("utf-8", "backslashreplace"))
 
 
-def _samples(store: Store, newest: bool, **selection: Any) -> Iterator[Sample]:
-    if not newest:
-        yield from store.samples(**selection)
-        return
-    ids = [row.id for row in store.survey.summaries(**selection)]
-    for end in range(len(ids), 0, -BLOCK):
-        yield from reversed(list(store.samples(ids=ids[max(0, end - BLOCK) : end])))
-
-
-def _groups(
-    store: Store,
-    prompt_id: str | None,
-    newest: bool,
-    fits: Callable[[Sample], bool],
-    sources: list[str] | None,
-) -> Iterator[list[Sample]]:
-    """The fitting responses of each group, the best first, and groups in the order in which they began.
-
-    `newest`: the newest response first, and first the group that has the newest one.
-    """
-    prompt_ids = [group.prompt_id for group in store.groups(sources=sources)]
-    if newest:
-        rows = reversed(store.survey.summaries(sources=sources))
-        prompt_ids = list(dict.fromkeys(row.prompt_id for row in rows))
-    for group in prompt_ids:
-        if prompt_id not in (None, group):
-            continue
-        matches = list(filter(fits, store.samples(prompt_id=group, sources=sources)))
-        if newest:
-            matches.reverse()
-        else:
-            matches.sort(key=lambda s: -math.inf if s.reward is None else s.reward, reverse=True)
-        if matches:
-            yield matches
-
-
-def _group_json(samples: list[Sample]) -> dict[str, Any]:
-    responses = [{"id": s.id, **to_record(s)} for s in samples]
-    return {"prompt_id": samples[0].prompt_id, "prompt": samples[0].prompt, "responses": responses}
-
-
-def _print_match(console: Console, match: Any) -> None:
-    """A sample, or the samples of a group."""
-    parts = _group(console, match) if isinstance(match, list) else _sample(match)
-    console.print(*parts, sep="\n")
+def _print(console: Console, samples: Sequence[Sample]) -> None:
+    """The prompt, and the responses to it, side by side as far as the terminal is wide enough."""
+    rewards = [s.reward for s in samples if s.reward is not None]
+    spread = f", rewards {min(rewards):g} to {max(rewards):g}" if len(rewards) > 1 else ""
+    count = f": {len(samples)} responses{spread}" if len(samples) > 1 else ""
+    console.print(RichText(f"prompt {visible(samples[0].prompt_id)}{count}", "bold"))
+    console.print(RichText(shorten(plain(samples[0].prompt), LONGEST), "cyan"))
+    width = max(COLUMN, console.width // len(samples) - 1)
+    if len(samples) > 1:
+        console.print(Columns([_response(s) for s in samples], width=width))
+    else:
+        console.print(_response(samples[0]))
     console.print()
 
 
-def _facts(s: Sample) -> list[str]:
-    """Reward, source, version, length and size of the kept sets, each short."""
-    version = s.oldest_version
-    length = None if s.action is None else int(s.action.sum())
-    kept_sets = []
+def _response(s: Sample) -> Group:
+    """Reward, source, version, length and size of the kept sets of a response, and its text."""
+    source = visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else "")
+    length = f"{len(s.response):,} characters"
+    if s.action is not None:
+        length = f"{int(s.action.sum()):,} tokens"
+    facts = [
+        f"sample {s.id}",
+        "no reward" if s.reward is None else f"reward {s.reward:g}",
+        source,
+        "version unknown" if s.oldest_version < 0 else f"version {s.oldest_version}",
+        length,
+    ]
     if s.kept_count is not None:
         sizes = s.kept_count[s.kept_count > 0]
-        kept_sets = [f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded"]
-    return [
-        "no reward" if s.reward is None else f"reward {s.reward:g}",
-        visible(s.source or s.role) + (f" ({s.role})" if s.source and s.source != s.role else ""),
-        "version unknown" if version < 0 else f"version {version}",
-        f"{len(s.response):,} characters" if length is None else f"{length:,} tokens",
-        *kept_sets,
-    ]
-
-
-def _sample(s: Sample) -> Iterable[RenderableType]:
-    yield RichText(f"sample {s.id}  " + "  ".join(_facts(s)), "bold")
-    yield RichText(f"prompt {visible(s.prompt_id)}", "dim")
-    yield Padding(RichText(shorten(plain(s.prompt), LONGEST), "cyan"), (0, 0, 0, 2), expand=False)
-    yield Padding(_response(s), (0, 0, 0, 2), expand=False)
-    if s.meta.get("reward_error") is not None:
-        yield RichText("reward failed: " + shorten(str(s.meta["reward_error"]), LONGEST), "red")
-
-
-def _response(s: Sample) -> RichText:
-    """The response, in which the turns of an environment are dim."""
-    answer = Answer.of([s])
-    text = RichText(shorten(s.response, LONGEST) or "(empty)")
-    for start, end in answer.observations:
+        facts.append(f"kept sets of {sizes.mean():.1f} ids" if len(sizes) else "nothing excluded")
+    text = RichText(shorten(s.response, LONGEST) or "(empty)", overflow="fold")
+    for start, end in Answer.of([s]).observations:  # the turns of an environment
         text.stylize("dim italic", start, end)
-    return text
-
-
-def _group(console: Console, samples: list[Sample]) -> Iterable[RenderableType]:
-    shown = samples[:COLUMNS]
-    rewards = [s.reward for s in samples if s.reward is not None]
-    spread = f", rewards {min(rewards):g} to {max(rewards):g}" if rewards else ""
-    hidden = ""
-    if len(shown) < len(samples):
-        hidden = f", {len(samples) - len(shown)} not shown (--json has all)"
-    yield RichText(
-        f"prompt {visible(samples[0].prompt_id)}: {len(samples)} responses{spread}{hidden}", "bold"
-    )
-    yield RichText(shorten(plain(samples[0].prompt), LONGEST), "cyan")
-    width = max(1, console.width // COLUMN)
-    for start in range(0, len(shown), width):
-        part = shown[start : start + width]
-        table = Table(expand=True, show_edge=False)
-        for s in part:
-            table.add_column(RichText("\n".join([f"sample {s.id}", *_facts(s)])), ratio=1, overflow="fold")
-        table.add_row(*(_response(s) for s in part))
-        yield table
+    parts = [RichText("  ".join(facts), "bold"), text]
+    if s.meta.get("reward_error") is not None:
+        parts.append(RichText("reward failed: " + shorten(str(s.meta["reward_error"]), LONGEST), "red"))
+    return Group(*parts)

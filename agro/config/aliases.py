@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,21 +29,22 @@ def without_aliases(
     `n`: responses a prompt, where the values don't say it. Raises `Refused` where a setting has both names,
     and for a batch that isn't of whole groups.
     """
-    theirs = _theirs(values, config)
-    if not theirs:
-        return dict(values)
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
-    for section, key in theirs:
-        value = (result if section is None else result[section]).pop(key)
+    theirs = [(result, key) for key in values if key in THEIRS]
+    for section, inside in values.items():
+        model = section_at(config, section)
+        if model is not None and isinstance(inside, Mapping):
+            ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
+            theirs += [(result[section], key) for key in inside if key in THEIRS and key not in ours]
+    batch = {}
+    for place, key in theirs:
+        value = place.pop(key)
         if key in peers.BATCH:
-            result.setdefault("", {})[key] = value  # taken when the number of responses is known
-            continue
-        ours, value = _ours(key, value)
-        if ours:
-            _put(result, ours, value, key, location)
+            batch[key] = value  # taken when the number of responses is known
+        elif peers.ALIASES[key]:
+            _put(result, *_ours(key, value), key, location)
         else:
             note(f"TRL's {key} is not needed: {peers.UNUSED[key]}")
-    batch = result.pop("", {})
     if batch:
         complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
         groups = _groups(complete, result.get("sampler", {}).get("n", n), location)
@@ -60,35 +62,31 @@ def renamed(items: Iterable[str]) -> list[str]:
     called: dict[str, str] = {}  # by agro's key TRL's name, "" where agro's is given
     for item in items:
         key, equals, value = item.partition("=")
-        ours = key.strip()
+        ours, theirs = key.strip(), ""
         name = ours.rpartition(".")[2]
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
-        is_theirs = is_theirs and (ours == name or name != "beta")  # evaluate.beta is ours
-        if is_theirs:
-            ours, changed = _ours(name, _parsed(name, value))
-            if not ours:
+        if is_theirs and (ours == name or name != "beta"):  # evaluate.beta is ours
+            theirs = name
+            if not peers.ALIASES[name]:
                 note(f"TRL's {name} is not needed: {peers.UNUSED[name]}")
                 continue
+            if name == "reward_funcs":  # names, with brackets or without
+                names = [part.strip(" \"'") for part in value.strip().strip("[]").split(",")]
+                tables = ", ".join(f'{{ name = "{each}" }}' for each in names)
+                ours, value = peers.ALIASES[name], names[0]
+                if len(names) > 1:
+                    ours, value = "reward.functions", f"[{tables}]"
+            elif name == "train_dataset":
+                ours, _ = _ours(name, parse(value, "command line: train_dataset"))
+            else:
+                ours, value = _ours(name, value)
             say(name, ours)
-            item = f"{ours}={value if name == 'train_dataset' else _toml(changed)}"
-        theirs = name if is_theirs else ""
+            item = f"{ours}={value}"
         if called.setdefault(ours, theirs) != theirs:
             raise Refused(
                 f"command line: {theirs or called[ours]} is {ours} here, which is given too; leave one out"
             )
         found.append(item)
-    return found
-
-
-def _theirs(values: Mapping[str, Any], config: type[BaseModel]) -> list[tuple[str | None, str]]:
-    """Section, None at the root, and key of each of TRL's names."""
-    found: list[tuple[str | None, str]] = [(None, key) for key in values if key in THEIRS]
-    for section, inside in values.items():
-        model = section_at(config, section)
-        if model is None or not isinstance(inside, Mapping):
-            continue
-        ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
-        found += [(section, key) for key in inside if key in THEIRS and key not in ours]
     return found
 
 
@@ -121,28 +119,9 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
     return peers.ALIASES[key], value
 
 
-def _parsed(name: str, text: str) -> Any:
-    """A value of the command line, where what it is here depends on it; other text stays."""
-    if name == "train_dataset":
-        return parse(text, "command line: train_dataset")
-    if name != "reward_funcs":
-        return text
-    names = [part.strip(" \"'") for part in text.strip().strip("[]").split(",")]  # with brackets or without
-    return names if len(names) > 1 else names[0]
-
-
-def _toml(value: Any) -> str:
-    """A value of the command line: text as it was, a list of tables in one line."""
-    if isinstance(value, str):
-        return value
-    return "[" + ", ".join(f'{{ name = "{each["name"]}" }}' for each in value) + "]"
-
-
 def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
     """Prompts a step, of completions a step and `n` of each prompt."""
-    completions = 1
-    for value in batch.values():
-        completions *= value if isinstance(value, int) else 0
+    completions = math.prod(value if isinstance(value, int) else 0 for value in batch.values())
     if not isinstance(n, int) or completions < n or completions % n:
         named = " × ".join(f"{key} = {value}" for key, value in batch.items())
         raise Refused(

@@ -16,31 +16,21 @@ from agro.errors import Refused
 from agro.io import peers
 from agro.io.nearest import nearest
 
-_ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
-
-
-SEVERAL_STORES = (
-    "Several stores as one aren't read any more. What to do: with the version that wrote them agro store "
-    "merge A.db B.db --out NEW.db, and name that here"
-)
-
-
-# By key, what was a setting of its own and is a part now: the setting that names it, and what runs without it
-# have in their config.json.
-PARTS: dict[str, tuple[str, float | None]] = {
-    "again": ('source.around = "resample"', None),
-    "search": ('source.around = "tree_search"', None),
-    "source.props": ('source.around = "props"', None),
-    "reward.learned": ('source.around = "adversary"', None),
-    "reward.flow": ('source.around = "flow_reward"', None),
-    "data.experts_win": ('source.around = "rivals"', False),
-    "sampler.draft": ('engine.kind = "drafted"', None),
-    "sampler.draft_tokens": ('engine.kind = "drafted"', 4),
-    "sampler.draft_every": ('source.around = "trained_draft"', None),
-    "sampler.draft_lr": ('source.around = "trained_draft"', 1e-3),
-    "place.address": ('data.store = "postgresql://…"', None),
-    "place.port": ('data.store = "postgresql://…"', 0),
+LENGTH = ("steps", "epochs")  # of [train], which has one of them
+REPLACED = {  # what a recipe may have in place of a key, by the key
+    "data.hold_out": "data.hold_out_most",
+    "reward.functions": "reward.name",
+    "reward.name": "reward.functions",
 }
+_ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
+# A quoted text, or a number such as .1 and 1., which TOML doesn't have.
+_SHORT_NUMBER = re.compile(
+    r"""
+    (?P<quoted> "(?:\\.|[^"\\])*" | '[^']*' )
+    | (?<![\w.]) (?P<whole>\d[\d_]*)? \. (?P<fraction>\d[\d_]*)? (?P<exponent>[eE][+-]?\d+)? (?![\w.])
+    """,
+    re.VERBOSE,
+)
 
 
 def check_values(value: Any, location: str, *keys: Any) -> None:
@@ -72,13 +62,7 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
         location = "command line"
     if error["type"] != "extra_forbidden":
         problem = error["msg"][0].lower() + error["msg"][1:]
-        text = f"{location}: {path}: {problem}, got {error['input']!r:.80}"
-        is_several = path == "data.store" and isinstance(error["input"], list | tuple)
-        return f"{text}. {SEVERAL_STORES}" if is_several else text
-    if path in PARTS:
-        part = PARTS[path][0]
-        values = "" if part.startswith("data.") else f", with its values in {part.partition('.')[0]}.options"
-        return f"{location}: {path}: it is {part} now{values}"
+        return f"{location}: {path}: {problem}, got {error['input']!r:.80}"
     *sections, name = keys
     model = config
     for key in sections:
@@ -104,8 +88,8 @@ def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     return None
 
 
-def types_at(model: type[BaseModel], keys: Sequence[str]) -> set[Any]:
-    """The types that the value at a dotted key may have; none where the model doesn't declare the key."""
+def _is_text(model: type[BaseModel], keys: Sequence[str]) -> bool:
+    """Whether the value at a dotted key is text, and never a number or a truth value."""
     types: set[Any] = {model}
     for key in keys:
         inner: set[Any] = set()
@@ -115,41 +99,21 @@ def types_at(model: type[BaseModel], keys: Sequence[str]) -> set[Any]:
             elif get_origin(kind) is dict:
                 inner |= _members(get_args(kind)[1])
         types = inner
-    return types
+    return str in types and types.isdisjoint({bool, int, float, Any})
 
 
 def _members(annotation: Any) -> set[Any]:
     """The types of a union, one by one; other types are their only member."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
+    if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
-    if origin in (Union, UnionType):
+    if get_origin(annotation) in (Union, UnionType):
         return set().union(*map(_members, get_args(annotation)))
     return {annotation}
 
 
-# A quoted text, or a number such as .1 and 1., which TOML doesn't have.
-_SHORT_NUMBER = re.compile(
-    r"""
-    (?P<quoted> "(?:\\.|[^"\\])*" | '[^']*' )
-    | (?<![\w.]) (?P<whole>\d[\d_]*)? \. (?P<fraction>\d[\d_]*)? (?P<exponent>[eE][+-]?\d+)? (?![\w.])
-    """,
-    re.VERBOSE,
-)
-LENGTH = ("steps", "epochs")  # of [train], which has one of them
-REPLACED = {  # what a recipe may have in place of a key, by the key
-    "data.hold_out": "data.hold_out_most",
-    "reward.functions": "reward.name",
-    "reward.name": "reward.functions",
-}
-
-
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `base`, changed. Another objective, or source around the source, doesn't inherit the
-    options of the one in `base`.
-
-    Epochs replace steps, and steps epochs.
-    """
+    options of the one in `base`. Epochs replace steps, and steps epochs."""
     merged = dict(base)
     for key, value in changes.items():
         previous = merged.get(key)
@@ -167,6 +131,51 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def override_all(values: dict[str, Any], items: Sequence[str], config: type[BaseModel]) -> Iterator[str]:
+    """Put all `KEY=VALUE` into the nested values of a recipe, as of `override`; yields what to say of it.
+
+    What the recipe has in place of a key goes first: steps for epochs, a prompt count for a batch of
+    completions, what REPLACED says. So do those options of its objective that another one doesn't have.
+    """
+    names = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
+    if not names.isdisjoint(peers.BATCH) and isinstance(values.get("train"), dict):
+        values["train"].pop("groups", None)
+    for item in items:
+        key, _, raw = item.partition("=")
+        section, _, name = REPLACED.get(key.strip(), "").partition(".")
+        if isinstance(values.get(section), dict):
+            values[section].pop(name, None)
+        *sections, name = key.strip().split(".")
+        if sections[-1:] == ["train"] and name in LENGTH:
+            train = _target(values, item)[0].get("train")
+            if isinstance(train, dict):
+                for length in LENGTH:
+                    train.pop(length, None)
+        elif sections[-1:] == ["objective"] and name == "name":
+            target, keys = _target(values, item)
+            options = target.get("objective")
+            if keys == ["objective", "name"] and isinstance(options, dict):
+                dropped = _without_options(options, str(parse(raw, f"override {item!r:.80}")))
+                said = [option for option in dropped if option not in names]
+                if said:
+                    yield f"{item}: without the recipe's options of another objective: {', '.join(said)}"
+    for item in items:
+        override(values, item, config)
+
+
+def _without_options(options: dict[str, Any], name: str) -> list[str]:
+    """Delete the options that the objective of this name doesn't have, and return them."""
+    from agro.objectives.table import entries  # imports torch
+
+    if name not in entries():
+        return []
+    known = entries()[name].options.model_fields
+    dropped = [option for option in options if option != "name" and option not in known]
+    for option in dropped:
+        del options[option]
+    return dropped
+
+
 def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None:
     """Put `KEY=VALUE`, a dotted path and a value as of `parse`, into nested values of `config`.
 
@@ -176,64 +185,14 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     if not equals or not key.strip():
         raise Refused(f"override {item!r}: expected KEY=VALUE, such as train.steps=20")
     value = parse(raw, f"override {item!r:.80}")
-    target, keys = _target(values, key, raw, item)
-    types = types_at(config, keys)
-    is_text = str in types and types.isdisjoint({bool, int, float, Any})
-    if is_text and not isinstance(value, (str, list, dict)):
+    target, keys = _target(values, item)
+    if _is_text(config, keys) and not isinstance(value, (str, list, dict)):
         value = raw
-    if keys == ["data", "store"] and raw == value and raw[:1] == "[":  # the shell took a list's quotes
-        raise Refused(f"{item}: expected one store. {SEVERAL_STORES}")
     for section in keys[:-1]:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise Refused(f"override {item!r}: {section} is a value, not a section")
     target[keys[-1]] = value
-
-
-def drop_replaced(values: dict[str, Any], item: str) -> None:
-    """Drop the steps of a recipe where `item` sets epochs, its epochs where it sets steps, and what REPLACED
-    says of other keys."""
-    key, _, raw = item.partition("=")
-    of, _, name = REPLACED.get(key.strip(), "").partition(".")
-    if isinstance(values.get(of), dict):
-        values[of].pop(name, None)
-    if not _sets_length(key.strip().split(".")):
-        return
-    target, keys = _target(values, key, raw, item)
-    train = target.get(keys[0])
-    if isinstance(train, dict):
-        for length in LENGTH:
-            train.pop(length, None)
-
-
-def drop_options(values: dict[str, Any], items: Sequence[str]) -> Iterator[str]:
-    """Drop those options of a recipe's objective that the one which an item names doesn't have, but for given
-    ones; yields what was dropped, as a note."""
-    keys_given = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
-    for item in items:
-        key, _, raw = item.partition("=")
-        if not key.strip().endswith("objective.name"):
-            continue
-        target, keys = _target(values, key, raw, item)
-        options = target.get("objective")
-        name = parse(raw, f"override {item!r:.80}")
-        if keys != ["objective", "name"] or not isinstance(options, dict):
-            continue
-        from agro.objectives.table import entries  # imports torch
-
-        if str(name) not in entries():
-            continue
-        known = entries()[str(name)].options.model_fields
-        dropped = [option for option in options if option != "name" and option not in known]
-        for option in dropped:
-            del options[option]
-        said = [option for option in dropped if option not in keys_given]
-        if said:
-            yield f"{item}: without the recipe's options of another objective: {', '.join(said)}"
-
-
-def _sets_length(keys: Sequence[str]) -> bool:
-    return len(keys) > 1 and keys[-2] == "train" and keys[-1] in LENGTH
 
 
 def parse(raw: str, location: str) -> Any:
@@ -256,20 +215,20 @@ def _complete_number(match: re.Match[str]) -> str:
     return f"{match['whole'] or 0}.{match['fraction'] or 0}{match['exponent'] or ''}"
 
 
-def _target(values: dict[str, Any], key: str, raw: str, item: str) -> tuple[dict[str, Any], list[str]]:
-    """The values that a dotted key is in, those of the run or of a phase, and the keys that lead to it."""
+def _target(values: dict[str, Any], item: str) -> tuple[dict[str, Any], list[str]]:
+    """The values that the key of `KEY=VALUE` is in, those of the run or of a phase, and the keys that lead
+    to it."""
+    key, _, raw = item.partition("=")
     keys = key.strip().split(".")
-    phases: dict[str, dict[str, Any]] = {}
-    for phase in as_list(values.get("phases")):
-        if isinstance(phase, dict):
-            phases[str(phase.get("name"))] = phase
+    tables = [phase for phase in as_list(values.get("phases")) if isinstance(phase, dict)]
+    phases = {str(phase.get("name")): phase for phase in tables}
     if keys[0] == "phases" and len(keys) > 2:
         if keys[1] not in phases:
             names = ", ".join(phases) or "which there is none"
             raise Refused(f"override {item!r}: expected a phase of {names}")
         return phases[keys[1]], keys[2:]
-    lengths = [[*keys[:-1], length] for length in LENGTH]
-    same = lengths if _sets_length(keys) else [keys]
+    is_length = keys[-2:-1] == ["train"] and keys[-1] in LENGTH
+    same = [[*keys[:-1], length] for length in LENGTH] if is_length else [keys]
     setters = [name for name, phase in phases.items() if any(_has(phase, other) for other in same)]
     if setters and len(setters) == len(phases):
         raise Refused(

@@ -6,29 +6,17 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config import sections
-from agro.config.aliases import THEIRS, note, renamed, without_aliases
+from agro.config.aliases import note, renamed, without_aliases
 from agro.config.data import DataConfig
-from agro.config.override import (
-    PARTS,
-    as_list,
-    check_values,
-    drop_options,
-    drop_replaced,
-    explain,
-    merge,
-    override,
-    section_at,
-)
+from agro.config.override import as_list, check_values, explain, merge, override_all, section_at
 from agro.config.secrets import redacted
 from agro.errors import Refused
-from agro.io.peers import BATCH
 
 BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
 
@@ -65,9 +53,7 @@ class RunConfig(sections.Section):
 
         In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
-        inside = {key for part in values.values() if isinstance(part, Mapping) for key in part}
-        if not (THEIRS.isdisjoint(values) and THEIRS.isdisjoint(inside - {"beta"})):  # some have one of ours
-            values = without_aliases(values, location, cls)
+        values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)
@@ -87,19 +73,11 @@ class RunConfig(sections.Section):
         `path`: the file, or the name of a recipe that agro brings along (`agro.config.recipes`).
         """
         path = Path(path)
-        values = _of_user(_read(path))
-        items = renamed(overrides)
+        values, items = _of_user(_read(path)), renamed(overrides)
         if not values and not items:
             raise Refused(f"{path}: the file is empty: expected a recipe, or settings such as train.steps=20")
-        for item in items:
-            drop_replaced(values, item)
-        for dropped in drop_options(values, items):
-            note(dropped)
-        batch = [item for item in items if item.partition("=")[0].strip().rpartition(".")[2] in BATCH]
-        if batch and isinstance(values.get("train"), dict):
-            values["train"].pop("groups", None)
-        for item in items:
-            override(values, item, cls)
+        for text in override_all(values, items, cls):
+            note(text)
         return cls.of(values, str(path), items)
 
     @classmethod
@@ -113,28 +91,22 @@ class RunConfig(sections.Section):
             raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         if not self.phases:
             return self
-        if name not in self._validated:
-            self._validated[name] = self._validate(name, location)
-        return self._validated[name]
-
-    @cached_property
-    def _validated(self) -> dict[str, RunConfig]:
-        """By name, the phases' configurations, each of which is validated once."""
-        return {}
+        validated: dict[str, RunConfig] = vars(self).setdefault("_validated", {})  # each once
+        if name not in validated:
+            location = f"{location}: phase {name}"
+            changes = next(dict(phase.model_extra or {}) for phase in self.phases if phase.name == name)
+            for key in ("phases", "track"):
+                if key in changes:
+                    raise Refused(f"{location}: {key}: a phase has none of its own")
+            changes = without_aliases(changes, location, RunConfig, self.sampler.n)
+            validated[name] = RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), location)
+        return validated[name]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As of pydantic; a copy with other values has other phases."""
         copied = super().model_copy(update=update, deep=deep)
         vars(copied).pop("_validated", None)
         return copied
-
-    def _validate(self, name: str, location: str) -> RunConfig:
-        changes = next(dict(phase.model_extra or {}) for phase in self.phases if phase.name == name)
-        for key in ("phases", "track"):
-            if key in changes:
-                raise Refused(f"{location}: phase {name}: {key}: a phase has none of its own")
-        changes = without_aliases(changes, f"{location}: phase {name}", RunConfig, self.sampler.n)
-        return RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), f"{location}: phase {name}")
 
     def record(self) -> dict[str, Any]:
         """All values, for files that are kept and shared: what looks like a secret is redacted."""
@@ -172,15 +144,8 @@ class RunConfig(sections.Section):
 
 
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json without what the run itself adds to them, and earlier versions had."""
-    values = {key: value for key, value in record.items() if key not in BY_THE_RUN}
-    for path, (_, unset) in PARTS.items():
-        section, _, key = path.rpartition(".")
-        within = values.get(section) if section else values
-        if isinstance(within, dict) and within.get(key, ...) == unset:
-            rest = {name: value for name, value in within.items() if name != key}
-            values = {**values, section: rest} if section else rest
-    return values
+    """The values of a config.json without what the run itself adds to them."""
+    return {key: value for key, value in record.items() if key not in BY_THE_RUN}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -227,12 +192,19 @@ def shared() -> Iterator[tuple[str, str]]:
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration, as in `config.json`, that decides what a step computes."""
     free = set(marked("resume"))
-    sections = {section: _without(free, section, values[section]) for section in RunConfig.model_fields}
-    phases = [
-        {section: _without(free, section, value) for section, value in phase.items()}
-        for phase in as_list(values.get("phases"))
-    ]
-    return sections | {"phases": phases}
+
+    def part(of: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
+        found = {}
+        for section in sections:
+            value = of[section]
+            if isinstance(value, dict):
+                value = {key: item for key, item in value.items() if (section, key) not in free}
+            found[section] = value
+        return found
+
+    return part(values, RunConfig.model_fields) | {
+        "phases": [part(phase, phase) for phase in as_list(values.get("phases"))]
+    }
 
 
 def take_length(values: dict[str, Any]) -> int | None:
@@ -251,38 +223,3 @@ def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
     phases = [config.phase(name) for name in config.phase_names]
     rules = [p.evaluate for p in phases]
     return [(p.train.steps, r.patience, r.target, r.target_kl) for p, r in zip(phases, rules, strict=True)]
-
-
-def _without(free: set[tuple[str, str]], section: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {key: item for key, item in value.items() if (section, key) not in free}
-
-
-def is_log(named: str | None) -> bool:
-    """Whether a race's argument is a log or a store, and no recipe."""
-    path = Path(named or "")
-    return named is not None and path.exists() and path.suffix != ".toml" and path.name != "config.json"
-
-
-def race_config(named: str | None, overrides: Sequence[str]) -> RunConfig:
-    """The configuration that KEY=VALUE, and the recipe where `named` is one, say.
-
-    Raises `Refused` for a recipe that there isn't, and where nothing is named that a race could judge by.
-    """
-    if named is None or is_log(named):
-        values: dict[str, Any] = {}
-        for item in overrides:
-            override(values, item, RunConfig)
-        config = RunConfig.of(values, "agro race", overrides)
-    else:
-        config = RunConfig.load(named, overrides)
-    if config.data.eval_prompts is None:
-        raise Refused(
-            "agro race judges by the reward of responses to held-out prompts: expected data.eval_prompts and "
-            "a reward for them (reward.name=file.py:function), got no data.eval_prompts. What to do: set "
-            "both; where nothing can score a response, train the recipe for the data (agro recipes)"
-        )
-    if is_log(named) and config.data.store is not None:
-        raise Refused(f"agro race: expected one log, got {named} and data.store={config.data.store}")
-    return config

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import agro
-from agro.api.arguments import choose, configured, lora_of, prompt_record, reward_values, write_rows
+from agro.api.arguments import choose, configured, lora_of, reward_values, write_rows
 from agro.config import NewModel, aliases
 from agro.errors import Refused
 from agro.models.newmodel import new_model
@@ -226,14 +226,14 @@ def test_what_was_refused_leaves_nothing_behind(objects) -> None:
     ],
 )
 def test_rows_become_prompts(given, expected, tmp_path) -> None:
-    file = write_rows(given, tmp_path / "prompts.jsonl", "prompts", prompt_record)
+    file = write_rows(given, tmp_path / "prompts.jsonl", "prompts")
     assert [(p.text, dict(p.columns)) for p in load_prompts(file)] == expected
 
 
 def test_a_dataframe_of_pandas_becomes_prompts(tmp_path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"prompt": ["a", "b"], "answer": [1, None]})
-    file = write_rows(frame, tmp_path / "prompts.jsonl", "prompts", prompt_record)
+    file = write_rows(frame, tmp_path / "prompts.jsonl", "prompts")
     assert [(p.text, p.columns["answer"]) for p in load_prompts(file)] == [("a", 1.0), ("b", None)]
 
 
@@ -241,7 +241,7 @@ def test_a_dataframe_of_pandas_becomes_prompts(tmp_path) -> None:
     ("given", "message"),
     [
         ([], "at least one row"),
-        ([{"prompt": "a"}, {"prompt": float("nan")}], "row 1: .*JSON"),
+        ([{"prompt": "a"}, {"prompt": float("inf")}], "row 1: .*JSON"),
         ([3], "row 0: expected a dictionary, got 3"),
         ({"prompt": ["a"]}, "expected a path, a list, .* got dict"),
         (type("DatasetDict", (dict,), {"column_names": {"train": [], "test": []}})(), "train, test"),
@@ -249,7 +249,7 @@ def test_a_dataframe_of_pandas_becomes_prompts(tmp_path) -> None:
 )
 def test_other_rows_are_refused(given, message, tmp_path) -> None:
     with pytest.raises(agro.Refused, match=message):
-        write_rows(given, tmp_path / "prompts.jsonl", "prompts", prompt_record)
+        write_rows(given, tmp_path / "prompts.jsonl", "prompts")
 
 
 def test_settings_are_put_into_their_sections() -> None:

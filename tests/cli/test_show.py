@@ -105,8 +105,8 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append(Sample("p", f"{i}" * 900, float(i)) for i in range(7))
     out = done("store", "show", tmp_path / "s.db", "--groups").stdout
-    assert "… 100 more" in out
-    assert "1 not shown (--json has all)" in " ".join(out.split())
+    assert out.count("… 100") == 7
+    assert out.count("sample ") == 7
 
 
 def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:

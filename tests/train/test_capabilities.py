@@ -339,20 +339,3 @@ def test_a_phase_with_another_source_does_not_inherit_options(tmp_path: Path) ->
     config = resting(tmp_path, phases=[{"name": "one", "source": {"options": {"right": 0.5}}}, other])
     assert config.phase("one").source.options == {"rest": 2, "right": 0.5}
     assert config.phase("two").source.options == {}
-
-
-def test_what_was_a_section_is_refused_with_the_way_out_and_a_run_without_it_is_read(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r'source\.props: it is source\.around = "props" now, with its values'):
-        tiny(tmp_path, source__props={"lr": 1e-3})
-    record = tiny(tmp_path).record()
-    record["source"] |= {"props": None}
-    record["sampler"] |= {"draft_every": None, "draft_lr": 1e-3}
-    record["place"] |= {"address": None, "port": 0}
-    assert RunConfig.of_record(record, "config.json") == tiny(tmp_path)
-    record["place"]["address"] = "10.0.0.1"
-    with pytest.raises(Refused, match=r'place\.address: it is data\.store = "postgresql://…" now$'):
-        RunConfig.of_record(record, "config.json")
-    record["place"]["address"] = None
-    record["sampler"]["draft_every"] = 2
-    with pytest.raises(Refused, match=r'sampler\.draft_every: it is source\.around = "trained_draft" now'):
-        RunConfig.of_record(record, "config.json")

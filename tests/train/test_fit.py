@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from agro.api.fit import Limits, answers, fit
 from agro.api.plan import Rates, positions
 from agro.cli import app
 from agro.config import RunConfig
-from agro.config.override import merge
 from agro.errors import Refused
 from agro.models.footprint import CONTEXT, SIZES, Footprint, activations
 from agro.models.policy import Policy
@@ -37,15 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(config: RunConfig, limits: Limits, given: tuple[str, ...] = ()) -> dict[str, Any]:
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        values = config.model_dump()
-        for key, value in settings.items():
-            for name in reversed(key.split(".")):
-                value = {name: value}
-            values = merge(values, value)
-        return RunConfig.of(values)
-
-    return fit(config, limits, given, changed).settings
+    return fit(config, limits, given).settings
 
 
 def test_steps_go_by_time(tmp_path: Path) -> None:
@@ -98,22 +88,12 @@ def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         chosen(config, Limits(bytes=1e3))
 
 
-def card(overrides: list[str]) -> tuple[RunConfig, Any]:
-    """The recipe card24 with settings, and how `--fit` changes it."""
-
-    def changed(settings: Mapping[str, Any]) -> RunConfig:
-        return RunConfig.load("card24", [*overrides, *fitting.items(settings)])
-
-    return changed({}), changed
-
-
 @pytest.mark.parametrize(
     ("model", "limit", "rungs"), [("0.6B", 16e9, 1), ("4B", 24e9, 3), ("8B", 24e9, 3), ("14B", 80e9, 2)]
 )
 def test_one_card_gets_the_first_settings_with_enough_tokens(model: str, limit: float, rungs: int) -> None:
     """A hundred tokens more don't fit, and with the settings before it fewer than enough do."""
-    _, changed = card([f"policy.model={model}"])
-    choice = fitting.Choice(changed, set())
+    choice = fitting.Choice(RunConfig.load("card24", [f"policy.model={model}"]))
     assert fitting.for_card(choice, limit) == ""
     config, n = choice.config, choice.config.sampler.n
     found, tokens = Footprint.of(config), config.train.max_length
@@ -125,27 +105,29 @@ def test_one_card_gets_the_first_settings_with_enough_tokens(model: str, limit: 
     for rung in fitting.RUNGS[: rungs - 1]:
         before |= rung
     if before:
-        assert Footprint.of(changed(before)).longest(limit, n, 32_000) < fitting.ENOUGH_TOKENS
+        assert (
+            Footprint.of(fitting.Choice(choice.start).with_settings(before)).longest(limit, n, 32_000)
+            < fitting.ENOUGH_TOKENS
+        )
     assert (before | fitting.RUNGS[rungs - 1]).items() <= choice.settings.items()
 
 
 def test_what_is_given_for_one_card_stays() -> None:
-    _, changed = card(["policy.model=8B", "policy.lora.rank=64", "train.max_length=2000"])
-    choice = fitting.Choice(changed, {"policy.lora.rank", "train.max_length"})
+    config = RunConfig.load("card24", ["policy.model=8B", "policy.lora.rank=64", "train.max_length=2000"])
+    choice = fitting.Choice(config, {"policy.lora.rank", "train.max_length"})
     assert fitting.for_card(choice, 24e9) == ""
     assert (choice.config.policy.lora.rank, choice.config.train.max_length) == (64, 2000)
     assert choice.config.policy.quantize == "4bit"
 
 
 def test_the_answers_are_words() -> None:
-    config, changed = card([])
-    found = answers(config, 24e9, set(), changed)
+    found = answers(RunConfig.load("card24"), 24e9, ())
     assert [line.partition(":")[0] for line in found] == list(SIZES)
     assert re.match(r"8B: yes, \d,\d00 tokens, with policy\.dtype=bfloat16 policy\.lora\.rank=32 ", found[3])
     no, here = found[4].split("; sampling in the process that trains: ")
     assert re.match(r"14B: no, [\d.]+ GB short of 1,000 tokens: [\d.]+ GB for the trainer's weights and ", no)
     assert re.match(r"yes, \d,\d00 tokens, with engine\.kind=hf engine\.sleep=false ", here)
-    [one] = answers(*card(["policy.model=14B"])[:1], 10e9, {"policy.model"}, card(["policy.model=14B"])[1])
+    [one] = answers(RunConfig.load("card24", ["policy.model=14B"]), 10e9, {"policy.model"})
     assert one.count(": no, ") == 2
 
 
@@ -168,8 +150,7 @@ def test_the_table_of_cards_is_what_is_counted(capsys: pytest.CaptureFixture[str
 
 def test_a_model_with_weights_is_loaded_and_not_counted_alone(tmp_path: Path) -> None:
     Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
-    overrides = [f"policy.model={tmp_path / 'model'}"]
-    assert answers(*card(overrides)[:1], 24e9, set(), card(overrides)[1]) == []
+    assert answers(RunConfig.load("card24", [f"policy.model={tmp_path / 'model'}"]), 24e9, ()) == []
     config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")}, engine={"kind": "vllm"})
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"sleep": True})})
     found = chosen(config, Limits(bytes=24e9), ("train.lr",))

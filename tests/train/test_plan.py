@@ -154,16 +154,16 @@ def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys)
 
 
 def test_a_part_of_a_pass_is_timed_where_it_takes_too_long() -> None:
-    rows = [StepSequence([1] * 200, 100, 0)] * 10
+    rows = [StepSequence(200, 100, 0)] * 10
     assert len(within(rows, 700)) == 3
     [part] = within(rows, 60)
-    assert (len(part.tokens), part.learned) == (60, 59)
+    assert (part.length, part.learned) == (60, 59)
 
 
 def test_a_prompt_of_a_group_is_counted_once_where_passes_share_it(tmp_path: Path) -> None:
     """Two groups of three responses: 100 tokens of prompt, 100 of response each."""
     policy = Policy.load(tiny(tmp_path).policy, seed=0)
-    rows = [StepSequence([1] * 200, 100, group) for group in (0, 0, 0, 1, 1, 1)]
+    rows = [StepSequence(200, 100, group) for group in (0, 0, 0, 1, 1, 1)]
     for packs, count in ((True, 2 * 100 + 6 * 100), (False, 6 * 200)):
         policy.packs = packs
         assert positions(policy, rows) == count

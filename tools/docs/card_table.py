@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-from agro.api.fit import Choice, for_card, items
+from agro.api.fit import Choice, for_card
 from agro.config import RunConfig
 from agro.models.footprint import SIZES
 
 CARDS = (16, 24, 80)  # GB
 
 
-def changed(settings: Mapping[str, Any]) -> RunConfig:
-    return RunConfig.load("card24", items(settings))
-
-
 def cell(model: str, gigabytes: int) -> str:
     """Tokens, with a star where weights have 4 bits; what is short where none fit."""
-    choice = Choice(changed, set(), {"policy.model": model})
+    choice = Choice(RunConfig.load("card24", [f"policy.model={model}"]))
     short = for_card(choice, gigabytes * 1e9)
     if short:
         return short.partition(" of ")[0]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agro.config.recipes.bases import BASES, NOTES, SAMPLES, Base
+from agro.config.recipes.bases import BASES, NOTES, SAMPLES
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.nearest import nearest as near_name
 from agro.objectives import Objective
-from agro.objectives.core import MethodRecipe
 from agro.objectives.options import described
 from agro.objectives.table import entries
 
@@ -39,8 +38,19 @@ class Recipe:
         if isinstance(self.source, Objective):
             return method_text(self.name, self.source)
         text = self.source.read_text(encoding="utf-8")
-        is_open = self.kind == "method" and "[train]" not in text and "[[phases]]" not in text
-        return text + method_end(SAMPLES) if is_open else text
+        if self.kind != "method" or "[train]" in text or "[[phases]]" in text:
+            return text
+        before = ""  # then it ends as recipes of methods that sample do
+        for dotted, value in SAMPLES.settings.items():
+            section, _, key = dotted.partition(".")
+            if section in ("train", "evaluate"):
+                text += (
+                    f"{key} = {toml(value)}\n"
+                    if section == before
+                    else f"\n[{section}]\n{key} = {toml(value)}\n"
+                )
+                before = section
+        return text
 
     @property
     def title(self) -> str:
@@ -71,22 +81,18 @@ def recipes() -> dict[str, Recipe]:
     situations = [Recipe(name, "situation", paths[name]) for name in names]
     methods = [Recipe(name, "method", of) for name, of in entries().items() if of.recipe is not None]
     taken = {recipe.name for recipe in [*situations, *methods]}
-    for recipe in _installed():
-        if recipe.name in taken:
-            raise Refused(f"{recipe.source}: there is a recipe {recipe.name}. What to do: rename the file")
-        methods.append(recipe)
-    return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
-
-
-def _installed() -> Iterator[Recipe]:
-    """The files of folders that entry points name, each a `Path`."""
-    for name in plugins.installed("recipes"):
+    for name in plugins.installed("recipes"):  # of packages, each a folder
         folder = plugins.load("recipes", name, f"recipes of {name}")
         if not isinstance(folder, Path) or not folder.is_dir():
             raise Refused(
                 f"recipes of {name}: expected the Path of a folder with TOML files, got {folder!r:.80}"
             )
-        yield from (Recipe(path.stem, "method", path) for path in folder.glob("*.toml"))
+        for path in folder.glob("*.toml"):
+            if path.stem in taken:
+                raise Refused(f"{path}: there is a recipe {path.stem}. What to do: rename the file")
+            taken.add(path.stem)
+            methods.append(Recipe(path.stem, "method", path))
+    return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
 
 
 def get(name: str) -> Recipe:
@@ -115,13 +121,20 @@ SECTIONS = (
 
 
 def method_text(name: str, entry: Objective) -> str:
-    """The text of the recipe that an entry declares."""
+    """The text of the recipe that an entry declares: a comment with title, what is missing, commands and what
+    is required, and the settings with their meanings."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
+    base = BASES[recipe.base]
+    lines = _paragraph(recipe.title)
+    if recipe.missing:
+        lines += _paragraph(f"Missing here: {recipe.missing}")
+    lines += [f"#   {line.replace('{name}', name)}" for line in recipe.commands or base.commands]
+    for line in f"Required: {recipe.required or base.required}".splitlines():
+        lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
     notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
     notes |= NOTES
     notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
-    lines = _head(name, recipe, BASES[recipe.base])
     before = ""
     for dotted, value in method_settings(name, entry).items():
         section, _, key = dotted.rpartition(".")
@@ -141,16 +154,15 @@ def method_settings(name: str, entry: Objective) -> dict[str, Any]:
     settings = {**BASES[recipe.base].settings, **recipe.settings}
     settings |= {f"objective.{key}": value for key, value in options.items()}
     settings = {"objective.name": name} | settings
-    return {key: settings[key] for key in sorted(settings, key=_order(entry)) if settings[key] is not None}
+    # Sections as listed, options as declared, and other settings as the bases have them.
+    keys = ["objective.name", *(f"objective.{key}" for key in entry.options.model_fields)]
+    keys += [key for base in BASES.values() for key in base.settings]
+    order = {key: place for place, key in reversed(list(enumerate(keys)))}
 
+    def position(dotted: str) -> tuple[int, int]:
+        return SECTIONS.index(dotted.rpartition(".")[0]), order.get(dotted, len(keys))
 
-def method_end(base: Base) -> str:
-    """The sections [train] and [evaluate] of a base."""
-    lines = []
-    for section in ("train", "evaluate"):
-        values = {k.removeprefix(f"{section}."): v for k, v in base.settings.items() if k.startswith(section)}
-        lines += ["", f"[{section}]", *(f"{key} = {toml(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
+    return {key: settings[key] for key in sorted(settings, key=position) if settings[key] is not None}
 
 
 def option_notes(entry: Objective) -> dict[str, str]:
@@ -179,18 +191,6 @@ def toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _head(name: str, recipe: MethodRecipe, base: Base) -> list[str]:
-    """The comment that the text begins with: title, what is missing, commands, what is required."""
-    commands = recipe.commands or base.commands
-    lines = _paragraph(recipe.title)
-    if recipe.missing:
-        lines += _paragraph(f"Missing here: {recipe.missing}")
-    lines += [f"#   {line.replace('{name}', name)}" for line in commands]
-    for line in f"Required: {recipe.required or base.required}".splitlines():
-        lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
-    return lines
-
-
 def _paragraph(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)]
 
@@ -204,15 +204,3 @@ def _setting(key: str, value: Any, note: str) -> list[str]:
     if not comments or len(assignment) >= COMMENT_COLUMN:
         return [assignment, *indented]
     return [assignment.ljust(COMMENT_COLUMN) + comments[0], *indented[1:]]
-
-
-def _order(entry: Objective) -> Any:
-    """Sections as listed, options as declared, and other settings as the bases have them."""
-    options = ["objective.name", *(f"objective.{key}" for key in entry.options.model_fields)]
-    settings = [key for base in BASES.values() for key in base.settings]
-
-    def position(dotted: str) -> tuple[int, int]:
-        keys = options + settings
-        return SECTIONS.index(dotted.rpartition(".")[0]), keys.index(dotted) if dotted in keys else len(keys)
-
-    return position
