@@ -18,6 +18,15 @@ from agro.config.override import as_list, check_values, explain, merge, override
 from agro.config.secrets import redacted
 from agro.errors import Refused
 
+# By key, what was a setting until 28 November 2026, and what a config.json of then has where it wasn't used.
+EARLIER: dict[str, float | None] = {
+    **dict.fromkeys(("again", "search", "source.props", "reward.learned", "reward.flow"), None),
+    **dict.fromkeys(("sampler.draft", "sampler.draft_every", "place.address"), None),
+    "sampler.draft_tokens": 4,
+    "sampler.draft_lr": 1e-3,
+    "data.experts_win": False,
+    "place.port": 0,
+}
 BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
 
 
@@ -144,8 +153,15 @@ class RunConfig(sections.Section):
 
 
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json without what the run itself adds to them."""
-    return {key: value for key, value in record.items() if key not in BY_THE_RUN}
+    """The values of a config.json without what the run itself adds to them, and earlier versions had."""
+    values = {key: value for key, value in record.items() if key not in BY_THE_RUN}
+    for path, unused in EARLIER.items():
+        section, _, key = path.rpartition(".")
+        within = values.get(section) if section else values
+        if isinstance(within, dict) and within.get(key, ...) == unused:
+            rest = {name: value for name, value in within.items() if name != key}
+            values = {**values, section: rest} if section else rest
+    return values
 
 
 def _read(path: Path) -> dict[str, Any]:
