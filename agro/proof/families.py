@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch import Tensor
-
 from agro.proof import formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import Claims, Formula, given
 from agro.proof.formulas import CorrectionWeight, Situation, group_baseline, half_variance
 
-Formula = Callable[[Situation], Tensor]
 REGULARIZED = ("reward", "ref_logp")
 GROUPED = ("reward", "ref_logp", "groups")
 FRESH = (*GROUPED, "fresh")
@@ -217,25 +214,32 @@ def reinforce_claims(constant: float, **options: Any) -> Claims:
     return Claims(lambda s: formulas.reinforce(s, constant), "elsewhere", ("reward",), options, shift=False)
 
 
-def ratio_claims(
-    expects: Formula,
-    needs: tuple[str, ...] = BEHAVIOR,
-    updates: int = 0,
-    *,
-    n: tuple[int, ...] = (2, 3),
-    drifted: bool = False,
-    **options: Any,
-) -> Claims:
-    """Of objectives with clipped ratios. Where a ratio is clipped, or rewards are standardized, their noise
-    matters. Where the mean is over all tokens of a step, its groups have one size, `n`."""
-    return Claims(
-        expects,
-        "elsewhere",
-        needs,
-        options,
-        reference_shift="ref_logp" not in needs,
-        noise=False,
-        n=n,
-        drifted=drifted,
-        updates=updates,
-    )
+def of_ratios(formula: Formula, average: str = "response") -> Callable[..., Claims]:
+    """Claims by options of an objective with ratios, `average` by default.
+
+    Where a ratio is clipped, or rewards are standardized, their noise matters. Where the mean is over all
+    tokens of a step, its groups have one size.
+    """
+
+    def claim(
+        needs: tuple[str, ...] = BEHAVIOR,
+        updates: int = 0,
+        *,
+        penalty: Formula | None = None,  # times β
+        drifted: bool = False,
+        **options: Any,
+    ) -> Claims:
+        plain = given(formula, options)
+        return Claims(
+            plain if penalty is None else lambda s: plain(s) + s.beta * penalty(s),
+            "elsewhere",
+            needs,
+            options,
+            reference_shift="ref_logp" not in needs,
+            noise=False,
+            n=(2,) if options.get("average", average) == "token" else (2, 3),
+            drifted=drifted,
+            updates=updates,
+        )
+
+    return claim
