@@ -131,7 +131,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "otb": (otb(),),
     "maxrl": (advantage_claims("maxrl", updates=DESCENT),),
     "opo": (advantage_claims("opo", updates=DESCENT),),
-    "asymre": (advantage_claims("mean", shift=-0.1, updates=DESCENT, preset=True),),
+    "asymre": (preset(advantage_claims("mean", shift=-0.1, updates=DESCENT)),),
     "fpa": (
         fpa(updates=DESCENT),
         fpa(extrapolation=0.4),

@@ -1,4 +1,5 @@
-"""Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones.
+"""Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones,
+and imitation of chosen texts, or of what a policy would write in a text's place.
 
 Of an expert's rows no log-prob of another policy is read: nobody knows with what probability it wrote them.
 """
@@ -6,25 +7,29 @@ Of an expert's rows no log-prob of another policy is read: nobody knows with wha
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives.advantage import Std, relative, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms
+from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
     HINTED,
     OLD_LOGP,
+    PROPOSAL,
+    PROPOSAL_MEAN,
     REF_LOGP,
     REWARD,
     Need,
+    changed,
     except_experts,
 )
 from agro.objectives.options import Beta, Option
-from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize
+from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize, token_mean
 from agro.objectives.weights import Ratio, needed
 from agro.types import Batch, Tensor
 
@@ -256,6 +261,61 @@ def shape_reward(r: Tensor, threshold: float) -> Tensor:
     return threshold + a1 * over.log1p() - (a2 * under).expm1() / math.expm1(a2)
 
 
+Quantile = Annotated[
+    float, Option("quantile of −log π per token over the step's responses", "share", ge=0, le=1)
+]
+
+
+def otr(
+    streams: Streams,
+    batch: Batch,
+    *,
+    negative: Annotated[
+        float, Option("reward of a token other than the given one, β_o; small and below 0", "reward")
+    ] = -0.1,
+    temperature: Annotated[
+        float, Option("κ of the tokens' distribution q ∝ π^(1/κ)", "temperature", gt=0)
+    ] = 1.0,
+    draws: Annotated[
+        float,
+        Option("K tokens drawn from q at each position, as in the paper; 0: the expectation", "tokens", ge=0),
+    ] = 0.0,
+    seed: Annotated[
+        float,
+        Option("of the draws, which also depend on the tokens before; a schedule changes them", "number"),
+    ] = 0.0,
+) -> Terms:
+    """One-token rollout (OTR, arXiv 2509.26313): −[q(x) log π(x) + β_o Σ_{a≠x} q(a) log π(a)] at each given
+    token x, q without gradient; mean over all tokens of the step.
+
+    This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
+    β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
+    on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
+    times 1 − β_o. The paper's κ is above 1; the number wasn't read.
+    """
+    q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
+    right_BT = q_BT * streams["logp"]
+    loss = token_mean(batch, -(right_BT + negative * (mean_BT - right_BT)))
+    return Terms(loss, metrics={"weight_mean": token_mean(batch, q_BT)})
+
+
+def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile) -> Terms:
+    """The middle of the perplexities (BFS-Prover-V2, arXiv 2509.06493): −log π of responses whose mean −log
+    π per token lies between two quantiles of the step's; mean over their tokens.
+
+    What is too easy and what is noise is left out. The quantile of a share is the least number that so many
+    don't exceed. The paper's shares weren't read. It filters tactics, which are samples of their own here.
+    """
+    groups, logp_BT = Groups.of(batch), streams["logp"]
+    nll_N = -groups.mean_tokens(logp_BT.detach())
+    weight_N = groups.weight[groups.group]
+    lower, upper = (quantile(nll_N, weight_N, share) for share in (low, high))
+    band_N = (nll_N >= lower) & (nll_N <= upper)
+    band_BT = batch.mask & band_N[batch.response][:, None]
+    share_in_band = (weight_N * band_N).sum() / weight_N.sum()
+    return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
+
+
 def _mixed_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, except_experts(needed(options))}
 
@@ -270,30 +330,58 @@ def _tempsamp_needs(options: Options) -> set[Need]:
     return needs if options.get("beta") == 0 else {*needs, REF_LOGP}
 
 
+def _otr_needs(options: Options) -> set[Need]:
+    numbers = {"temperature": 1.0, "draws": 0.0, "seed": 0.0}
+    for key in numbers:
+        if isinstance(options.get(key), int | float):  # not a schedule
+            numbers[key] = float(options[key])
+    drawn = {**numbers, "draws": int(numbers["draws"])}
+    return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
+
+
+def _otr_excludes(options: Options) -> str:
+    if options["draws"] != int(options["draws"]):
+        return f"draws = {options['draws']} isn't a whole number"
+    if options["seed"] and not options["draws"]:
+        return (
+            f"seed = {options['seed']} is of draws, but draws = 0 is their expectation; leave one of them out"
+        )
+    return ""
+
+
+def _band_excludes(options: Options) -> str:
+    if options["low"] <= options["high"]:
+        return ""
+    return f"low = {options['low']} is above high = {options['high']}; swap them"
+
+
+RATIO_MAX = ("ratio_max",)
+_text = partial(Objective, ingredients=())
 ENTRIES: dict[str, Objective] = {
-    "chord": Objective(
-        chord,
-        "CHORD, arXiv 2508.11408",
-        _chord_needs,
-        metrics=("clipped_share", "ratio_max"),
-    ),
+    "chord": Objective(chord, "CHORD, arXiv 2508.11408", _chord_needs, metrics=("clipped_share", *RATIO_MAX)),
     "luffy": Objective(
-        luffy,
-        "LUFFY, arXiv 2504.14945, policy shaping",
-        _mixed_needs,
-        metrics=("ratio_max", "weight_mean"),
+        luffy, "LUFFY, arXiv 2504.14945, policy shaping", _mixed_needs, metrics=(*RATIO_MAX, "weight_mean")
     ),
     "guide": Objective(
         guide,
         "Guide, arXiv 2506.13923",
         lambda options: {REWARD, GROUPS, HINTED, needed(options)},
         lambda options: "step" if options.get("gamma") == "quantile" else "row",
-        metrics=("ratio_max", "weight_mean"),
+        metrics=(*RATIO_MAX, "weight_mean"),
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
         _tempsamp_needs,
-        metrics=("ratio_max",),
+        metrics=RATIO_MAX,
+    ),
+    "otr": _text(otr, "OTR, arXiv 2509.26313", _otr_needs, excludes=_otr_excludes, metrics=("weight_mean",)),
+    "middle_band": _text(
+        middle_band,
+        "BFS-Prover-V2, arXiv 2509.06493",
+        always(),
+        coupling("step"),
+        excludes=_band_excludes,
+        metrics=("kept_share",),
     ),
 }

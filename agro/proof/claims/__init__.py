@@ -22,8 +22,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     **clipped_claims.CLAIMS,
     **teaching_claims.CLAIMS,
     **preference_claims.CLAIMS,
-    **preference_claims.LABELED_CLAIMS,
-    **teaching_claims.SUPERVISED_CLAIMS,
 }
 
 

@@ -20,11 +20,9 @@ from agro.proof.families import (
 )
 
 
-def advantage_claims(
-    kind: str, shift: float = 0.0, updates: int = 0, preset: bool = False, **options: Any
-) -> Claims:
-    """Of reinforce with an advantage; `preset`: the shift is that of the preset."""
-    if shift and not preset:
+def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options: Any) -> Claims:
+    """Of reinforce with an advantage."""
+    if shift:
         options["shift"] = shift
     sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,), "gdpo": (2,)}.get(kind, (2, 3))
     needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}
