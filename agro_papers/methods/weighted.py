@@ -12,7 +12,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
 from agro.objectives.imitation import IMITATION
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
@@ -354,9 +354,9 @@ def nested_reft(
 
 
 def _opmd_conflict(options: Options) -> str:
-    if options["form"] == "pairwise" and options["baseline"] == "soft":
-        return 'form = "pairwise" compares with the group\'s mean; leave baseline = "soft" out'
-    return ""
+    return (
+        needing('form = "pairwise"', options, {"baseline": "mean"}) if options["form"] == "pairwise" else ""
+    )
 
 
 def _ratio_and_advantage(options: Options) -> set[Need]:

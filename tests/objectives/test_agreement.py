@@ -316,7 +316,7 @@ def test_what_looks_along_a_response_refuses_one_of_several_rows() -> None:
         (
             "pair_consistency",
             {"gap": "reward", "votes": "mean"},
-            'gap = "reward" knows .*votes = "mean" estimates',
+            'gap = "reward" needs votes = "ignore", got "mean"',
         ),
         ("opmd", {"form": "pairwise", "baseline": "soft"}, 'form = "pairwise"'),
         ("grpo", {"weight_level": "token"}, 'is of a weight, but weight = "none"'),
