@@ -64,6 +64,8 @@ def descend(
     n, seed = settings.n, settings.seed
     every = AllGroups(data, reference, (n,)) if seed is None else None
     generator = torch.Generator().manual_seed(seed or 0)
+    if every is None:  # published curves begin with the second draw
+        drawn_groups(data, reference, n, generator)
 
     def backward(update: int) -> None:
         if every is None:
