@@ -73,15 +73,16 @@ def of_options(
     formula: Formula,
     needs: tuple[str, ...],
     ends: Literal["optimum", "elsewhere", "unknown"] = "elsewhere",
+    updates: int = 0,
     **fields: Any,
 ) -> Callable[..., Claims]:
     """Claims of an objective by its options: a function `(needs, updates, **options)` of these.
 
-    `formula` gets those of the options that it names. `needs`: where a claim has no others. `fields`: what
-    `Claims` has in all of them.
+    `formula` gets those of the options that it names. `needs` and `updates`: where a claim has no others.
+    `fields`: what `Claims` has in all of them.
     """
 
-    def claim(needs: tuple[str, ...] = needs, updates: int = 0, **options: Any) -> Claims:
+    def claim(needs: tuple[str, ...] = needs, updates: int = updates, **options: Any) -> Claims:
         return Claims(given(formula, options), ends, needs, options, updates=updates, **fields)
 
     return claim
