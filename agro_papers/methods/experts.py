@@ -51,13 +51,13 @@ def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tens
 
 
 def policy_gain(
-    w_BT: Tensor, advantage_B1: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
+    w_BT: Tensor, advantage_BT: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
 ) -> Tensor:
     """[B,T] min(w A, clamp(w, 1−ε_low, 1+ε_high) A), and where A < 0 at least c A."""
-    gain_BT = w_BT * advantage_B1
+    gain_BT = w_BT * advantage_BT
     if clip is not None:
-        gain_BT = clipped_gain(w_BT, advantage_B1, 1 - clip[0], 1 + clip[1])
-    return gain_BT if dual_clip is None else floored_gain(gain_BT, advantage_B1, dual_clip)
+        gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
+    return gain_BT if dual_clip is None else floored_gain(gain_BT, advantage_BT, dual_clip)
 
 
 def shaped(log_ratio_BT: Tensor, log_gamma: float | Tensor) -> Tensor:
@@ -100,18 +100,17 @@ def chord(
     weaker. "probability" is the code's "sft_is". Its cutoff of the probability isn't here: 1 by default.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
-    policy_BT, expert_BT = batch.mask & ~expert_B1, batch.mask & expert_B1
-    advantage_B1 = policy_advantage(groups, std)[batch.response][:, None]
+    by_expert_BT = groups.at_tokens(groups.by_expert)
+    policy_BT, expert_BT = batch.mask & ~by_expert_BT, batch.mask & by_expert_BT
+    advantage_BT = groups.at_tokens(policy_advantage(groups, std))
     w_BT = policy_log_ratio(streams, batch, ratio, policy_BT).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip)
+    gain_BT = policy_gain(w_BT, advantage_BT, clip)
     p_BT = torch.where(batch.mask, logp_BT.detach().exp(), 0.0)
     phi_BT = {"phi": p_BT * (1 - p_BT), "probability": p_BT, "none": torch.ones_like(p_BT)}[expert_weight]
     policy_loss = mean_over(batch, policy_BT, -gain_BT)
     expert_loss = mean_over(batch, expert_BT, -phi_BT * logp_BT)
-    clipped = mean_over(
-        batch.replace(weight=torch.ones_like(batch.weight)), policy_BT, w_BT * advantage_B1 > gain_BT
-    )
+    alike = batch.replace(weight=torch.ones_like(batch.weight))
+    clipped = mean_over(alike, policy_BT, w_BT * advantage_BT > gain_BT)
     metrics = {"clipped_share": clipped, "ratio_max": w_BT.max()}
     return Terms((1 - mu) * policy_loss + mu * expert_loss, metrics=metrics)
 
@@ -137,13 +136,13 @@ def luffy(
     entropy bonus of 0.001, which isn't here.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
-    advantage_B1 = relative(groups, std)[batch.response][:, None]
-    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip, dual_clip)
+    expert_BT = groups.at_tokens(groups.by_expert)
+    advantage_BT = groups.at_tokens(relative(groups, std))
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_BT).exp()
+    gain_BT = policy_gain(w_BT, advantage_BT, clip, dual_clip)
     shaped_BT = shaped(logp_BT, math.log(gamma))
-    loss_BT = -torch.where(expert_B1, shaped_BT * advantage_B1, gain_BT)
-    weight = mean_over(batch, batch.mask & expert_B1, shaped_BT)
+    loss_BT = -torch.where(expert_BT, shaped_BT * advantage_BT, gain_BT)
+    weight = mean_over(batch, batch.mask & expert_BT, shaped_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
         metrics={"weight_mean": weight, "ratio_max": w_BT.max()},
@@ -172,10 +171,10 @@ def guide(
     """
     groups = Groups.of(batch)
     hinted_B1 = (batch.extra["hinted"] > 0)[:, None]
-    advantage_B1 = relative(groups, std)[batch.response][:, None]
+    advantage_BT = groups.at_tokens(relative(groups, std))
     log_w_BT = policy_log_ratio(streams, batch, ratio, batch.mask)
     w_BT = torch.where(hinted_B1, 0.0, log_w_BT).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip)
+    gain_BT = policy_gain(w_BT, advantage_BT, clip)
     hinted_BT = batch.mask & hinted_B1
     weight_BT = batch.weight.double()[:, None].expand_as(log_w_BT)
     log_gamma: float | Tensor = 0.0
@@ -184,7 +183,7 @@ def guide(
     elif hinted_BT.any():
         log_gamma = quantile(log_w_BT.detach()[hinted_BT], weight_BT[hinted_BT], QUANTILE)
     shaped_BT = shaped(log_w_BT, log_gamma)
-    loss_BT = -torch.where(hinted_B1, shaped_BT * advantage_B1, gain_BT)
+    loss_BT = -torch.where(hinted_B1, shaped_BT * advantage_BT, gain_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
         metrics={"weight_mean": mean_over(batch, hinted_BT, shaped_BT), "ratio_max": w_BT.max()},
@@ -222,13 +221,12 @@ def tempsamp_r1(
     possible one.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
+    expert_BT = groups.at_tokens(groups.by_expert)
     fix_value = FIXES[fix] if fix_at is None else fix_at
-    advantage_B1 = _fixed_advantage(groups, fix, fix_value)[batch.response][:, None]
-    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
+    advantage_BT = groups.at_tokens(_fixed_advantage(groups, fix, fix_value))
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_BT).exp()
     once_BT = 1 + logp_BT - logp_BT.detach()
-    gain_BT = torch.where(expert_B1, once_BT * advantage_B1, policy_gain(w_BT, advantage_B1, clip))
-    loss_BT = -gain_BT
+    loss_BT = -torch.where(expert_BT, once_BT * advantage_BT, policy_gain(w_BT, advantage_BT, clip))
     if beta > 0:
         assert batch.ref_logp is not None
         d_BT = batch.ref_logp - logp_BT
