@@ -193,19 +193,6 @@ def remix(
     return limited(average_tokens(groups, loss_BT, average), batch, w_BT * advantage_BT > gain_BT, w_BT)
 
 
-def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
-    """[B,T] between the Bernoulli distributions of a token of these log-probs."""
-    p, q = mu_BT.exp(), logp_BT.exp()
-    if divergence == "tv":
-        return (p - q).abs()
-    other_p, other_q = -mu_BT.expm1(), -logp_BT.expm1()
-    return p * (mu_BT - logp_BT) + torch.xlogy(other_p, other_p) - torch.xlogy(other_p, other_q)
-
-
-def _k3(d: Tensor) -> Tensor:
-    return (-d).exp() - 1 + d
-
-
 def props(
     streams: Streams,
     batch: Batch,
@@ -249,8 +236,9 @@ def bapo(
     as 0.5.
     """
     assert batch.behavior_logp is not None
+    groups = Groups.of(batch)
+    advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
-    advantage_BT = Groups.of(batch).at_tokens(standardized(Groups.of(batch)))
     probability_BT = torch.where(batch.mask, batch.behavior_logp, 0.0).exp()
     size_BT = _weight(batch) * probability_BT * advantage_BT
     c_low, c_high = searched_bounds(w_BT, size_BT, target / (1 - target), low, high, criterion, first="high")
@@ -274,8 +262,9 @@ def bapo_code(
     P and N count all tokens alike, the target is their ratio, and c_low is raised first, then c_high. The
     numbers are those of its script. A as in `grpo`; the mean over all tokens of the step.
     """
+    groups = Groups.of(batch)
+    advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
-    advantage_BT = Groups.of(batch).at_tokens(standardized(Groups.of(batch)))
     size_BT = _weight(batch) * advantage_BT
     c_low, c_high = searched_bounds(w_BT, size_BT, target, low, high, criterion, first="low")
     gain_BT = floored_gain(clipped_gain(w_BT, advantage_BT, c_low, c_high), advantage_BT, DUAL_CLIP)
@@ -319,6 +308,19 @@ def searched_bounds(
         while bounds[name] < maximum and is_short():
             bounds[name] = min(bounds[name] + step, maximum)
     return bounds["low"], bounds["high"]
+
+
+def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
+    """[B,T] between the Bernoulli distributions of a token of these log-probs."""
+    p, q = mu_BT.exp(), logp_BT.exp()
+    if divergence == "tv":
+        return (p - q).abs()
+    other_p, other_q = -mu_BT.expm1(), -logp_BT.expm1()
+    return p * (mu_BT - logp_BT) + torch.xlogy(other_p, other_p) - torch.xlogy(other_p, other_q)
+
+
+def _k3(d: Tensor) -> Tensor:
+    return (-d).exp() - 1 + d
 
 
 def _bapo_conflict(options: Options) -> str:

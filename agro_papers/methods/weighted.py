@@ -354,9 +354,9 @@ def nested_reft(
 
 
 def _opmd_conflict(options: Options) -> str:
-    return (
-        needing('form = "pairwise"', options, {"baseline": "mean"}) if options["form"] == "pairwise" else ""
-    )
+    if options["form"] == "simple":
+        return ""
+    return needing('form = "pairwise"', options, {"baseline": "mean"})
 
 
 def _ratio_and_advantage(options: Options) -> set[Need]:
