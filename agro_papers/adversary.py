@@ -214,19 +214,17 @@ class AdversarialSource(Monitor):
         own = Pool.of(self.policy, samples, self.learned.layer, numbers)
         theirs = Pool.of(self.policy, experts, self.learned.layer, numbers)
         held_out = torch.tensor([is_held_out(name) for name in numbers], device=own.prompts.device)
-        if not (torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]).any():
+        demonstrated = torch.isin(own.prompts, theirs.prompts)
+        if not (demonstrated & ~held_out[own.prompts]).any():
             held_out[:] = False  # it is fitted to all, and not measured
         if is_due:
-            # Fit to the responses to prompts that have a demonstration and aren't held out.
-            rows = torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]
+            rows = demonstrated & ~held_out[own.prompts]
             if self.discriminator is None:
                 seed = derive(self.config.train.seed, "discriminator")
                 self.discriminator = Discriminator(own.states.shape[1], seed)
-            weights, seed = (
-                self._weights(samples)[rows.cpu()],
-                derive(self.config.train.seed, "fit", self.version),
-            )
-            self.discriminator.fit(own.select(rows), weights, theirs, self.learned, seed)
+            weight = self._weights(samples)[rows.cpu()]
+            seed = derive(self.config.train.seed, "fit", self.version)
+            self.discriminator.fit(own.select(rows), weight, theirs, self.learned, seed)
             self.fitted = self.version
         assert self.discriminator is not None
         values = self.discriminator.values(own.states).tolist()
