@@ -42,7 +42,7 @@ class ScoreNetwork(Scaled):
 
     def values(self, states: Tensor) -> Tensor:
         """[N,H] -> [N]"""
-        return self(self.scaled(states))
+        return self.forward(self.scaled(states))
 
 
 def slope_penalty(network: nn.Module, points: Tensor, slope: float) -> Tensor:
