@@ -48,7 +48,7 @@ from agro.train.source import FillRequest, Source
 from agro.train.stored_tensors import from_text, to_text
 from agro.types import Sample
 from agro_papers.flow import hidden_states
-from agro_papers.smooth import slope_penalty, small_network
+from agro_papers.smooth import ScoreNetwork, slope_penalty
 
 ROWS = 64  # pairs of responses in an update
 
@@ -72,14 +72,13 @@ class Pool:
         return Pool(self.states[rows], self.prompts[rows])
 
 
-class Discriminator:
-    """D, and the scale of its hidden states."""
+class Discriminator(ScoreNetwork):
+    """D, which goes on from its last fit."""
 
     def __init__(self, hidden: int, seed: int) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.network = small_network(hidden)
-        self.mean, self.std = torch.zeros(hidden), torch.ones(hidden)
+            super().__init__(hidden)
 
     def fit(self, own: Pool, weight: Tensor, experts: Pool, options: AdversaryOptions, seed: int) -> None:
         """Fit D by AdamW, to each of the policy's responses and a demonstration to its prompt.
@@ -89,37 +88,31 @@ class Discriminator:
             weight: [N] how often each of these is drawn, in proportion.
             seed: of the rows of its updates.
         """
-        both = torch.cat([own.states, experts.states])
-        self.mean, self.std = both.mean(0), both.std(0, correction=0).clamp(min=1e-6)
-        self.network.to(both.device).requires_grad_(True)
+        self.to(own.states.device).requires_grad_(True)
+        self.rescale(torch.cat([own.states, experts.states]))
         demonstrations = [(experts.prompts == prompt).nonzero()[:, 0] for prompt in own.prompts.tolist()]
         counts = torch.tensor([len(rows) for rows in demonstrations])
         random = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.AdamW(self.network.parameters(), lr=3e-3)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
         for _ in range(options.steps):
             rows = torch.multinomial(weight.cpu(), ROWS, replacement=True, generator=random)
             chosen = (torch.rand(ROWS, generator=random) * counts[rows]).long()
             partners = torch.stack(
                 [demonstrations[row][i] for row, i in zip(rows.tolist(), chosen.tolist(), strict=True)]
             )
-            h_own, h_expert = self._scaled(own.states[rows]), self._scaled(experts.states[partners])
+            h_own, h_expert = self.scaled(own.states[rows]), self.scaled(experts.states[partners])
             share = torch.rand(ROWS, 1, generator=random).to(h_own.device)
-            expert, policy = self.network(h_expert), self.network(h_own)
+            expert, policy = self(h_expert), self(h_own)
             if options.loss == "pairs":
                 loss = -logsigmoid(expert - policy).mean()
             else:
                 loss = -(logsigmoid(expert) + logsigmoid(-policy)).mean()
             between = share * h_expert + (1 - share) * h_own
-            loss = loss + options.penalty * slope_penalty(self.network, between, options.slope)
+            loss = loss + options.penalty * slope_penalty(self, between, options.slope)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        self.network.requires_grad_(False)
-
-    def values(self, states: Tensor) -> Tensor:
-        """[N,H] -> [N]"""
-        values: Tensor = self.network(self._scaled(states))[:, 0]
-        return values
+        self.requires_grad_(False)
 
     def auc(self, own: Pool, experts: Pool) -> float | None:
         """How often D ranks a demonstration above a response of the policy to the same prompt.
@@ -133,27 +126,6 @@ class Discriminator:
             if len(others):
                 shares.append(((others > value).double() + 0.5 * (others == value)).mean())
         return float(torch.stack(shares).mean()) if shares else None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that it consists of, for checkpoints."""
-        return {**self.network.state_dict(), "mean": self.mean, "std": self.std}
-
-    @classmethod
-    def load(cls, tensors: Mapping[str, Tensor]) -> Discriminator:
-        network = {name: tensor for name, tensor in tensors.items() if name not in ("mean", "std")}
-        made = cls(len(tensors["mean"]), 0)
-        made.mean, made.std = tensors["mean"], tensors["std"]
-        made.network.load_state_dict(network)
-        made.network.requires_grad_(False)
-        return made
-
-    def to(self, device: torch.device) -> Discriminator:
-        self.network.to(device)
-        self.mean, self.std = self.mean.to(device), self.std.to(device)
-        return self
-
-    def _scaled(self, states: Tensor) -> Tensor:
-        return (states - self.mean) / self.std
 
 
 def mean_states(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor:
@@ -242,19 +214,17 @@ class AdversarialSource(Monitor):
         own = Pool.of(self.policy, samples, self.learned.layer, numbers)
         theirs = Pool.of(self.policy, experts, self.learned.layer, numbers)
         held_out = torch.tensor([is_held_out(name) for name in numbers], device=own.prompts.device)
-        if not (torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]).any():
+        demonstrated = torch.isin(own.prompts, theirs.prompts)
+        if not (demonstrated & ~held_out[own.prompts]).any():
             held_out[:] = False  # it is fitted to all, and not measured
         if is_due:
-            # Fit to the responses to prompts that have a demonstration and aren't held out.
-            rows = torch.isin(own.prompts, theirs.prompts) & ~held_out[own.prompts]
+            rows = demonstrated & ~held_out[own.prompts]
             if self.discriminator is None:
                 seed = derive(self.config.train.seed, "discriminator")
                 self.discriminator = Discriminator(own.states.shape[1], seed)
-            weights, seed = (
-                self._weights(samples)[rows.cpu()],
-                derive(self.config.train.seed, "fit", self.version),
-            )
-            self.discriminator.fit(own.select(rows), weights, theirs, self.learned, seed)
+            weight = self._weights(samples)[rows.cpu()]
+            seed = derive(self.config.train.seed, "fit", self.version)
+            self.discriminator.fit(own.select(rows), weight, theirs, self.learned, seed)
             self.fitted = self.version
         assert self.discriminator is not None
         values = self.discriminator.values(own.states).tolist()
@@ -265,12 +235,15 @@ class AdversarialSource(Monitor):
     def state(self) -> Any:
         if self.discriminator is None:
             return None
-        tensors = to_text(self.discriminator.tensors())
+        tensors = to_text(self.discriminator.state_dict())
         return {"fitted": self.fitted, "newest": self.newest, "tensors": tensors}
 
     def restore(self, state: Any) -> None:
         self.fitted, self.newest = state["fitted"], state["newest"]
-        self.discriminator = Discriminator.load(from_text(state["tensors"])).to(self.policy.device)
+        tensors = from_text(state["tensors"])
+        self.discriminator = Discriminator(len(tensors["mean"]), 0).to(self.policy.device)
+        self.discriminator.load_state_dict(tensors)
+        self.discriminator.requires_grad_(False)
 
     def _weights(self, samples: Sequence[Sample]) -> Tensor:
         """[N] as replay weighs its draws: with data.order = "age_weighted" by (1 − age_decay)^staleness.

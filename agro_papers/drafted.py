@@ -219,9 +219,16 @@ class DraftDecoder:
         self.found[np.arange(b)[:, None], at] = drawn
         self.logp[np.arange(b)[:, None], at] = copied[:, k + 1 : 2 * k + 2]
         agreed = agreed.cumprod(1).sum(1)
-        new, finished = self._count(drawn, agreed + 1)
-        if self.sampler.stop:
-            self._shorten(new, finished)
+        # So many tokens a response gets: up to its limit, its first end token and its first stop text.
+        new = np.minimum(agreed + 1, self.limit[:b] - ends)
+        before_end = ((drawn[:, :, None] == self.eos).any(2).cumsum(1) == 0).sum(1)
+        finished = before_end < new
+        new = np.minimum(new, before_end + 1)
+        for i, count in enumerate(new.tolist() if self.sampler.stop else ()):
+            for more in range(1, count + 1):
+                if self.stops.found(self.found[i], self.first[i], ends[i] + more):
+                    new[i], finished[i] = more, True
+                    break
         self.length[:b] += new
         self.proposed += b * k
         self.accepted += int(np.minimum(agreed, new).sum())
@@ -246,23 +253,6 @@ class DraftDecoder:
             positions = length[:, None] + i
             self.tokens[:b].scatter_(1, positions, tokens[:, None])
         return torch.stack(proposed, 1)
-
-    def _count(self, tokens: NDArray[Any], new: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """How many of at most `new` [b] tokens a response gets, and whether an end token ends it."""
-        b = len(tokens)
-        new = np.minimum(new, self.limit[:b] - self.length[:b])
-        is_end = (tokens[:, :, None] == self.eos).any(2)
-        before_end = (is_end.cumsum(1) == 0).sum(1)
-        return np.minimum(new, before_end + 1), before_end < new
-
-    def _shorten(self, new: NDArray[Any], finished: NDArray[Any]) -> None:
-        """Change `_count`'s result, in place, where a stop text ends a response earlier."""
-        for i, count in enumerate(new.tolist()):
-            start, length = self.first[i], self.length[i]
-            for more in range(1, count + 1):
-                if self.stops.found(self.found[i], start, length + more):
-                    new[i], finished[i] = more, True
-                    break
 
     def _remove(self, done: list[int]) -> list[Finished]:
         results: list[Finished] = []

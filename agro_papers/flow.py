@@ -33,11 +33,30 @@ ROWS = 32  # responses whose hidden states are computed at once
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Flow(nn.Module):
-    """v(x, t, c): [N,H], [N], [N,H] -> [N,H]."""
+class Scaled(nn.Module):
+    """A network on hidden states [N,H], with mean and standard deviation of those that it was fitted to."""
+
+    mean: Tensor  # [H]
+    std: Tensor  # [H]
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(hidden))
+        self.register_buffer("std", torch.ones(hidden))
+
+    def rescale(self, states: Tensor) -> None:
+        """Take mean and standard deviation of these."""
+        self.mean, self.std = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
+
+    def scaled(self, states: Tensor) -> Tensor:
+        return (states - self.mean) / self.std
+
+
+class Flow(Scaled):
+    """v(x, t, c): [N,H], [N], [N,H] -> [N,H], of standardized states."""
 
     def __init__(self, hidden: int, width: int) -> None:
-        super().__init__()
+        super().__init__(hidden)
         self.layers = nn.Sequential(
             nn.Linear(2 * hidden + 1, width),
             nn.SiLU(),
@@ -105,8 +124,6 @@ class FlowReward:
     policy: Policy
     layer: int
     flow: Flow
-    mean: Tensor  # [H] of the trusted hidden states
-    std: Tensor  # [H]
 
     @classmethod
     def fit(
@@ -129,11 +146,11 @@ class FlowReward:
         if not trusted:
             raise Refused("flow reward: expected trusted responses to fit the flow to, got none")
         states, context = _pairs(policy, trusted, layer)
-        mean, std = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
-        states, context = (states - mean) / std, (context - mean) / std
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             flow = Flow(states.shape[1], width).to(policy.device)
+            flow.rescale(states)
+            states, context = flow.scaled(states), flow.scaled(context)
             optimizer = torch.optim.AdamW(flow.parameters(), lr=1e-3)
             for step in range(steps):
                 optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / steps)
@@ -143,20 +160,14 @@ class FlowReward:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        return cls(policy, layer, flow.requires_grad_(False), mean, std)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that was fitted, for checkpoints."""
-        return {**self.flow.state_dict(), "mean": self.mean, "std": self.std}
+        return cls(policy, layer, flow.requires_grad_(False))
 
     @classmethod
     def load(cls, policy: Policy, layer: int, tensors: Mapping[str, Tensor]) -> FlowReward:
-        """The flow of these tensors, on the hidden states of a policy."""
-        fitted = {name: tensor.to(policy.device) for name, tensor in tensors.items()}
-        mean, std = fitted.pop("mean"), fitted.pop("std")
-        flow = Flow(len(mean), len(fitted["layers.0.bias"])).to(policy.device)
-        flow.load_state_dict(fitted)
-        return cls(policy, layer, flow.requires_grad_(False), mean, std)
+        """The flow of `flow.state_dict()`, on the hidden states of a policy."""
+        flow = Flow(len(tensors["mean"]), len(tensors["layers.0.bias"]))
+        flow.load_state_dict(tensors)
+        return cls(policy, layer, flow.to(policy.device).requires_grad_(False))
 
     def scores(
         self, samples: Sequence[Sample], *, times: Sequence[float] = (0.8,), draws: int = 1, seed: int = 0
@@ -164,7 +175,7 @@ class FlowReward:
         """s [T] of each sample, the mean over `times` and `draws` of noise; NaN where no token was chosen."""
         encoded = [self.policy.encode(sample) for sample in samples]
         states, context = _pairs(self.policy, encoded, self.layer)
-        states, context = (states - self.mean) / self.std, (context - self.mean) / self.std
+        states, context = self.flow.scaled(states), self.flow.scaled(context)
         noise = torch.Generator().manual_seed(seed)
         total = torch.zeros(len(states), device=states.device)
         for time in times:

@@ -108,7 +108,7 @@ class FlowSource(Monitor):
         return replace(filled, measured={**filled.measured, "learned_auc": auc})
 
     def state(self) -> Any:
-        flow = None if self.rollout.flow is None else to_text(self.rollout.flow.tensors())
+        flow = None if self.rollout.flow is None else to_text(self.rollout.flow.flow.state_dict())
         return {"fitted": self.fitted, "newest": self.newest, "tensors": flow}
 
     def restore(self, state: Any) -> None:

@@ -33,36 +33,6 @@ from agro.train.source import FillRequest, Source, joined, without_hint
 from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text
 
 NONE = 1e-3  # share of right responses up to which a group is all wrong; 1 less this: all right (Guide)
-Answered = Mapping[str, Sequence[Sample]]  # responses with a known reward, by prompt_id
-
-
-@dataclass(frozen=True)
-class StoredTeachers:
-    """Right responses of role "expert" in the store: nothing is sampled."""
-
-    store: Store
-    right: float
-
-    def ask(self, prompts: Sequence[Prompt], wanted: FillRequest) -> tuple[CollectResult, Answered]:
-        answered = {}
-        for prompt in prompts:
-            found = self.store.samples(prompt_id=prompt.id, roles=("expert",), skip_damaged=True)
-            answered[prompt.id] = [sample for sample in found if total_reward(sample) >= self.right]
-        return CollectResult(), answered
-
-
-@dataclass(frozen=True)
-class SecondSampling:
-    """`n` responses to each prompt, by a source that samples to chosen prompts."""
-
-    source: Source
-    store: Store
-    n: int
-
-    def ask(self, prompts: Sequence[Prompt], wanted: FillRequest) -> tuple[CollectResult, Answered]:
-        request = FillRequest(wanted.step, 0, wanted.first, wanted.before, prompts, self.n)
-        made = self.source.fill(request)
-        return made, answered(self.store, made.ids)
 
 
 class AgainOptions(Section):
@@ -117,18 +87,18 @@ class AskingAgainSource:
         self.prompts = {prompt.id: as_asked(prompt, again) for prompt in context.prompts}
         self.learner: Learner | None = None
         self.asked = 0  # groups, in a step
-        self.second: StoredTeachers | SecondSampling
+        self.second: Source | None = None  # None: the teachers in the store
+        self.n = again.n or config.sampler.n
         if again.by == "store":
-            self.second = StoredTeachers(self.store, again.right)
-        else:
-            asked = first
-            if again.model:  # its responses are an expert's
-                dtype = "bfloat16" if config.policy.dtype == "mixed" else config.policy.dtype
-                changes = {"model": again.model, "new": None, "lora": None, "dtype": dtype}
-                policy = Policy.load(config.policy.model_copy(update=changes))
-                rollout = HintedRollout(policy.encoder, embedded(policy), source=again.model, role="expert")
-                asked = replace(inline, rollout=rollout)
-            self.second = SecondSampling(asked, self.store, again.n or config.sampler.n)
+            return
+        asked = first
+        if again.model:  # its responses are an expert's
+            dtype = "bfloat16" if config.policy.dtype == "mixed" else config.policy.dtype
+            changes = {"model": again.model, "new": None, "lora": None, "dtype": dtype}
+            policy = Policy.load(config.policy.model_copy(update=changes))
+            rollout = HintedRollout(policy.encoder, embedded(policy), source=again.model, role="expert")
+            asked = replace(inline, rollout=rollout)
+        self.second = asked
 
     def publish(self, learner: Learner) -> None:
         self.first.publish(learner)
@@ -138,11 +108,7 @@ class AskingAgainSource:
         made = self.first.fill(wanted)
         first = answered(self.store, made.ids)
         asked = [prompt_id for prompt_id, group in first.items() if self._fails(group)]
-        more, second = CollectResult(), dict[str, Sequence[Sample]]()
-        if asked:
-            prompts = [prompt for prompt_id in asked for prompt in self._asked(first[prompt_id])]
-            more, answers = self.second.ask(prompts, wanted)
-            second = dict(answers)
+        more, second = self._ask([p for name in asked for p in self._asked(first[name])], wanted)
         leaving: set[int | None] = set()
         coming: list[Sample] = []
         for prompt_id in asked:
@@ -153,6 +119,23 @@ class AskingAgainSource:
         self.asked = len(asked) + (self.asked if wanted.before else 0)
         filled = joined([made, more], tuple(ids))
         return replace(filled, measured={**filled.measured, "asked_again": self.asked})
+
+    def _ask(
+        self, prompts: Sequence[Prompt], wanted: FillRequest
+    ) -> tuple[CollectResult, Mapping[str, Sequence[Sample]]]:
+        """Second responses, by prompt_id: `n` that are sampled to each prompt, or right ones of role
+        "expert" in the store."""
+        if not prompts:
+            return CollectResult(), {}
+        if self.second is not None:
+            request = FillRequest(wanted.step, 0, wanted.first, wanted.before, prompts, self.n)
+            made = self.second.fill(request)
+            return made, answered(self.store, made.ids)
+        teachers = {}
+        for prompt in prompts:
+            found = self.store.samples(prompt_id=prompt.id, roles=("expert",), skip_damaged=True)
+            teachers[prompt.id] = list(filter(self._is_right, found))
+        return CollectResult(), teachers
 
     def _asked(self, group: Sequence[Sample]) -> list[Prompt]:
         """What is asked for a group: its prompt, or the prompt with each of its responses that has a text."""
@@ -194,37 +177,29 @@ class AskingAgainSource:
         # They replace responses where none is right. k = n would leave nothing to compare.
         most = 0 if any(map(self._is_right, first)) else min(self.again.most or len(first), len(first) - 1)
         seed = derive(self.seed, "again", step, first[0].prompt_id)
-        places = sorted(range(len(first)), key=lambda i: _hash(seed, i))
+        places = sorted(
+            range(len(first)), key=lambda i: blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
+        )
         taken = ranked[:most]
         return [first[i] for i in places[: len(taken)]], taken
 
 
-def _hash(seed: int, item: int) -> bytes:
-    return blake2b(f"{seed}/{item}".encode(), digest_size=8).digest()
-
-
 def shortest_right(children: Sequence[Sample], alpha: float, *, right: float = 1.0) -> list[Sample]:
-    """The shortest right response to each prompt among those whose parent's reward is above α (SOPHIA, arXiv
-    2507.16814); the first of equally short ones.
+    """The shortest right one of the responses to a prompt whose parent's reward is above α (SOPHIA, arXiv
+    2507.16814); the first of equally short ones, and none where no child is right.
 
     The parent of a sample is meta["parent"]; its reward is the mean of its children's.
     """
-    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rewards: dict[str, list[float]] = defaultdict(list)
     for child in children:
-        rewards[child.prompt_id, child.meta["parent"]].append(total_reward(child))
-    best: dict[str, Sample] = {}
+        rewards[child.meta["parent"]].append(total_reward(child))
+    good = []
     for child in children:
-        siblings = rewards[child.prompt_id, child.meta["parent"]]
-        is_right = total_reward(child) >= right and math.fsum(siblings) / len(siblings) > alpha
-        shortest = best.get(child.prompt_id)
-        if is_right and (shortest is None or _length(child) < _length(shortest)):
-            best[child.prompt_id] = child
-    return list(best.values())
-
-
-def _length(sample: Sample) -> int:
-    assert sample.action is not None
-    return int(sample.action.sum())
+        siblings = rewards[child.meta["parent"]]
+        if total_reward(child) >= right and math.fsum(siblings) / len(siblings) > alpha:
+            assert child.action is not None
+            good.append((int(child.action.sum()), child))
+    return [min(good, key=lambda pair: pair[0])[1]] if good else []
 
 
 def by_comprehension(
@@ -297,7 +272,7 @@ def as_asked(prompt: Prompt, again: AgainOptions) -> Prompt:
     return hinted(plain, prompt.columns[again.hint], again.template) if again.by == "hint" else plain
 
 
-def answered(store: Store, ids: Sequence[int]) -> Answered:
+def answered(store: Store, ids: Sequence[int]) -> dict[str, list[Sample]]:
     """The responses with a known reward among these, in their order."""
     samples = {sample.id: sample for sample in store.samples(ids=ids, skip_damaged=True)}
     groups: dict[str, list[Sample]] = defaultdict(list)

@@ -21,9 +21,28 @@ from torch import Tensor, nn
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.types import Sample
-from agro_papers.flow import hidden_states
+from agro_papers.flow import Scaled, hidden_states
 
 ROWS = 64  # responses of an update
+
+
+class ScoreNetwork(Scaled):
+    """D, of two hidden layers."""
+
+    def __init__(self, hidden: int, width: int = 64) -> None:
+        super().__init__(hidden)
+        self.layers = nn.Sequential(
+            nn.Linear(hidden, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
+        )
+
+    def forward(self, scaled: Tensor) -> Tensor:
+        """[N,H] standardized -> [N]"""
+        values: Tensor = self.layers(scaled)[:, 0]
+        return values
+
+    def values(self, states: Tensor) -> Tensor:
+        """[N,H] -> [N]"""
+        return self.forward(self.scaled(states))
 
 
 def slope_penalty(network: nn.Module, points: Tensor, slope: float) -> Tensor:
@@ -40,9 +59,7 @@ class SmoothReward:
 
     policy: Policy
     layer: int
-    network: nn.Module  # [N,H] -> [N,1]
-    mean: Tensor  # [H] of the scored hidden states
-    std: Tensor  # [H]
+    network: ScoreNetwork
 
     @classmethod
     def fit(
@@ -72,36 +89,29 @@ class SmoothReward:
                 f"{len(rewards)} have a reward. What to do: score them (agro score), or leave the others out"
             )
         states = _ends(policy, [policy.encode(sample) for sample in scored], layer)
-        mean, std = states.mean(0), states.std(0, correction=0).clamp(min=1e-6)
-        states, target = (states - mean) / std, torch.tensor(rewards, device=states.device)
+        target = torch.tensor(rewards, device=states.device)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            network = small_network(states.shape[1]).to(states.device)
+            network = ScoreNetwork(states.shape[1]).to(states.device)
+            network.rescale(states)
+            states = network.scaled(states)
             optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
             for _ in range(steps):
                 rows, partners = torch.randint(len(states), (2, ROWS), device=states.device)
                 share = torch.rand(ROWS, 1, device=states.device)
                 between = share * states[rows] + (1 - share) * states[partners]
-                loss = (network(states[rows])[:, 0] - target[rows]).square().mean()
+                loss = (network(states[rows]) - target[rows]).square().mean()
                 loss = loss + penalty * slope_penalty(network, between, slope)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        return cls(policy, layer, network.requires_grad_(False), mean, std)
+        return cls(policy, layer, network.requires_grad_(False))
 
     def reward(self, samples: Sequence[Sample]) -> list[Sample]:
         """The encoded samples with the learned reward in the place of theirs."""
         encoded = [self.policy.encode(sample) for sample in samples]
-        states = (_ends(self.policy, encoded, self.layer) - self.mean) / self.std
-        values = self.network(states)[:, 0].tolist()
+        values = self.network.values(_ends(self.policy, encoded, self.layer)).tolist()
         return [sample.replace(reward=value) for sample, value in zip(encoded, values, strict=True)]
-
-
-def small_network(hidden: int, width: int = 64) -> nn.Sequential:
-    """Of two hidden layers: [N,H] -> [N,1]."""
-    return nn.Sequential(
-        nn.Linear(hidden, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
-    )
 
 
 def _ends(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor:

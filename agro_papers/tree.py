@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agro.errors import Refused
@@ -56,6 +56,12 @@ class Action:
             action.best = max(action.best, value)
             action = action.state.before
 
+    def value(self, alpha: float) -> float | None:
+        """α · mean + (1 − α) · critic; where one is unknown, the other; None where both are."""
+        if self.mean is None or self.critic is None:
+            return self.critic if self.mean is None else self.mean
+        return alpha * self.mean + (1 - alpha) * self.critic
+
     @property
     def path_logp(self) -> tuple[float, int]:
         """Nats and tokens of the turns up to it and with it."""
@@ -73,8 +79,7 @@ class Tree:
     """The tree of one prompt."""
 
     def __init__(self, prompt: Prompt, rule: Rule) -> None:
-        self.prompt, self.rule = prompt, rule
-        self.start = State(prompt)
+        self.start, self.rule = State(prompt), rule
 
     @property
     def states(self) -> Iterator[State]:
@@ -112,66 +117,42 @@ def best_first(length_power: float) -> Rule:
     return lambda states, start: max(states, key=priority)
 
 
-def by_ucb(explore: float, value: Callable[[Action], float]) -> Rule:
-    """Down from the start by the largest `value` + `explore` · √(log N / n), n the episodes below a turn and
-    N those below its state. Turns without an episode come first, by their value by critique."""
+def by_ucb(explore: float, alpha: float = 1.0) -> Rule:
+    """Down from the start by the largest value + `explore` · √(log N / n), n the episodes below a turn and N
+    those below its state. Turns without an episode come first, by their value by critique."""
 
     def bound(action: Action) -> tuple[bool, float]:
+        value = action.value(alpha) or 0.0
         if not action.visits:
-            return True, 0.0 if action.critic is None else action.critic
+            return True, value
         below = sum(other.visits for other in action.state.actions)
-        return False, value(action) + explore * math.sqrt(math.log(below) / action.visits)
+        return False, value + explore * math.sqrt(math.log(below) / action.visits)
 
     def chosen(states: list[State], start: State) -> State:
-        leading: set[int] = set()
-        for candidate in states:
-            above: State | None = candidate
-            while above is not None:
-                leading.add(id(above))
-                above = None if above.before is None else above.before.state
-        state: State | None = start
-        while state is not None:
-            reached = state
-            ways = [a for a in state.actions if a.next is not None and id(a.next) in leading]
-            state = max(ways, key=bound).next if ways else None
-        return reached
+        def leads(state: State | None) -> bool:
+            """Whether it is one of the states, or above one."""
+            return state is not None and (state in states or any(leads(a.next) for a in state.actions))
+
+        state = start
+        while ways := [action for action in state.actions if leads(action.next)]:
+            following = max(ways, key=bound).next
+            assert following is not None
+            state = following
+        return state
 
     return chosen
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An action tried in a state of a search tree: a sample of the store whose prompt is the state."""
+def step_pairs(values: Mapping[int, float], *, theta: float, most: int | None = None) -> list[Pair]:
+    """The pairs of one state's actions whose values differ by more than `theta`, the better one first, the
+    widest gaps first.
 
-    sample: int
-    searched: float | None  # mean return of the visits below it; None: never visited
-    critic: float | None = None  # what a critic says of it; None: not asked
-
-    def value(self, alpha: float) -> float:
-        """α · searched + (1 − α) · critic; where one is unknown, the other."""
-        if self.searched is not None and self.critic is not None:
-            return alpha * self.searched + (1 - alpha) * self.critic
-        value = self.critic if self.searched is None else self.searched
-        if value is None:
-            raise Refused(
-                f"sample {self.sample}: expected a value by the search or by a critic, got neither. What to "
-                "do: leave out actions that nobody valued."
-            )
-        return value
-
-
-def step_pairs(
-    tried: Sequence[Attempt], *, theta: float, alpha: float = 0.5, most: int | None = None
-) -> list[Pair]:
-    """The pairs of actions whose values differ by more than `theta`, the better one first, the widest gaps
-    first.
-
-    `alpha` is the search's share in a value. There are as many pairs as the square of the actions; `most`
-    keeps that many. Give them to `Store.add_pairs`.
+    `values`: by sample of the store. There are as many pairs as the square of the actions; `most` keeps that
+    many. Give them to `Store.add_pairs`.
     """
-    if not (theta >= 0 and 0 <= alpha <= 1):
-        raise Refused(f"pairs: expected theta of 0 or more and alpha from 0 to 1, got {theta} and {alpha}")
-    ranked = sorted(((action.value(alpha), action.sample) for action in tried), reverse=True)
+    if not theta >= 0:
+        raise Refused(f"pairs: expected theta of 0 or more, got {theta}")
+    ranked = sorted(((value, sample) for sample, value in values.items()), reverse=True)
     gaps = [
         (better - worse, Pair(winner, loser))
         for (better, winner), (worse, loser) in itertools.combinations(ranked, 2)

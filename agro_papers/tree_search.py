@@ -8,7 +8,7 @@ The tree is in the store: each turn is a sample whose prompt is the state, and `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,13 +17,14 @@ from agro.config import Count, Section, Share, field
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
 from agro.rollout.envs.protocol import Environment, Turn, checked
+from agro.store import Pair
 from agro.train.around import Abilities, Context, SourceWrapper
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.source import FillRequest, InlineSource, Source, can_be_asked, joined
 from agro.types import Prompt, Sample
 from agro_papers.resample import answer_probabilities
-from agro_papers.tree import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
+from agro_papers.tree import Action, State, Tree, best_first, by_ucb, step_pairs
 
 
 class SearchOptions(Section):
@@ -81,7 +82,7 @@ class SearchingSource:
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         search = self.search
-        rule, ends = by_ucb(search.explore, lambda action: _attempt(action).value(search.alpha)), math.inf
+        rule, ends = by_ucb(search.explore, search.alpha), math.inf
         if search.by == "best":
             rule, ends = best_first(search.length_power), search.right
         trees = [Tree(prompt, rule) for prompt in self.prompts.take(wanted.first, wanted.groups)]
@@ -94,11 +95,29 @@ class SearchingSource:
             parts.append(self._expand(states, replace(wanted, before=tried)))
             tried += len(states)
         actions = [action for tree in trees for action in tree.actions]
-        self._write(actions)
-        right = {action.sample.stored_id for action in actions if action.best >= search.right}
-        ids = self._judge(trees) if search.train == "pairs" else right
+        # Into the store: of pairs the search's mean, of paths the best return below.
+        rows = []
+        for action in actions:
+            value = action.mean if search.train == "pairs" else action.best
+            meta = {"tree": {"visits": action.visits, "searched": action.mean, "critic": action.critic}}
+            rows.append((action.sample.stored_id, value if action.visits else None, meta))
+        self.store.set_rewards(rows)
+        ids = {action.sample.stored_id for action in actions if action.best >= search.right}
+        if search.train == "pairs":
+            pairs = [pair for tree in trees for state in tree.states for pair in self._pairs(state)]
+            self.store.add_pairs(pairs)
+            ids = {i for pair in pairs for i in (pair.winner, pair.loser)}
         filled = joined(parts, tuple(sorted(ids)))
         return replace(filled, measured={**filled.measured, "searched": tried})
+
+    def _pairs(self, state: State) -> list[Pair]:
+        """The judged turns of a state."""
+        values = {}
+        for action in state.actions:
+            value = action.value(self.search.alpha)
+            if value is not None:
+                values[action.sample.stored_id] = value
+        return step_pairs(values, theta=self.search.theta, most=self.search.most)
 
     def _expand(self, states: Sequence[State], wanted: FillRequest) -> CollectResult:
         """Try turns in these states, and let the environment answer them."""
@@ -110,7 +129,13 @@ class SearchingSource:
         for k, state in enumerate(states):
             state.expansions += 1
             for i in made.ids[k * n : (k + 1) * n]:
-                action = Action(samples[i], self._text(samples[i]), state)
+                tokens, chosen = samples[i].tokens, samples[i].action
+                assert tokens is not None
+                assert chosen is not None
+                start = int(chosen.argmax())
+                # With the stop text that ended the turn.
+                text = self.encoder.decode(tokens[start:].tolist(), tokens[:start].tolist())
+                action = Action(samples[i], text, state)
                 self._answer(action)
                 state.actions.append(action)
                 actions.append(action)
@@ -122,13 +147,6 @@ class SearchingSource:
             for action, critic in zip(actions, critics, strict=True):
                 action.critic = critic
         return made
-
-    def _text(self, sample: Sample) -> str:
-        """Of a turn, with the stop text that ended it."""
-        assert sample.tokens is not None
-        assert sample.action is not None
-        length = int(sample.action.argmax())
-        return self.encoder.decode(sample.tokens[length:].tolist(), sample.tokens[:length].tolist())
 
     def _answer(self, action: Action) -> None:
         """The environment's answer to a turn, after those before it: the next state, or the end."""
@@ -172,29 +190,6 @@ class SearchingSource:
             following = [*read, answer, {"role": reply.role, "content": reply.observation}]
         prompt = Prompt(following, columns={**state.prompt.columns, "parent": str(sample.id)})
         return prompt if can_be_asked(prompt, self.encoder) else None
-
-    def _write(self, actions: Iterable[Action]) -> None:
-        """Values of turns into the store: of pairs the search's mean, of paths the best return below."""
-        rows = []
-        for action in actions:
-            value = action.mean if self.search.train == "pairs" else action.best
-            tree = {"visits": action.visits, "searched": action.mean, "critic": action.critic}
-            rows.append((action.sample.stored_id, value if action.visits else None, {"tree": tree}))
-        self.store.set_rewards(rows)
-
-    def _judge(self, trees: Sequence[Tree]) -> set[int]:
-        """Judge the turns of each state; returns those that are in a pair."""
-        search, judged = self.search, set[int]()
-        for state in (state for tree in trees for state in tree.states):
-            tried = [_attempt(a) for a in state.actions if a.visits or a.critic is not None]
-            pairs = step_pairs(tried, theta=search.theta, alpha=search.alpha, most=search.most)
-            self.store.add_pairs(pairs)
-            judged |= {i for pair in pairs for i in (pair.winner, pair.loser)}
-        return judged
-
-
-def _attempt(action: Action) -> Attempt:
-    return Attempt(action.sample.stored_id, action.mean, action.critic)
 
 
 def of_turns(source: InlineSource, environment: Environment) -> InlineSource:

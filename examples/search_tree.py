@@ -2,8 +2,8 @@
 
 python examples/search_tree.py STORE THETA
 
-Here a state of the tree is a prompt, and the value of an action its reward: a tree of one level. A search of
-your own gives `Attempt` the mean return of the visits below an action, and the critic's value of it.
+Here a state of the tree is a prompt, and the value of an action its reward: a tree of one level. Of a search
+of your own it is the mean return of the visits below an action, or the average of that and a critic's value.
 """
 
 import sys
@@ -11,16 +11,17 @@ from collections import defaultdict
 from pathlib import Path
 
 from agro.store import Store
-from agro_papers.tree import Attempt, step_pairs
+from agro_papers.tree import step_pairs
 
 
 def judge(path: Path, theta: float) -> int:
     """The pairs added."""
-    states: dict[str, list[Attempt]] = defaultdict(list)
+    states: dict[str, dict[int, float]] = defaultdict(dict)
     with Store.open(path) as store:
         for sample in store.samples():
-            states[sample.prompt_id].append(Attempt(sample.id, sample.reward))
-        pairs = [pair for tried in states.values() for pair in step_pairs(tried, theta=theta, most=8)]
+            if sample.reward is not None:
+                states[sample.prompt_id][sample.stored_id] = sample.reward
+        pairs = [pair for values in states.values() for pair in step_pairs(values, theta=theta, most=8)]
         store.add_pairs(pairs)
     return len(pairs)
 

@@ -21,6 +21,7 @@ anything else NAME is an `agro.objectives.Objective` that declares what its func
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -321,6 +322,14 @@ def couples_baseline(options: Options) -> Coupling:
     if options.get("weight_baseline", "mean") != "mean":
         return "group"
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
+
+
+def needing(what: str, options: Options, values: Mapping[str, object]) -> str:
+    """Why `what` excludes the first option that has another value than these; "" where none has."""
+    for key, value in values.items():
+        if options.get(key, value) != value:
+            return f"{what} needs {key} = {json.dumps(value)}, got {json.dumps(options[key])}"
+    return ""
 
 
 def to_reference(options: Options) -> ColumnNeed:

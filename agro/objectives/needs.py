@@ -93,21 +93,16 @@ class ColumnNeed(Need):
         return batch.extra.get(self) if value is None else value
 
     def missing(self, batch: Batch) -> Tensor:
-        """[B] rows without it."""
+        """[B] rows without it, of whatever role."""
         value = self.of(batch)
         if value is None:
-            missing_B = torch.ones_like(batch.mask[:, 0])
-        elif value.dim() == 2:
-            missing_B = (batch.mask & ~value.isfinite()).any(1)
-        else:
-            missing_B = ~value.isfinite()
-        return self._required(missing_B, batch)
-
-    def _required(self, missing_B: Tensor, batch: Batch) -> Tensor:
-        return missing_B & ~by_experts(batch) if self.but_experts else missing_B
+            return torch.ones_like(batch.mask[:, 0])
+        return (batch.mask & ~value.isfinite()).any(1) if value.dim() == 2 else ~value.isfinite()
 
     def check(self, name: str, batch: Batch) -> None:
         missing_B = self.missing(batch)
+        if self.but_experts:
+            missing_B = missing_B & ~by_experts(batch)
         if missing_B.any():
             rows = [batch.ids[row] for row in missing_B.nonzero().flatten().tolist()]
             raise self.refusal(name, rows, len(missing_B))
@@ -139,7 +134,7 @@ class PartsNeed(RewardNeed):
         value_BK = self.of(batch)
         if value_BK is None or not value_BK.shape[1]:
             return torch.ones_like(batch.mask[:, 0])
-        return self._required(~value_BK.isfinite().all(1), batch)
+        return ~value_BK.isfinite().all(1)
 
 
 class BehaviorLogProb(LogProb):
@@ -158,7 +153,7 @@ class Fresh(ColumnNeed):
         return batch.age
 
     def missing(self, batch: Batch) -> Tensor:
-        return self._required(~(batch.age == 0), batch)
+        return ~(batch.age == 0)
 
     def without(self, batch: Batch) -> Batch:
         return batch.replace(age=torch.full_like(batch.age, math.nan))
@@ -173,7 +168,7 @@ class OfReference(ColumnNeed):
         assert batch.behavior_logp is not None
         assert batch.ref_logp is not None
         gap_BT = torch.where(batch.mask, batch.behavior_logp.double() - batch.ref_logp.double(), 0.0).abs()
-        return self._required(~(gap_BT.sum(1) / batch.mask.sum(1) <= self.apart), batch)
+        return ~(gap_BT.sum(1) / batch.mask.sum(1) <= self.apart)
 
     def without(self, batch: Batch) -> Batch:
         assert batch.ref_logp is not None

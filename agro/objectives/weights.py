@@ -35,7 +35,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Ingredient, Options
+from agro.objectives.core import Gradient, Ingredient, Options, needing
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
@@ -174,11 +174,7 @@ class GroupBaseline(Ingredient):
             return ""
         if options["weight"] == "none" and kind in ("weighted", "lower"):
             return _without_weight(self, options)
-        # What doesn't compare the R of complete responses in a group.
-        for key, value in COMPARED.items():
-            if options.get(key, value) != value:
-                return f'weight_baseline = "{kind}" needs {key} = "{value}", got "{options[key]}"'
-        return ""
+        return needing(f'weight_baseline = "{kind}"', options, COMPARED)
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         kind = options["weight_baseline"]
@@ -211,11 +207,9 @@ class BaselineShift(Ingredient):
     options: ClassVar = {"baseline_shift": (Shift, 0.0)}
 
     def conflict(self, options: Options, explicit: Options) -> str:
-        for key in ("average", "scale") if options["baseline_shift"] != 0 else ():
-            expected = {"average": "sum", "scale": "reward"}[key]
-            if options[key] != expected:
-                return f'baseline_shift needs {key} = "{expected}", got "{options[key]}"'
-        return ""
+        if options["baseline_shift"] == 0:
+            return ""
+        return needing("baseline_shift", options, {"average": "sum", "scale": "reward"})
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         shift = options["baseline_shift"]
@@ -231,6 +225,7 @@ class BaselineShift(Ingredient):
 
 WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS = Weight(), GroupBaseline(), GroupBaseline(judged=True)
 BASELINE_SHIFT = BaselineShift()
+# What doesn't compare the R of complete responses in a group has another value.
 COMPARED: dict[str, object] = {
     "weight_level": "sequence",
     "baseline": "others",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from agro.proof.formulas import Situation
 # Updates of a descent that isn't claimed to arrive: agro, from the reference on data of any full support, is
 # within 1e-4 nats of the optimum by then.
 DESCENT = 200
+Formula = Callable[..., Tensor]  # of a situation, and of options by their names
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,33 @@ class Claims:
         """The fewest responses that a group may have, without that of an expert."""
         minimum = max({"groups": 2, "pairs": 2, "triples": 3}.get(need, 1) for need in ("", *self.needs))
         return max(1, minimum - (self.expert in ("member", "hinted")))
+
+
+def of_options(
+    formula: Formula,
+    needs: tuple[str, ...],
+    ends: Literal["optimum", "elsewhere", "unknown"] = "elsewhere",
+    updates: int = 0,
+    **fields: Any,
+) -> Callable[..., Claims]:
+    """Claims of an objective by its options: a function `(needs, updates, **options)` of these.
+
+    `formula` gets those of the options that it names. `needs` and `updates`: where a claim has no others.
+    `fields`: what `Claims` has in all of them.
+    """
+
+    def claim(needs: tuple[str, ...] = needs, updates: int = updates, **options: Any) -> Claims:
+        return Claims(given(formula, options), ends, needs, options, updates=updates, **fields)
+
+    return claim
+
+
+def given(formula: Formula, options: Mapping[str, Any]) -> Callable[[Situation], Tensor]:
+    """The formula with those of the options that it names."""
+    own = {key: options[key] for key in inspect.signature(formula).parameters if key in options}
+    return lambda s: formula(s, **own)
+
+
+def preset(claims: Claims, **options: Any) -> Claims:
+    """The same of a preset, which has those options by itself but for `options`."""
+    return replace(claims, options=options)

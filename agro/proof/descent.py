@@ -13,7 +13,7 @@ from torch import Tensor
 from agro.objectives import differentiate, get
 from agro.objectives.core import masked, wanted_streams
 from agro.proof.enumerable import Enumerable, kl
-from agro.proof.expectation import AllGroups, DataDistribution, SampledGroups, gradient
+from agro.proof.expectation import AllGroups, DataDistribution, drawn_groups, gradient
 from agro.types import Batch
 
 
@@ -61,15 +61,17 @@ def descend(
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
     moves = data.behavior is start or data.behavior.follows
-    groups: AllGroups | SampledGroups = AllGroups(data, reference, (settings.n,))
-    if settings.seed is not None:
-        groups = SampledGroups(data, reference, settings.n, torch.Generator().manual_seed(settings.seed))
+    n, seed = settings.n, settings.seed
+    every = AllGroups(data, reference, (n,)) if seed is None else None
+    generator = torch.Generator().manual_seed(seed or 0)
+    if every is None:  # published curves begin with the second draw
+        drawn_groups(data, reference, n, generator)
 
     def backward(update: int) -> None:
-        if isinstance(groups, SampledGroups):
-            gradient(start, reference, groups.next_batch(), name, options)
+        if every is None:
+            gradient(start, reference, drawn_groups(data, reference, n, generator), name, options)
         else:
-            batch = groups.next_batch() if update and moves else groups.batch
+            batch = every.next_batch() if update and moves else every.batch
             _gradient(start, reference, batch, name, resolved, want)
 
     return follow(start, star, backward, settings)

@@ -214,37 +214,15 @@ def in_two_rows(batch: Batch) -> Batch:
     return rows.replace(**columns)
 
 
-@dataclass(frozen=True, eq=False)
-class SampledGroups:
+def drawn_groups(data: DataDistribution, reference: Enumerable, n: int, generator: torch.Generator) -> Batch:
     """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the
     expectation of."""
-
-    data: DataDistribution
-    reference: Enumerable
-    n: int
-    generator: torch.Generator
-
-    @cached_property
-    def batch(self) -> Batch:
-        prompt = self._prompt
-        age = torch.full((len(prompt),), self.data.age, dtype=torch.float64)
-        return Batch.of(group=prompt.tolist(), age=age, **self._drawn())
-
-    def next_batch(self) -> Batch:
-        """Other groups, of the current behavior."""
-        return self.batch.replace(**self._drawn())
-
-    @property
-    def _prompt(self) -> Tensor:
-        return torch.arange(self.data.behavior.space.prompts).repeat_interleave(self.n)
-
-    def _drawn(self) -> dict[str, Any]:
-        assert not self.data.judged
-        assert self.data.expert is None
-        outcome = torch.multinomial(
-            self.data.probability(), self.n, replacement=True, generator=self.generator
-        )
-        return _rows(self.data, self.reference, self._prompt, outcome.flatten())
+    assert not data.judged
+    assert data.expert is None
+    prompt = torch.arange(data.behavior.space.prompts).repeat_interleave(n)
+    outcome = torch.multinomial(data.probability(), n, replacement=True, generator=generator)
+    age = torch.full((len(prompt),), data.age, dtype=torch.float64)
+    return Batch.of(group=prompt.tolist(), age=age, **_rows(data, reference, prompt, outcome.flatten()))
 
 
 def meaning_of(outcome: Tensor) -> Tensor:

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch import Tensor
-
 from agro.proof import formulas
-from agro.proof.claim import Claims
-from agro.proof.formulas import CorrectionWeight, Situation, group_baseline, half_variance
+from agro.proof.claim import Claims, Formula, given
+from agro.proof.formulas import CorrectionWeight, group_baseline
 
-Formula = Callable[[Situation], Tensor]
 REGULARIZED = ("reward", "ref_logp")
 GROUPED = ("reward", "ref_logp", "groups")
 FRESH = (*GROUPED, "fresh")
@@ -29,51 +26,30 @@ def itself(beta: float) -> float:
     return beta
 
 
-def per_beta(expects: Formula) -> Formula:
-    """In units of reward."""
-    return lambda s: expects(s) / s.beta
-
-
-def agro_claims(needs: tuple[str, ...], **options: Any) -> Claims:
-    return Claims(
-        per_beta(half_variance),
-        "optimum",
-        needs,
-        options,
-        policy_gradient=one,
-        limits="scale" in options,
-        episodes="regularizer" not in options,
-    )
-
-
-def stored_claims() -> Claims:
-    """With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, and
-    another end off-policy."""
-    return Claims(
-        lambda s: 0.5 * formulas.square_with_stored_value(s) / s.beta,
-        "optimum",
-        (*REGULARIZED, "stored_value"),
-        {"baseline": "stored"},
-        reference_shift=False,
-        policy_gradient=one,
-        n=(1, 2),
-    )
-
-
-def step_claims() -> Claims:
-    """With the mean of the step's other groups. That its expected gradient on fresh samples is the policy
-    gradient, with noise too, is enumerated over independent groups in tests/objectives."""
-    return Claims(
-        formulas.against_other_groups,
-        "unknown",
-        REGULARIZED,
-        {"baseline": "step"},
-        shift=False,
-        reference_shift=False,
-        noise=False,
-        n=(2,),  # the formula has other groups of the same size
-        updates=0,
-    )
+# With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, and another
+# end off-policy.
+STORED = Claims(
+    lambda s: 0.5 * formulas.square_with_stored_value(s) / s.beta,
+    "optimum",
+    (*REGULARIZED, "stored_value"),
+    {"baseline": "stored"},
+    reference_shift=False,
+    policy_gradient=one,
+    n=(1, 2),
+)
+# With the mean of the step's other groups. That its expected gradient on fresh samples is the policy
+# gradient, with noise too, is enumerated over independent groups in tests/objectives.
+STEP = Claims(
+    formulas.against_other_groups,
+    "unknown",
+    REGULARIZED,
+    {"baseline": "step"},
+    shift=False,
+    reference_shift=False,
+    noise=False,
+    n=(2,),  # the formula has other groups of the same size
+    updates=0,
+)
 
 
 def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 600) -> Claims:
@@ -166,76 +142,32 @@ def pulled(claims: Claims, more: Formula, shift: bool = True, noise: bool = Fals
     )
 
 
-def onpolicy_claims(**options: Any) -> Claims:
-    plain = options.get("squared", "sequence") == "sequence"
-    return Claims(
-        formulas.half_variance_on_policy,
-        "unknown",
-        (*FRESH, "kl") if options.get("squared") == "local" else FRESH,
-        options,
-        noise=False,
-        episodes=plain,
-        estimates=("squared", 3) if plain else None,
-    )
+def of_ratios(formula: Formula, average: str = "response") -> Callable[..., Claims]:
+    """Claims by options of an objective with ratios, `average` by default.
 
+    Where a ratio is clipped, or rewards are standardized, their noise matters. Where the mean is over all
+    tokens of a step, its groups have one size.
+    """
 
-def squares_claims(
-    factor: Callable[[Situation], float], scale: str, policy_gradient: float, power: int
-) -> Claims:
-    """`policy_gradient` · β^power of groups of three."""
-    return Claims(
-        lambda s: factor(s) * half_variance(s),
-        "optimum",
-        GROUPED,
-        {"scale": scale},
-        policy_gradient=lambda beta: policy_gradient * beta**power,
-    )
+    def claim(
+        needs: tuple[str, ...] = BEHAVIOR,
+        updates: int = 0,
+        *,
+        penalty: Formula | None = None,  # times β
+        drifted: bool = False,
+        **options: Any,
+    ) -> Claims:
+        plain = given(formula, options)
+        return Claims(
+            plain if penalty is None else lambda s: plain(s) + s.beta * penalty(s),
+            "elsewhere",
+            needs,
+            options,
+            reference_shift="ref_logp" not in needs,
+            noise=False,
+            n=(2,) if options.get("average", average) == "token" else (2, 3),
+            drifted=drifted,
+            updates=updates,
+        )
 
-
-def soft_claims(expects: Formula, updates: int, **options: Any) -> Claims:
-    chosen = {"anchor": "behavior", "baseline": "soft", "scale": "square", **options}
-    return Claims(expects, "unknown", BEHAVIOR, chosen, noise=False, updates=updates)
-
-
-def dro_claims(slope: Callable[[float], float], scale: str) -> Claims:
-    """Policy and value learn at once, which takes long where the behavior policy hardly ever shows some
-    response."""
-    return Claims(
-        lambda s: formulas.half_square_with_value(s, slope(s.beta)),
-        "optimum",
-        (*REGULARIZED, "value"),
-        {"scale": scale},
-        shift=False,
-        reference_shift=False,
-        policy_gradient=lambda beta: slope(beta) * beta,
-        n=(1, 2),
-        updates=600,
-    )
-
-
-def reinforce_claims(constant: float, **options: Any) -> Claims:
-    return Claims(lambda s: formulas.reinforce(s, constant), "elsewhere", ("reward",), options, shift=False)
-
-
-def ratio_claims(
-    expects: Formula,
-    needs: tuple[str, ...] = BEHAVIOR,
-    updates: int = 0,
-    *,
-    n: tuple[int, ...] = (2, 3),
-    drifted: bool = False,
-    **options: Any,
-) -> Claims:
-    """Of objectives with clipped ratios. Where a ratio is clipped, or rewards are standardized, their noise
-    matters. Where the mean is over all tokens of a step, its groups have one size, `n`."""
-    return Claims(
-        expects,
-        "elsewhere",
-        needs,
-        options,
-        reference_shift="ref_logp" not in needs,
-        noise=False,
-        n=n,
-        drifted=drifted,
-        updates=updates,
-    )
+    return claim

@@ -1,7 +1,7 @@
-"""Claims of agro_papers.methods.experts: the policy's responses mixed with those of an expert.
+"""Claims of agro_papers.methods.experts: an expert's responses beside the policy's, and chosen texts.
 
 q [X,Y] are the expert's probabilities. A group has n responses of the policy and one of the expert. The other
-letters are those of `agro.proof.formulas`.
+letters are those of `agro.proof.formulas`. Formulas take their objectives' options.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
-from agro.proof.claim import Claims
-from agro.proof.families import BEHAVIOR, OLD
+from agro.proof import formulas
+from agro.proof.claim import DESCENT, Claims, of_options, preset
+from agro.proof.claims.advantages import per_token
+from agro.proof.claims.teaching_claims import of_texts
+from agro.proof.families import BEHAVIOR, OLD, weighted
 from agro.proof.formulas import EPS, Situation
 
 Clip = tuple[float, float]
 Advantage = Callable[[Tensor], Tensor]  # of rewards [...,n+1], those of the expert last
-CLIP = (0.8, 1.2)
 
 
 def centered(r: Tensor) -> Tensor:
@@ -33,42 +36,30 @@ def standardized(r: Tensor) -> Tensor:
     return centered(r) / (r.std(-1, keepdim=True) + EPS)
 
 
-def anchored(factor: float) -> Advantage:
+def anchored(r: Tensor, factor: float = 1.2) -> Tensor:
     """Of own responses among themselves; the expert's is that of the best of them, times `factor`."""
-
-    def advantage(r: Tensor) -> Tensor:
-        sampled = standardized(r[..., :-1])
-        return torch.cat([sampled, factor * sampled.amax(-1, keepdim=True)], -1)
-
-    return advantage
+    sampled = standardized(r[..., :-1])
+    return torch.cat([sampled, factor * sampled.amax(-1, keepdim=True)], -1)
 
 
-def capped(share: float) -> Advantage:
+def capped(r: Tensor, share: float = 0.8) -> Tensor:
     """With the expert's reward at most a share of the group's highest."""
-
-    def advantage(r: Tensor) -> Tensor:
-        expert = torch.minimum(r[..., -1:], share * r.amax(-1, keepdim=True))
-        return standardized(torch.cat([r[..., :-1], expert], -1))
-
-    return advantage
+    expert = torch.minimum(r[..., -1:], share * r.amax(-1, keepdim=True))
+    return standardized(torch.cat([r[..., :-1], expert], -1))
 
 
-def reshaped(threshold: float) -> Advantage:
+def reshaped(r: Tensor, threshold: float = 0.8) -> Tensor:
     """With all rewards shaped (TempSamp-R1)."""
-
-    def advantage(r: Tensor) -> Tensor:
-        over, under = r - threshold, threshold - r
-        low = threshold - (under.exp() - 1) / (math.e - 1)
-        return standardized(torch.where(over >= 0, threshold + 0.01 * (over.clamp(min=0) + 1).log(), low))
-
-    return advantage
+    over, under = r - threshold, threshold - r
+    low = threshold - (under.exp() - 1) / (math.e - 1)
+    return standardized(torch.where(over >= 0, threshold + 0.01 * (over.clamp(min=0) + 1).log(), low))
 
 
 def gain(w: Tensor, A: Tensor, clip: Clip | None, dual: float | None = None) -> Tensor:
     """min(w A, clamp(w) A), and where A < 0 at least dual · A."""
     result = w * A
     if clip is not None:
-        result = torch.minimum(result, w.clamp(*clip) * A)
+        result = torch.minimum(result, w.clamp(1 - clip[0], 1 + clip[1]) * A)
     if dual is not None:
         result = torch.where(A < 0, torch.maximum(result, dual * A), result)
     return result
@@ -111,7 +102,13 @@ def mixed(
     return -(p_XKY * (s.n * sampled_gain + expert_gain)).sum((1, 2)).mean() / (s.n + 1)
 
 
-def chord(s: Situation, mu: float = 0.1, weight: str = "phi", clip: Clip = CLIP, std: bool = True) -> Tensor:
+def chord(
+    s: Situation,
+    mu: float = 0.1,
+    expert_weight: str = "phi",
+    clip: Clip = (0.2, 0.2),
+    std: bool = True,
+) -> Tensor:
     """(1 − μ) of clipped gains over the mean length of own responses, μ of −φ log π over that of the
     expert's (CHORD)."""
     space, first_K = s.policy.space, s.groups[:, 0]
@@ -122,21 +119,25 @@ def chord(s: Situation, mu: float = 0.1, weight: str = "phi", clip: Clip = CLIP,
     sampled = -s.mean_groups(gains.sum(-1)) / s.mean(T_XY)
     l_XYT, q = s.policy.logp_tokens(), q_of(s)
     p = l_XYT.detach().exp()
-    phi = {"phi": p * (1 - p), "probability": p, "none": torch.ones_like(p)}[weight]
+    phi = {"phi": p * (1 - p), "probability": p, "none": torch.ones_like(p)}[expert_weight]
     expert = -(q * (phi * l_XYT).sum(2)).sum() / (q * T_XY).sum()
     return (1 - mu) * sampled + mu * expert
 
 
 def luffy(
-    s: Situation, gamma: float = 0.1, clip: Clip | None = None, dual: float | None = None, std: bool = False
+    s: Situation,
+    gamma: float = 0.1,
+    clip: Clip | None = None,
+    dual_clip: float | None = None,
+    std: bool = False,
 ) -> Tensor:
     """The expert's tokens with p/(p + γ) (LUFFY)."""
     p = s.policy.logp_tokens().exp()
     advantage = standardized if std else centered
-    return mixed(s, advantage, p / (p + gamma), lambda w, A: gain(w, A, clip, dual))
+    return mixed(s, advantage, p / (p + gamma), lambda w, A: gain(w, A, clip, dual_clip))
 
 
-def guide(s: Situation, gamma: float | None = None, clip: Clip = CLIP, std: bool = True) -> Tensor:
+def guide(s: Situation, gamma: float | None = None, clip: Clip = (0.2, 0.2), std: bool = True) -> Tensor:
     """Hinted tokens with w/(w + γ), γ the 0.9 quantile of w (Guide)."""
     assert s.expert is not None
     w = (s.policy.logp_tokens() - s.expert.logp_tokens().detach()).exp()
@@ -147,8 +148,10 @@ def guide(s: Situation, gamma: float | None = None, clip: Clip = CLIP, std: bool
     return mixed(s, advantage, w / (w + gamma), lambda w, A: gain(w, A, clip))
 
 
-def tempsamp(s: Situation, advantage: Advantage, clip: Clip = CLIP) -> Tensor:
+def tempsamp(s: Situation, fix: str, fix_at: float | None = None, clip: Clip = (0.2, 0.2)) -> Tensor:
     """−A log π of the expert's responses (TempSamp-R1)."""
+    of_fix = {"shape": reshaped, "cap": capped, "anchor": anchored}[fix]
+    advantage = of_fix if fix_at is None else lambda r: of_fix(r, fix_at)
     return mixed(s, advantage, s.policy.logp_tokens(), lambda w, A: gain(w, A, clip), "token")
 
 
@@ -160,89 +163,69 @@ def k3(s: Situation) -> Tensor:
     return (p_XY * k3_XYT.sum(2) / s.policy.space.lengths).sum(1).mean()
 
 
+def one_token(s: Situation, negative: float = -0.1, temperature: float = 1.0, draws: float = 0.0) -> Tensor:
+    """−Σ_a R(a) q(a) log π(a), R = 1 for the given token and β_o for the others, q ∝ π^(1/κ), or the shares
+    of K draws from it (OTR)."""
+    space, logp_XCV = s.policy.space, s.policy.logp_next()
+    q_XCV = s.policy.proposal(changed(PROPOSAL, temperature=temperature, draws=int(draws), seed=3.0))
+    given_YTV = torch.nn.functional.one_hot(space.tokens, space.vocabulary).bool()
+    R = given_YTV + negative * (~given_YTV).double()
+    return per_token(s, -(R * (q_XCV * logp_XCV)[:, space.places]).sum(-1))
+
+
+def in_band(s: Situation, low: float, high: float) -> Tensor:
+    """Imitation of responses whose mean of −log π over their tokens is between two quantiles over μ."""
+    nll = -(s.policy.logp().detach() / s.policy.space.lengths)
+    lower, upper = (quantile(nll.flatten(), s.p.flatten(), share) for share in (low, high))
+    return formulas.imitation(s, ((nll >= lower) & (nll <= upper)).double())
+
+
 Expert = Literal["apart", "member", "hinted"]
 
 
-def mixing(
-    expects: Callable[[Situation], Tensor],
-    expert: Expert,
-    needs: tuple[str, ...] = BEHAVIOR,
-    updates: int = 0,
-    **options: Any,
-) -> Claims:
+def mixing(formula: Callable[..., Tensor], expert: Expert, **fields: Any) -> Callable[..., Claims]:
     """Own responses and one of an expert; standardized or clipped, so that noise in rewards matters."""
-    return Claims(expects, "elsewhere", needs, options, noise=False, n=(2,), updates=updates, expert=expert)
+    return of_options(formula, BEHAVIOR, noise=False, n=(2,), expert=expert, **fields)
 
 
-def fix_claims(fix: str, fix_at: float | None = None, **options: Any) -> Claims:
-    number = {"shape": 0.8, "cap": 0.8, "anchor": 1.2}[fix] if fix_at is None else fix_at
-    make = {"shape": reshaped, "cap": capped, "anchor": anchored}[fix]
-    clip = (1 - options["clip"][0], 1 + options["clip"][1]) if "clip" in options else CLIP
-    claims = mixing(
-        lambda s: tempsamp(s, make(number), clip),
-        "apart" if fix == "anchor" else "member",
-        OLD if options.get("ratio") == "old" else BEHAVIOR,
-        beta=0.0,
-        fix=fix,
-        **options,
-    )
-    if fix_at is not None:
-        claims = replace(claims, options={**claims.options, "fix_at": fix_at})
-    return replace(claims, shift=fix == "anchor")
-
-
+of_chord, of_luffy, of_guide = mixing(chord, "apart"), mixing(luffy, "member"), mixing(guide, "hinted")
+fixed, fixed_apart = mixing(tempsamp, "member", shift=False), mixing(tempsamp, "apart")
+tempsamp_with_kl = mixing(
+    lambda s: tempsamp(s, "anchor", 0.9) + s.beta * k3(s), "apart", reference_shift=False
+)
 _OLD: dict[str, Any] = {"clip": (0.1, 0.4), "ratio": "old"}
-HINTED = ("reward", "behavior_logp", "groups", "hinted")
+PROPOSALS = ("proposal", "proposal_mean")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "chord": (
-        mixing(chord, "apart", updates=100),
-        mixing(
-            lambda s: chord(s, 0.4, "probability", (0.9, 1.4), std=False),
-            "apart",
-            OLD,
-            **_OLD,
-            mu=0.4,
-            expert_weight="probability",
-            std=False,
-        ),
-        mixing(lambda s: chord(s, 0.7, "none"), "apart", mu=0.7, expert_weight="none"),
+        of_chord(updates=100),
+        of_chord(OLD, **_OLD, mu=0.4, expert_weight="probability", std=False),
+        of_chord(mu=0.7, expert_weight="none"),
     ),
     "luffy": (
-        replace(mixing(luffy, "member", updates=100), noise=True),
-        mixing(
-            lambda s: luffy(s, 0.3, (0.9, 1.4), 1.5, std=True),
-            "member",
-            OLD,
-            **_OLD,
-            gamma=0.3,
-            dual_clip=1.5,
-            std=True,
-        ),
+        replace(of_luffy(updates=100), noise=True),
+        of_luffy(OLD, **_OLD, gamma=0.3, dual_clip=1.5, std=True),
     ),
-    "ampo": (mixing(lambda s: luffy(s, 0.1, (0.8, 1.2), 3.0), "member"),),
+    "ampo": (preset(of_luffy(clip=(0.2, 0.2), dual_clip=3.0)),),
     "guide": (
-        mixing(guide, "hinted", HINTED, updates=100),
-        mixing(
-            lambda s: guide(s, 0.4, (0.9, 1.4), std=False),
-            "hinted",
-            (*OLD, "hinted"),
-            **_OLD,
-            gamma=0.4,
-            std=False,
-        ),
+        of_guide(("reward", "behavior_logp", "groups", "hinted"), 100),
+        of_guide((*OLD, "hinted"), **_OLD, gamma=0.4, std=False),
     ),
     "tempsamp_r1": (
-        replace(fix_claims("shape"), updates=100),
-        fix_claims("shape", 0.9, clip=(0.1, 0.4), ratio="old"),
-        fix_claims("cap"),
-        fix_claims("anchor"),
-        replace(
-            fix_claims("anchor", 0.9),
-            expects=lambda s: tempsamp(s, anchored(0.9)) + s.beta * k3(s),
-            needs=(*BEHAVIOR, "ref_logp"),
-            options={"fix": "anchor", "fix_at": 0.9},
-            reference_shift=False,
-        ),
+        fixed(updates=100, beta=0.0, fix="shape"),
+        fixed(OLD, beta=0.0, fix="shape", **_OLD, fix_at=0.9),
+        fixed(beta=0.0, fix="cap"),
+        fixed_apart(beta=0.0, fix="anchor"),
+        tempsamp_with_kl((*BEHAVIOR, "ref_logp"), fix="anchor", fix_at=0.9),
     ),
+    "otr": (
+        of_texts(one_token, PROPOSALS, DESCENT),
+        of_texts(lambda s: one_token(s, -0.3, 1.5), PROPOSALS, negative=-0.3, temperature=1.5),
+        # Given the draws; their mean is the first claim.
+        of_texts(lambda s: one_token(s, -0.1, 1.5, 4), PROPOSALS, temperature=1.5, draws=4.0, seed=3.0),
+    ),
+    "middle_band": (of_texts(lambda s: in_band(s, 0.2, 0.7), (), 100, low=0.2, high=0.7),),
+    "sophia": (of_texts(formulas.imitation),),
+    "pear": (preset(weighted(of_texts(formulas.imitation), "behavior", 2.0, updates=0)),),
+    "reward_conditioned": (of_texts(formulas.imitation),),
 }

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims, End
-from agro.proof.claims import advantages
+from agro.proof.claim import DESCENT, Claims, End, of_options
+from agro.proof.claims.advantages import weighed
 from agro.proof.claims.preference_claims import (
     OF_BEHAVIOR,
     VOTED,
@@ -26,14 +24,14 @@ from agro.proof.expectation import meaning_of
 from agro.proof.families import GROUPED, JUDGED, moved
 from agro.proof.formulas import Situation, wins
 from agro.proof.measuring import BETA
-from agro_papers.claims.truncated_claims import masked
+from agro_papers.claims.weighted_claims import masked
 
 
-def flipping(s: Situation, otherwise: float) -> Tensor:
-    """E −log σ(β(ρ_w − s ρ_0)), s = 1 where ρ_w ≥ 0, else `otherwise` (SePPO)."""
+def flipping(s: Situation, doubt: str = "flip") -> Tensor:
+    """E −log σ(β(ρ_w − s ρ_0)), s = 1 where ρ_w ≥ 0, else −1, or 0 (SePPO)."""
 
     def loss(w: Tensor, x: Tensor) -> Tensor:
-        sign = torch.where(w.detach() >= 0, 1.0, otherwise)
+        sign = torch.where(w.detach() >= 0, 1.0, -1.0 if doubt == "flip" else 0.0)
         return F.softplus(-s.beta * (w - sign * x))
 
     return on_pairs(s, loss, s.d)
@@ -46,7 +44,7 @@ BY_VOTED_WINS = End(
 )
 
 
-def equivalent_by_meaning(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
+def by_meaning(s: Situation, variance: float, threshold: float) -> Tensor:
     """E of −log σ(β(ρ̄_W − ρ̄_L)) and of λ times the mean variance of ρ within a good meaning, where ρ̄ are
     means over meanings of the mean of each (GEPO)."""
     meaning_Kn = meaning_of(s.groups)
@@ -64,7 +62,7 @@ def equivalent_by_meaning(s: Situation, variance: float = 1.0, threshold: float 
     return s.mean_groups(loss + variance * spread)
 
 
-def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> Tensor:
+def by_reward(s: Situation, variance: float, threshold: float) -> Tensor:
     """E of −log σ(β(ρ̄_W − ρ̄_L)) where a group has both, and of λ Var_W(ρ) (GEPO)."""
     d_XKn, good = s.d[:, s.groups], (s.reward[:, s.groups] > threshold).double()
     n_W, n_L = good.sum(-1), (1 - good).sum(-1)
@@ -75,36 +73,31 @@ def equivalent(s: Situation, variance: float = 1.0, threshold: float = 0.5) -> T
     return s.mean_groups(loss + variance * spread)
 
 
-def gepo_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: Any) -> Claims:
-    chosen = {"threshold": 0.5, **options}
-    needs = (*GROUPED, "meaning") if options.get("equivalent") == "meaning" else GROUPED
-    return Claims(expects, "elsewhere", needs, chosen, shift=False, noise=False, updates=updates)
+def gepo(
+    s: Situation,
+    threshold: float,
+    variance: float = 1.0,
+    unit: str = "logit",
+    equivalent: str = "reward",
+) -> Tensor:
+    kinds = by_meaning if equivalent == "meaning" else by_reward
+    return kinds(s, variance * (s.beta**2 if unit == "logit" else 1.0), threshold)
 
 
-def oorl_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
-    clipped = masked("one_side", "is", 0.8, 1.2)
-    by_meaning = options.get("equivalent") == "meaning"
-    preference = equivalent_by_meaning if by_meaning else equivalent
-    needs = (*GROUPED, "behavior_logp", "meaning") if by_meaning else (*GROUPED, "behavior_logp")
-    return Claims(
-        lambda s: advantages.weighed(s, "reinforce_pp", clipped) + weight * preference(s, s.beta**2),
-        "elsewhere",
-        needs,
-        {"threshold": 0.5, **options},
-        shift=False,
-        noise=False,
-        n=(2,),
-        updates=updates,
-    )
+def oorl(s: Situation, threshold: float, share: float = 0.01, equivalent: str = "reward") -> Tensor:
+    """PPO's clip with the advantage of REINFORCE++, and a share of GEPO."""
+    clipped = masked("one_side", "is")
+    return weighed(s, "reinforce_pp", clipped) + share * gepo(s, threshold, equivalent=equivalent)
 
+
+seppo = of_options(flipping, JUDGED, reference_shift=False, n=(2,))
+of_gepo = of_options(gepo, GROUPED, shift=False, noise=False)
+of_oorl = of_options(oorl, (*GROUPED, "behavior_logp"), shift=False, noise=False, n=(2,))
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "vipo": (of_pairs(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, 300, BY_VOTED_WINS),),
     "vdpo": (of_pairs(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, DESCENT),),
-    "seppo": (
-        moved(of_pairs(lambda s: flipping(s, -1.0), "elsewhere", JUDGED, DESCENT)),
-        moved(of_pairs(lambda s: flipping(s, 0.0), "elsewhere", doubt="drop")),
-    ),
+    "seppo": (seppo(updates=DESCENT), seppo(doubt="drop")),
     "agent_q": (of_pairs(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, DESCENT),),
     "opa_dpo": (
         moved(
@@ -115,13 +108,13 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         moved(of_pairs(lambda s: likelihood(s, s.d) + winners(s), "elsewhere", JUDGED, DESCENT, beta=BETA)),
     ),
     "gepo": (
-        gepo_claims(lambda s: equivalent(s, s.beta**2), updates=DESCENT),
-        gepo_claims(lambda s: equivalent(s, 0.3), variance=0.3, unit="nat"),
-        gepo_claims(lambda s: equivalent_by_meaning(s, s.beta**2), updates=DESCENT, equivalent="meaning"),
+        of_gepo(updates=DESCENT, threshold=0.5),
+        of_gepo(threshold=0.5, variance=0.3, unit="nat"),
+        of_gepo((*GROUPED, "meaning"), DESCENT, threshold=0.5, equivalent="meaning"),
     ),
     "oorl": (
-        oorl_claims(0.01, updates=DESCENT),
-        oorl_claims(0.5, share=0.5),
-        oorl_claims(0.01, equivalent="meaning"),
+        of_oorl(updates=DESCENT, threshold=0.5),
+        of_oorl(threshold=0.5, share=0.5),
+        of_oorl((*GROUPED, "behavior_logp", "meaning"), threshold=0.5, equivalent="meaning"),
     ),
 }

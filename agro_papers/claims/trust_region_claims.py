@@ -1,35 +1,27 @@
 """Claims of agro_papers.methods.trust_region.
 
-Their formulas are built on those of `agro.proof.claims.clipped_claims`.
+Their formulas are built on those of `agro.proof.claims.clipped_claims`, and take their objectives' options.
+For BAPO sums over the step are those of its groups, which have one size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims
+from agro.proof.claim import DESCENT, Claims, of_options, preset
 from agro.proof.claims import clipped_claims
 from agro.proof.claims.advantages import per_token
-from agro.proof.claims.clipped_claims import clipped_surrogate, first_response_loss
-from agro.proof.families import BEHAVIOR, OLD, ratio_claims
+from agro.proof.claims.clipped_claims import Limits, clipped_surrogate, first_response_loss
+from agro.proof.families import BEHAVIOR, OLD, of_ratios
 from agro.proof.formulas import Situation
 
 Average = float | str
-
-
-def deepseek(s: Situation, low: float, high: float, limit: float, std: bool, average: Average) -> Tensor:
-    """Without responses with A < 0 whose mean log μ/π is above `limit`."""
-    plain = clipped_surrogate(log_ratio(s), low, high)
-    far_XY = -s.e_tokens.sum(2) / s.policy.space.lengths > limit
-
-    def term(A: Tensor, first_K: Tensor) -> Tensor:
-        return plain(A, first_K) * ~((A < 0) & far_XY[:, first_K, None])
-
-    return first_response_loss(s, term, std, average)
+Bound = tuple[float, float, float]  # its start, maximum and step
 
 
 def log_ratio(s: Situation) -> Tensor:
@@ -37,7 +29,24 @@ def log_ratio(s: Situation) -> Tensor:
     return s.e_tokens if s.old is None else s.drawn_tokens
 
 
-def pulled(s: Situation, pull: float, std: bool = False, average: Average = "token") -> Tensor:
+def deepseek(
+    s: Situation,
+    clip: Limits = (0.2, 0.2),
+    off_policy: float = 0.5,
+    std: bool = False,
+    average: Average = "response",
+) -> Tensor:
+    """Without responses with A < 0 whose mean log μ/π is above a limit (DeepSeek-V3.2)."""
+    plain = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1])
+    far_XY = -s.e_tokens.sum(2) / s.policy.space.lengths > off_policy
+
+    def term(A: Tensor, first_K: Tensor) -> Tensor:
+        return plain(A, first_K) * ~((A < 0) & far_XY[:, first_K, None])
+
+    return first_response_loss(s, term, std, average)
+
+
+def pulled(s: Situation, pull: float = 1e-3, std: bool = False, average: Average = "token") -> Tensor:
     """−w A + τ e² (Kimi K2.5)."""
     e = s.e_tokens
     return first_response_loss(
@@ -46,20 +55,17 @@ def pulled(s: Situation, pull: float, std: bool = False, average: Average = "tok
 
 
 def gated(
-    s: Situation, up: float = 1.0, down: float = 1.05, std: bool = True, average: Average = "response"
+    s: Situation, temperature: Limits = (1.0, 1.05), std: bool = True, average: Average = "response"
 ) -> Tensor:
     """−A (4/τ) / (1 + exp(−τ (w − 1))) (SAPO)."""
     w_XYT = log_ratio(s).exp()
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         w = w_XYT[:, first_K]
-        return -A * torch.where(A > 0, _gate(w, up), _gate(w, down))
+        up, down = (4 / tau / (1 + (-tau * (w - 1)).exp()) for tau in temperature)
+        return -A * torch.where(A > 0, up, down)
 
     return first_response_loss(s, term, std, average)
-
-
-def _gate(w: Tensor, tau: float) -> Tensor:
-    return 4 / tau / (1 + (-tau * (w - 1)).exp())
 
 
 def divergent(
@@ -83,15 +89,13 @@ def divergent(
     return first_response_loss(s, term, std, average)
 
 
-def mixed(
-    s: Situation, low: float = 0.2, high: float = 0.2, std: bool = True, average: Average = "token"
-) -> Tensor:
-    """−min(w A, clamp(w, κ − low, κ + high) A), κ = π_old/μ (ReMix)."""
+def mixed(s: Situation, clip: Limits = (0.2, 0.2), std: bool = True, average: Average = "token") -> Tensor:
+    """−min(w A, clamp(w, κ − ε_low, κ + ε_high) A), κ = π_old/μ (ReMix)."""
     w_XYT, kappa_XYT = s.e_tokens.exp(), (s.e_tokens - s.drawn_tokens).exp().detach()
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         w, kappa = w_XYT[:, first_K], kappa_XYT[:, first_K]
-        return -torch.minimum(w * A, w.clamp(kappa - low, kappa + high) * A)
+        return -torch.minimum(w * A, w.clamp(kappa - clip[0], kappa + clip[1]) * A)
 
     return first_response_loss(s, term, std, average)
 
@@ -102,11 +106,76 @@ def convex_kl(s: Situation, share: float) -> Tensor:
     return per_token(s, share * base_k3 + (1 - share) * old_k3)
 
 
+def props(s: Situation, clip: float = 0.3) -> Tensor:
+    """The mean over tokens of max(π/f, 1 − ε) (PROPS)."""
+    return per_token(s, s.d_tokens.exp().clamp(min=1 - clip))
+
+
+def bapo(
+    s: Situation,
+    target: float = 0.4,
+    low: Bound = (0.6, 0.9, 0.02),
+    high: Bound = (1.2, 3.0, 0.05),
+    criterion: str = "value",
+) -> Tensor:
+    """PPO's gain within bounds: while P is below its share of P + N, c_high is raised, then c_low. Tokens
+    count by their probability (BAPO, the paper)."""
+    short = _shortage(s, target / (1 - target), s.behavior.logp_tokens().detach().exp(), criterion)
+    c_high = _raised(high, lambda c: short(low[0], c))
+    c_low = _raised(low, lambda c: short(c, c_high))
+    return first_response_loss(s, clipped_surrogate(log_ratio(s), c_low, c_high), average="token")
+
+
+def bapo_code(
+    s: Situation,
+    target: float = 0.5,
+    low: Bound = (0.8, 0.95, 0.05),
+    high: Bound = (1.2, 2.0, 0.1),
+    criterion: str = "value",
+) -> Tensor:
+    """c_low first, tokens count alike, P/N is the target, and the gain is 3 A at least where A < 0 (BAPO, the
+    code)."""
+    short = _shortage(s, target, torch.ones_like(s.e_tokens), criterion)
+    c_low = _raised(low, lambda c: short(c, high[0]))
+    c_high = _raised(high, lambda c: short(c_low, c))
+    return first_response_loss(s, clipped_surrogate(log_ratio(s), c_low, c_high, 3.0), average="token")
+
+
+def _raised(bound: Bound, is_short: Callable[[float], bool]) -> float:
+    value, maximum, step = bound
+    while value < maximum and is_short(value):
+        value = min(value + step, maximum)
+    return value
+
+
+def _shortage(
+    s: Situation, odds: float, counts_XYT: Tensor, criterion: str
+) -> Callable[[float, float], bool]:
+    """Whether P < odds N at c_low, c_high: E of |A| w over tokens with A > 0, w at most c_high, and over
+    those with A < 0, w at least c_low; by the gradient without the tokens beyond."""
+    w_XYT = log_ratio(s).detach().exp()
+
+    def total(value_XYT: Tensor, sign: float) -> Tensor:
+        def part(A: Tensor, first_K: Tensor) -> Tensor:
+            return (sign * A).clamp(min=0.0) * (counts_XYT * value_XYT)[:, first_K]
+
+        return first_response_loss(s, part, average=1.0)
+
+    def short(c_low: float, c_high: float) -> bool:
+        up, down = w_XYT.clamp(max=c_high), w_XYT.clamp(min=c_low)
+        if criterion == "gradient":
+            up, down = w_XYT * (w_XYT <= c_high), w_XYT * (w_XYT >= c_low)
+        return bool(odds * total(down, -1.0) > total(up, 1.0))
+
+    return short
+
+
 DRAWN = (*BEHAVIOR, "old_logp")
-
-
-def _deepseek(s: Situation, average: float | str = "response") -> Tensor:
-    return deepseek(s, 0.8, 1.2, 0.5, False, average)
+OTHER: dict[str, Any] = {"criterion": "gradient", "low": (0.5, 0.7, 0.1), "high": (1.1, 1.9, 0.2)}
+deepseek_v32, sapo, dppo = of_ratios(deepseek), of_ratios(gated), of_ratios(divergent, "token")
+kimi_k25, remix = of_ratios(pulled, "token"), of_ratios(mixed, "token")
+of_bapo, of_bapo_code = of_ratios(bapo, "token"), of_ratios(bapo_code, "token")
+of_props = of_options(props, ("ref_logp",), reference_shift=False, n=(1, 2))
 
 
 def _linear(claims: Claims) -> Claims:
@@ -116,70 +185,45 @@ def _linear(claims: Claims) -> Claims:
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "deepseek_v32": (
-        ratio_claims(_deepseek, updates=DESCENT, beta=0.0),
-        ratio_claims(
-            lambda s: _deepseek(s) + s.beta * clipped_claims.unbiased_k3(s), (*BEHAVIOR, "ref_logp")
+        deepseek_v32(updates=DESCENT, beta=0.0),
+        deepseek_v32(clipped_claims.REGULARIZED, penalty=clipped_claims.unbiased_k3),
+        deepseek_v32(
+            DRAWN, beta=0.0, ratio="old", clip=(0.1, 0.4), off_policy=0.2, std=True, average=1.5, drifted=True
         ),
-        ratio_claims(
-            lambda s: deepseek(s, 0.9, 1.4, 0.2, True, 1.5),
-            DRAWN,
-            drifted=True,
-            beta=0.0,
-            ratio="old",
-            clip=(0.1, 0.4),
-            off_policy=0.2,
-            std=True,
-            average=1.5,
-        ),
-        ratio_claims(lambda s: _deepseek(s, "token"), n=(2,), beta=0.0, average="token"),
+        deepseek_v32(beta=0.0, average="token"),
     ),
     "kimi_k25": (
-        _linear(ratio_claims(lambda s: pulled(s, 1e-3), updates=DESCENT, n=(2,))),
-        ratio_claims(lambda s: pulled(s, 0.3, True, "response"), pull=0.3, std=True, average="response"),
-        _linear(ratio_claims(lambda s: pulled(s, 0.3, average=1.5), pull=0.3, average=1.5)),
+        _linear(kimi_k25(updates=DESCENT)),
+        kimi_k25(pull=0.3, std=True, average="response"),
+        _linear(kimi_k25(pull=0.3, average=1.5)),
     ),
     "sapo": (
-        ratio_claims(gated, updates=DESCENT, beta=0.0),
-        ratio_claims(
-            lambda s: gated(s, 0.5, 2.0, False, 1.5),
-            OLD,
-            **clipped_claims.PLAIN,
-            temperature=(0.5, 2.0),
-            average=1.5,
-        ),
-        ratio_claims(lambda s: gated(s, average="token"), n=(2,), beta=0.0, average="token"),
+        sapo(updates=DESCENT, beta=0.0),
+        sapo(OLD, **clipped_claims.PLAIN, temperature=(0.5, 2.0), average=1.5),
+        sapo(beta=0.0, average="token"),
     ),
     "dppo": (
-        ratio_claims(divergent, updates=DESCENT, n=(2,), beta=0.0),
-        ratio_claims(lambda s: divergent(s, "kl", 0.05), n=(2,), beta=0.0, divergence="kl", limit=0.05),
-        ratio_claims(
-            lambda s: divergent(s, "tv", 0.1, True, "response"),
-            beta=0.0,
-            limit=0.1,
-            std=True,
-            average="response",
-        ),
-        ratio_claims(lambda s: divergent(s, average=1.5), beta=0.0, average=1.5),
+        dppo(updates=DESCENT, beta=0.0),
+        dppo(beta=0.0, divergence="kl", limit=0.05),
+        dppo(beta=0.0, limit=0.1, std=True, average="response"),
+        dppo(beta=0.0, average=1.5),
     ),
-    "dppo_kl": (ratio_claims(lambda s: divergent(s, "kl", 0.05), updates=DESCENT, n=(2,), beta=0.0),),
+    "dppo_kl": (preset(dppo(updates=DESCENT, divergence="kl", limit=0.05), beta=0.0),),
     "remix": (
-        ratio_claims(mixed, DRAWN, DESCENT, n=(2,), drifted=True, beta=0.0),
-        ratio_claims(
-            lambda s: mixed(s) + s.beta * convex_kl(s, 0.7),
-            (*DRAWN, "ref_logp"),
-            n=(2,),
-            drifted=True,
-            base_share=0.7,
-        ),
-        ratio_claims(
-            lambda s: mixed(s, 0.1, 0.4, False, "response"),
-            DRAWN,
-            drifted=True,
-            beta=0.0,
-            clip=(0.1, 0.4),
-            std=False,
-            average="response",
-        ),
-        ratio_claims(lambda s: mixed(s, average=1.5), DRAWN, drifted=True, beta=0.0, average=1.5),
+        remix(DRAWN, DESCENT, beta=0.0, drifted=True),
+        remix((*DRAWN, "ref_logp"), base_share=0.7, penalty=lambda s: convex_kl(s, 0.7), drifted=True),
+        remix(DRAWN, beta=0.0, clip=(0.1, 0.4), std=False, average="response", drifted=True),
+        remix(DRAWN, beta=0.0, average=1.5, drifted=True),
+    ),
+    "props": (of_props(updates=DESCENT), of_props(clip=0.1)),
+    "bapo": (
+        of_bapo(updates=200),
+        of_bapo(target=0.6, **OTHER),
+        of_bapo(DRAWN, ratio="old", drifted=True),
+    ),
+    "bapo_code": (
+        of_bapo_code(updates=200),
+        of_bapo_code(target=1.1, **OTHER),
+        of_bapo_code(OLD, ratio="old", drifted=True),
     ),
 }

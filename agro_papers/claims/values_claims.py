@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims
+from agro.proof.claim import DESCENT, Claims, of_options, preset
 from agro.proof.claims.policy_gradient_claims import advantage_claims
 from agro.proof.families import REGULARIZED
 from agro.proof.formulas import Situation, sloped
@@ -22,7 +21,7 @@ def half_square_with_normalizer(s: Situation) -> Tensor:
     return 0.5 * s.beta * s.mean((s.d + start_XY - s.reward / s.beta).square())
 
 
-def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
+def prefix_residuals(s: Situation, slope: float) -> Tensor:
     """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last
     token, V = 0 after it; the part that goes to the policy times `slope`."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
@@ -39,7 +38,7 @@ def prefix_residuals(s: Situation, slope: float = 1.0) -> Tensor:
     return s.mean(total_XY)
 
 
-def residuals_to_end(s: Situation, slope: float = 1.0) -> Tensor:
+def residuals_to_end(s: Situation, slope: float) -> Tensor:
     """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO)."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
     d_XYT, place = s.d_tokens, space.places
@@ -51,32 +50,9 @@ def residuals_to_end(s: Situation, slope: float = 1.0) -> Tensor:
     return s.mean(total_XY)
 
 
-def prefix_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: str) -> Claims:
-    return Claims(
-        expects,
-        "optimum",
-        (*REGULARIZED, "prefix_value"),
-        options,
-        shift=False,
-        reference_shift=False,
-        n=(1, 2),
-        episodes=False,
-        updates=updates,
-    )
-
-
-def hybrid_claims(weight: float, updates: int = 0, **options: Any) -> Claims:
-    """Its own samples are fresh; with each group comes one response of an expert, whoever that is."""
-    return Claims(
-        lambda s: hybrid(s, weight),
-        "elsewhere",
-        ("reward", "value", "fresh"),
-        options,
-        shift=False,
-        n=(1, 2),
-        updates=updates,
-        expert="apart",
-    )
+def consistent(s: Situation, scale: str = "reward", compared: str = "pairs") -> Tensor:
+    residuals = prefix_residuals if compared == "pairs" else residuals_to_end
+    return residuals(s, 1 / s.beta if scale == "reward" else 1.0)
 
 
 def tapered(
@@ -95,31 +71,12 @@ def tapered(
     return -s.mean((s.reward - 0.5) * (k * s.policy.logp_tokens()).sum(2) / T)
 
 
-def future_gain(s: Situation, strength: float) -> Tensor:
+def future_gain(s: Situation, extrapolation: float = 1.0) -> Tensor:
     """−E_μ (r − E_μ r) c l/T, c = exp(log π̂(y)/T), π̂ ∝ π (π/f)^λ at each token, T tokens (FPA)."""
     space = s.policy.space
-    future = s.policy.future(s.reference, strength)[:, space.places, space.tokens]
+    future = s.policy.future(s.reference, extrapolation)[:, space.places, space.tokens]
     c = (torch.where(space.mask, future, 0.0).sum(2) / space.lengths).exp()
     return -s.mean(s.centered(s.reward) * c * s.policy.logp() / space.lengths)
-
-
-def topr_claims(expects: Callable[[Situation], Tensor], updates: int = 600, **options: Any) -> Claims:
-    """A response whose reward crosses the baseline changes its weight, so a shift and noise matter."""
-    return Claims(
-        expects,
-        "elsewhere",
-        ("reward", "behavior_logp"),
-        {"baseline": 0.5, **options},
-        shift=False,
-        noise=False,
-        n=(1, 2),
-        updates=updates,
-    )
-
-
-def _future(strength: float, updates: int = 0, **options: float) -> Claims:
-    needs = ("reward", "groups", "future") if strength else ("reward", "groups")
-    return Claims(lambda s: future_gain(s, strength), "elsewhere", needs, options, updates=updates)
 
 
 def token_baselines(s: Situation) -> Tensor:
@@ -137,46 +94,52 @@ def token_baselines(s: Situation) -> Tensor:
     return -s.mean_groups(torch.where(space.mask[first_K], gain_XKT, 0.0).sum(2))
 
 
-TAPER: dict[str, Any] = {"ratio": "mean", "positive": (0.8, 1.1), "negative": (0.3, 0.9)}
-
+tbrm = of_options(
+    half_square_with_normalizer,
+    (*REGULARIZED, "normalizer"),
+    "optimum",
+    shift=False,
+    reference_shift=False,
+    n=(1, 2),
+    episodes=False,
+)
+prefix_consistency = of_options(
+    consistent,
+    (*REGULARIZED, "prefix_value"),
+    "optimum",
+    shift=False,
+    reference_shift=False,
+    n=(1, 2),
+    episodes=False,
+)
+# Its own samples are fresh; with each group comes one response of an expert, whoever that is.
+hnpg = of_options(hybrid, ("reward", "value", "fresh"), shift=False, n=(1, 2), expert="apart")
+otb = of_options(token_baselines, ("reward", "groups", "proposal"), shift=False, episodes=False)
+fpa = of_options(future_gain, ("reward", "groups", "future"))
+# A response whose reward crosses the baseline changes its weight, so a shift and noise matter.
+topr = of_options(tapered, ("reward", "behavior_logp"), shift=False, noise=False, n=(1, 2))
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
-    "tbrm": (
-        Claims(
-            half_square_with_normalizer,
-            "optimum",
-            (*REGULARIZED, "normalizer"),
-            shift=False,
-            reference_shift=False,
-            n=(1, 2),
-            episodes=False,
-            updates=600,
-        ),
-    ),
-    "hnpg": (hybrid_claims(1.0, updates=DESCENT), hybrid_claims(0.4, offline=0.4)),
+    "tbrm": (tbrm(updates=600),),
+    "hnpg": (hnpg(updates=DESCENT), hnpg(offline=0.4)),
     "prefix_consistency": (
-        prefix_claims(prefix_residuals, 1000, scale="loss"),
-        prefix_claims(lambda s: prefix_residuals(s, 1 / s.beta), scale="reward"),
-        prefix_claims(residuals_to_end, scale="loss", compared="end"),
+        prefix_consistency(updates=1000, scale="loss"),
+        prefix_consistency(scale="reward"),
+        prefix_consistency(scale="loss", compared="end"),
     ),
-    "oreo": (prefix_claims(lambda s: residuals_to_end(s, 1 / s.beta), 1000),),
-    "otb": (
-        Claims(
-            token_baselines,
-            "elsewhere",
-            ("reward", "groups", "proposal"),
-            shift=False,
-            episodes=False,
-            updates=0,
-        ),
-    ),
+    "oreo": (preset(prefix_consistency(updates=1000, compared="end")),),
+    "otb": (otb(),),
     "maxrl": (advantage_claims("maxrl", updates=DESCENT),),
     "opo": (advantage_claims("opo", updates=DESCENT),),
-    "asymre": (advantage_claims("mean", shift=-0.1, updates=DESCENT, preset=True),),
-    "fpa": (_future(1.0, DESCENT), _future(0.4, extrapolation=0.4), _future(0.0, extrapolation=0.0)),
+    "asymre": (preset(advantage_claims("mean", shift=-0.1, updates=DESCENT)),),
+    "fpa": (
+        fpa(updates=DESCENT),
+        fpa(extrapolation=0.4),
+        fpa(("reward", "groups"), extrapolation=0.0),
+    ),
     "topr": (
-        topr_claims(tapered),
-        topr_claims(lambda s: tapered(s, **TAPER), updates=0, **TAPER),
-        topr_claims(lambda s: tapered(s, "token"), updates=0, ratio="token"),
+        topr(updates=600, baseline=0.5),
+        topr(baseline=0.5, ratio="mean", positive=(0.8, 1.1), negative=(0.3, 0.9)),
+        topr(baseline=0.5, ratio="token"),
     ),
 }

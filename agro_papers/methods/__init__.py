@@ -3,18 +3,9 @@
 from pathlib import Path
 
 from agro.objectives.table import with_methods
-from agro_papers.methods import (
-    balanced,
-    experts,
-    imitated,
-    rec,
-    rivals,
-    truncated,
-    trust_region,
-    values,
-)
+from agro_papers.methods import experts, rivals, trust_region, values, weighted
 
-FAMILIES = (values, balanced, experts, rec, imitated, truncated, trust_region, rivals)
+FAMILIES = (values, weighted, experts, trust_region, rivals)
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).with_name("methods.toml"),

@@ -1,4 +1,5 @@
-"""Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones.
+"""Objectives that mix the policy's own samples with an expert's (rows of role "expert"), or with hinted ones,
+and imitation of chosen texts, or of what a policy would write in a text's place.
 
 Of an expert's rows no log-prob of another policy is read: nobody knows with what probability it wrote them.
 """
@@ -6,25 +7,29 @@ Of an expert's rows no log-prob of another policy is read: nobody knows with wha
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 
 from agro.objectives.advantage import Std, relative, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms
+from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
     HINTED,
     OLD_LOGP,
+    PROPOSAL,
+    PROPOSAL_MEAN,
     REF_LOGP,
     REWARD,
     Need,
+    changed,
     except_experts,
 )
 from agro.objectives.options import Beta, Option
-from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize
+from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize, token_mean
 from agro.objectives.weights import Ratio, needed
 from agro.types import Batch, Tensor
 
@@ -46,13 +51,13 @@ def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tens
 
 
 def policy_gain(
-    w_BT: Tensor, advantage_B1: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
+    w_BT: Tensor, advantage_BT: Tensor, clip: tuple[float, float] | None, dual_clip: float | None = None
 ) -> Tensor:
     """[B,T] min(w A, clamp(w, 1−ε_low, 1+ε_high) A), and where A < 0 at least c A."""
-    gain_BT = w_BT * advantage_B1
+    gain_BT = w_BT * advantage_BT
     if clip is not None:
-        gain_BT = clipped_gain(w_BT, advantage_B1, 1 - clip[0], 1 + clip[1])
-    return gain_BT if dual_clip is None else floored_gain(gain_BT, advantage_B1, dual_clip)
+        gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
+    return gain_BT if dual_clip is None else floored_gain(gain_BT, advantage_BT, dual_clip)
 
 
 def shaped(log_ratio_BT: Tensor, log_gamma: float | Tensor) -> Tensor:
@@ -95,18 +100,17 @@ def chord(
     weaker. "probability" is the code's "sft_is". Its cutoff of the probability isn't here: 1 by default.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
-    policy_BT, expert_BT = batch.mask & ~expert_B1, batch.mask & expert_B1
-    advantage_B1 = policy_advantage(groups, std)[batch.response][:, None]
+    by_expert_BT = groups.at_tokens(groups.by_expert)
+    policy_BT, expert_BT = batch.mask & ~by_expert_BT, batch.mask & by_expert_BT
+    advantage_BT = groups.at_tokens(policy_advantage(groups, std))
     w_BT = policy_log_ratio(streams, batch, ratio, policy_BT).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip)
+    gain_BT = policy_gain(w_BT, advantage_BT, clip)
     p_BT = torch.where(batch.mask, logp_BT.detach().exp(), 0.0)
     phi_BT = {"phi": p_BT * (1 - p_BT), "probability": p_BT, "none": torch.ones_like(p_BT)}[expert_weight]
     policy_loss = mean_over(batch, policy_BT, -gain_BT)
     expert_loss = mean_over(batch, expert_BT, -phi_BT * logp_BT)
-    clipped = mean_over(
-        batch.replace(weight=torch.ones_like(batch.weight)), policy_BT, w_BT * advantage_B1 > gain_BT
-    )
+    alike = batch.replace(weight=torch.ones_like(batch.weight))
+    clipped = mean_over(alike, policy_BT, w_BT * advantage_BT > gain_BT)
     metrics = {"clipped_share": clipped, "ratio_max": w_BT.max()}
     return Terms((1 - mu) * policy_loss + mu * expert_loss, metrics=metrics)
 
@@ -132,13 +136,13 @@ def luffy(
     entropy bonus of 0.001, which isn't here.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
-    advantage_B1 = relative(groups, std)[batch.response][:, None]
-    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip, dual_clip)
+    expert_BT = groups.at_tokens(groups.by_expert)
+    advantage_BT = groups.at_tokens(relative(groups, std))
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_BT).exp()
+    gain_BT = policy_gain(w_BT, advantage_BT, clip, dual_clip)
     shaped_BT = shaped(logp_BT, math.log(gamma))
-    loss_BT = -torch.where(expert_B1, shaped_BT * advantage_B1, gain_BT)
-    weight = mean_over(batch, batch.mask & expert_B1, shaped_BT)
+    loss_BT = -torch.where(expert_BT, shaped_BT * advantage_BT, gain_BT)
+    weight = mean_over(batch, batch.mask & expert_BT, shaped_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
         metrics={"weight_mean": weight, "ratio_max": w_BT.max()},
@@ -167,10 +171,10 @@ def guide(
     """
     groups = Groups.of(batch)
     hinted_B1 = (batch.extra["hinted"] > 0)[:, None]
-    advantage_B1 = relative(groups, std)[batch.response][:, None]
+    advantage_BT = groups.at_tokens(relative(groups, std))
     log_w_BT = policy_log_ratio(streams, batch, ratio, batch.mask)
     w_BT = torch.where(hinted_B1, 0.0, log_w_BT).exp()
-    gain_BT = policy_gain(w_BT, advantage_B1, clip)
+    gain_BT = policy_gain(w_BT, advantage_BT, clip)
     hinted_BT = batch.mask & hinted_B1
     weight_BT = batch.weight.double()[:, None].expand_as(log_w_BT)
     log_gamma: float | Tensor = 0.0
@@ -179,7 +183,7 @@ def guide(
     elif hinted_BT.any():
         log_gamma = quantile(log_w_BT.detach()[hinted_BT], weight_BT[hinted_BT], QUANTILE)
     shaped_BT = shaped(log_w_BT, log_gamma)
-    loss_BT = -torch.where(hinted_B1, shaped_BT * advantage_B1, gain_BT)
+    loss_BT = -torch.where(hinted_B1, shaped_BT * advantage_BT, gain_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
         metrics={"weight_mean": mean_over(batch, hinted_BT, shaped_BT), "ratio_max": w_BT.max()},
@@ -217,13 +221,12 @@ def tempsamp_r1(
     possible one.
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
-    expert_B1 = groups.by_expert[batch.response][:, None]
+    expert_BT = groups.at_tokens(groups.by_expert)
     fix_value = FIXES[fix] if fix_at is None else fix_at
-    advantage_B1 = _fixed_advantage(groups, fix, fix_value)[batch.response][:, None]
-    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_B1).exp()
+    advantage_BT = groups.at_tokens(_fixed_advantage(groups, fix, fix_value))
+    w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_BT).exp()
     once_BT = 1 + logp_BT - logp_BT.detach()
-    gain_BT = torch.where(expert_B1, once_BT * advantage_B1, policy_gain(w_BT, advantage_B1, clip))
-    loss_BT = -gain_BT
+    loss_BT = -torch.where(expert_BT, once_BT * advantage_BT, policy_gain(w_BT, advantage_BT, clip))
     if beta > 0:
         assert batch.ref_logp is not None
         d_BT = batch.ref_logp - logp_BT
@@ -256,6 +259,61 @@ def shape_reward(r: Tensor, threshold: float) -> Tensor:
     return threshold + a1 * over.log1p() - (a2 * under).expm1() / math.expm1(a2)
 
 
+Quantile = Annotated[
+    float, Option("quantile of −log π per token over the step's responses", "share", ge=0, le=1)
+]
+
+
+def otr(
+    streams: Streams,
+    batch: Batch,
+    *,
+    negative: Annotated[
+        float, Option("reward of a token other than the given one, β_o; small and below 0", "reward")
+    ] = -0.1,
+    temperature: Annotated[
+        float, Option("κ of the tokens' distribution q ∝ π^(1/κ)", "temperature", gt=0)
+    ] = 1.0,
+    draws: Annotated[
+        float,
+        Option("K tokens drawn from q at each position, as in the paper; 0: the expectation", "tokens", ge=0),
+    ] = 0.0,
+    seed: Annotated[
+        float,
+        Option("of the draws, which also depend on the tokens before; a schedule changes them", "number"),
+    ] = 0.0,
+) -> Terms:
+    """One-token rollout (OTR, arXiv 2509.26313): −[q(x) log π(x) + β_o Σ_{a≠x} q(a) log π(a)] at each given
+    token x, q without gradient; mean over all tokens of the step.
+
+    This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
+    β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
+    on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
+    times 1 − β_o. The paper's κ is above 1; the number wasn't read.
+    """
+    q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
+    right_BT = q_BT * streams["logp"]
+    loss = token_mean(batch, -(right_BT + negative * (mean_BT - right_BT)))
+    return Terms(loss, metrics={"weight_mean": token_mean(batch, q_BT)})
+
+
+def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile) -> Terms:
+    """The middle of the perplexities (BFS-Prover-V2, arXiv 2509.06493): −log π of responses whose mean −log
+    π per token lies between two quantiles of the step's; mean over their tokens.
+
+    What is too easy and what is noise is left out. The quantile of a share is the least number that so many
+    don't exceed. The paper's shares weren't read. It filters tactics, which are samples of their own here.
+    """
+    groups, logp_BT = Groups.of(batch), streams["logp"]
+    nll_N = -groups.mean_tokens(logp_BT.detach())
+    weight_N = groups.weight[groups.group]
+    lower, upper = (quantile(nll_N, weight_N, share) for share in (low, high))
+    band_N = (nll_N >= lower) & (nll_N <= upper)
+    band_BT = batch.mask & band_N[batch.response][:, None]
+    share_in_band = (weight_N * band_N).sum() / weight_N.sum()
+    return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
+
+
 def _mixed_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS, except_experts(needed(options))}
 
@@ -270,30 +328,58 @@ def _tempsamp_needs(options: Options) -> set[Need]:
     return needs if options.get("beta") == 0 else {*needs, REF_LOGP}
 
 
+def _otr_needs(options: Options) -> set[Need]:
+    numbers = {"temperature": 1.0, "draws": 0.0, "seed": 0.0}
+    for key in numbers:
+        if isinstance(options.get(key), int | float):  # not a schedule
+            numbers[key] = float(options[key])
+    drawn = {**numbers, "draws": int(numbers["draws"])}
+    return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
+
+
+def _otr_excludes(options: Options) -> str:
+    if options["draws"] != int(options["draws"]):
+        return f"draws = {options['draws']} isn't a whole number"
+    if options["seed"] and not options["draws"]:
+        return (
+            f"seed = {options['seed']} is of draws, but draws = 0 is their expectation; leave one of them out"
+        )
+    return ""
+
+
+def _band_excludes(options: Options) -> str:
+    if options["low"] <= options["high"]:
+        return ""
+    return f"low = {options['low']} is above high = {options['high']}; swap them"
+
+
+RATIO_MAX = ("ratio_max",)
+_text = partial(Objective, ingredients=())
 ENTRIES: dict[str, Objective] = {
-    "chord": Objective(
-        chord,
-        "CHORD, arXiv 2508.11408",
-        _chord_needs,
-        metrics=("clipped_share", "ratio_max"),
-    ),
+    "chord": Objective(chord, "CHORD, arXiv 2508.11408", _chord_needs, metrics=("clipped_share", *RATIO_MAX)),
     "luffy": Objective(
-        luffy,
-        "LUFFY, arXiv 2504.14945, policy shaping",
-        _mixed_needs,
-        metrics=("ratio_max", "weight_mean"),
+        luffy, "LUFFY, arXiv 2504.14945, policy shaping", _mixed_needs, metrics=(*RATIO_MAX, "weight_mean")
     ),
     "guide": Objective(
         guide,
         "Guide, arXiv 2506.13923",
         lambda options: {REWARD, GROUPS, HINTED, needed(options)},
         lambda options: "step" if options.get("gamma") == "quantile" else "row",
-        metrics=("ratio_max", "weight_mean"),
+        metrics=(*RATIO_MAX, "weight_mean"),
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
         _tempsamp_needs,
-        metrics=("ratio_max",),
+        metrics=RATIO_MAX,
+    ),
+    "otr": _text(otr, "OTR, arXiv 2509.26313", _otr_needs, excludes=_otr_excludes, metrics=("weight_mean",)),
+    "middle_band": _text(
+        middle_band,
+        "BFS-Prover-V2, arXiv 2509.06493",
+        always(),
+        coupling("step"),
+        excludes=_band_excludes,
+        metrics=("kept_share",),
     ),
 }

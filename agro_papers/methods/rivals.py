@@ -24,7 +24,7 @@ from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
 from agro.objectives.weights import WEIGHT
 from agro.types import Batch, Tensor
-from agro_papers.methods.rec import rec
+from agro_papers.methods.weighted import rec
 
 
 def seppo(

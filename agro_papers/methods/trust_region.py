@@ -1,5 +1,16 @@
 """Objectives with ratios that limit how far the policy goes from what generated the samples in another way
-than PPO's clip."""
+than PPO's clip.
+
+BAPO (arXiv 2510.18927) searches bounds of the clip in each step, so that what pushes responses up weighs
+enough beside what pushes others down. A token with A > 0 adds |A| min(w, c_high) to P, one with A < 0 adds
+|A| max(w, c_low) to N. While P is too small beside N, one bound after the other is raised by a step, up to
+its maximum. Both sums are over the complete step, so rows are coupled by step; the bounds are constant in the
+gradient.
+
+As the paper has it ("value"), raising c_low can't help: max(w, c_low) grows with c_low and so does N. Where
+the start is below the target, c_low runs to its maximum. With the criterion "gradient" a sum counts only the
+tokens that have a gradient, w ≤ c_high or w ≥ c_low, and raising c_low lowers N, which the paper intends.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +19,26 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, regularized
+from agro.objectives.advantage import Std, relative, standardized
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, regularized
 from agro.objectives.imitation import IMITATION
 from agro.objectives.kl_term import KL_TERM
-from agro.objectives.methods.clipped import Clip, clipped_gain, limited, ratio_needs
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REWARD
+from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited, ratio_needs
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD, Need
 from agro.objectives.options import Average, Beta, Option
-from agro.objectives.reduce import Groups, average_tokens
+from agro.objectives.reduce import Groups, average_tokens, token_mean
 from agro.objectives.weights import WEIGHT, Ratio, log_ratio
 from agro.types import Batch, Tensor
+
+DUAL_CLIP = 3.0  # of BAPO's code
+
+Bound = tuple[float, float, float]  # its start, maximum and step
+Criterion = Annotated[
+    Literal["value", "gradient"],
+    Option("what a clipped token counts in the search: its clipped value, or nothing, as it has no gradient"),
+]
+Low = Annotated[Bound, Option("lower bound of the ratio: its start, maximum and step", "ratio", ge=0)]
+High = Annotated[Bound, Option("upper bound of the ratio: its start, maximum and step", "ratio", ge=0)]
 
 
 def deepseek_v32(
@@ -172,6 +193,123 @@ def remix(
     return limited(average_tokens(groups, loss_BT, average), batch, w_BT * advantage_BT > gain_BT, w_BT)
 
 
+def props(
+    streams: Streams,
+    batch: Batch,
+    *,
+    clip: Annotated[
+        float, Option("how far below 1 the ratio of a token is pushed", "ratio", gt=0, lt=1)
+    ] = 0.3,
+) -> Terms:
+    """A sampler of what the store lacks (PROPS, arXiv 2311.08290): max(w, clamp(w, 1−ε, 1+ε)) = max(w, 1−ε)
+    token by token, w = φ/π, mean over all tokens.
+
+    It is PPO's clip with the advantage −1 of all stored responses: each becomes less probable, whatever its
+    reward, until w < 1−ε. π, the policy to sample for, is the reference; the sampler φ begins as π and is
+    trained again before each collection. The authors' λ KL(π ‖ φ) is 0 by default, and isn't here; they stop
+    at a limit of the KL, as evaluate.target_kl does.
+    """
+    assert batch.ref_logp is not None
+    w_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).exp()
+    return limited(token_mean(batch, w_BT.clamp(min=1 - clip)), batch, w_BT < 1 - clip, w_BT)
+
+
+def bapo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    ratio: Ratio = "behavior",
+    criterion: Criterion = "value",
+    target: Annotated[
+        float,
+        Option(
+            "share of tokens with A > 0 in the loss, P/(P + N), that ends the search", "share", ge=0, lt=1
+        ),
+    ] = 0.4,
+    low: Low = (0.6, 0.9, 0.02),
+    high: High = (1.2, 3.0, 0.05),
+) -> Terms:
+    """BAPO as in the paper (arXiv 2510.18927, eqs. 7 to 9): −min(w A, clamp(w, c_low, c_high) A), c searched.
+
+    P and N count each token by its probability under the recorded behavior. First c_high is raised, then
+    c_low. A as in `grpo`; the mean over all tokens of the step. The authors' notes give the target as 0.4 and
+    as 0.5.
+    """
+    assert batch.behavior_logp is not None
+    groups = Groups.of(batch)
+    advantage_BT = groups.at_tokens(standardized(groups))
+    w_BT = log_ratio(streams, batch, ratio).exp()
+    probability_BT = torch.where(batch.mask, batch.behavior_logp, 0.0).exp()
+    size_BT = _weight(batch) * probability_BT * advantage_BT
+    c_low, c_high = searched_bounds(w_BT, size_BT, target / (1 - target), low, high, criterion, first="high")
+    gain_BT = clipped_gain(w_BT, advantage_BT, c_low, c_high)
+    return limited(token_mean(batch, -gain_BT), batch, w_BT * advantage_BT != gain_BT, w_BT)
+
+
+def bapo_code(
+    streams: Streams,
+    batch: Batch,
+    *,
+    ratio: Ratio = "behavior",
+    criterion: Criterion = "value",
+    target: Annotated[float, Option("P/N that ends the search", "ratio", ge=0)] = 0.5,
+    low: Low = (0.8, 0.95, 0.05),
+    high: High = (1.2, 2.0, 0.1),
+) -> Terms:
+    """BAPO as in the authors' code (github.com/WooooDyy/BAPO): max(min(w A, clamp(w, c_low, c_high) A), 3 A
+    where A < 0), c searched.
+
+    P and N count all tokens alike, the target is their ratio, and c_low is raised first, then c_high. The
+    numbers are those of its script. A as in `grpo`; the mean over all tokens of the step.
+    """
+    groups = Groups.of(batch)
+    advantage_BT = groups.at_tokens(standardized(groups))
+    w_BT = log_ratio(streams, batch, ratio).exp()
+    size_BT = _weight(batch) * advantage_BT
+    c_low, c_high = searched_bounds(w_BT, size_BT, target, low, high, criterion, first="low")
+    gain_BT = floored_gain(clipped_gain(w_BT, advantage_BT, c_low, c_high), advantage_BT, DUAL_CLIP)
+    return limited(token_mean(batch, -gain_BT), batch, w_BT * advantage_BT != gain_BT, w_BT)
+
+
+def _weight(batch: Batch) -> Tensor:
+    """[B,T] of each token, 0 outside the mask."""
+    return torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
+
+
+def searched_bounds(
+    w_BT: Tensor,
+    size_BT: Tensor,
+    odds: float,
+    low: Bound,
+    high: Bound,
+    criterion: str,
+    *,
+    first: Literal["low", "high"],
+) -> tuple[float, float]:
+    """c_low and c_high at which P ≥ odds · N, or the largest ones.
+
+    `size_BT`: A of each token, times how much it counts. `first`: which bound is raised first.
+    """
+    w_BT = w_BT.detach()
+    bounds = {"low": low[0], "high": high[0]}
+
+    def is_short() -> bool:
+        """Whether P < odds · N."""
+        up_BT, down_BT = w_BT.clamp(max=bounds["high"]), w_BT.clamp(min=bounds["low"])
+        if criterion == "gradient":
+            up_BT = torch.where(w_BT <= bounds["high"], w_BT, 0.0)
+            down_BT = torch.where(w_BT >= bounds["low"], w_BT, 0.0)
+        P = (size_BT.abs() * up_BT)[size_BT > 0].sum()
+        N = (size_BT.abs() * down_BT)[size_BT < 0].sum()
+        return bool(odds * N > P)
+
+    for name in (first, "high" if first == "low" else "low"):
+        _, maximum, step = low if name == "low" else high
+        while bounds[name] < maximum and is_short():
+            bounds[name] = min(bounds[name] + step, maximum)
+    return bounds["low"], bounds["high"]
+
+
 def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
     """[B,T] between the Bernoulli distributions of a token of these log-probs."""
     p, q = mu_BT.exp(), logp_BT.exp()
@@ -185,39 +323,45 @@ def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
-_entry = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS))
+def _bapo_conflict(options: Options) -> str:
+    for name in ("low", "high"):
+        start, maximum, step = options[name]
+        if start > maximum or step <= 0:
+            return (
+                f"{name}: expected start, maximum and step, the start up to the maximum and the step above 0"
+            )
+    if options["low"][1] > options["high"][0]:
+        return f"the lower bound may go to {options['low'][1]:g}, above the upper one, {options['high'][0]:g}"
+    return ""
+
+
+def _with_behavior(options: Options) -> set[Need]:
+    return ratio_needs(options) | {BEHAVIOR_LOGP}
+
+
+MASKED = ("clipped_share", "ratio_max")
+_of_behavior = always(REWARD, GROUPS, BEHAVIOR_LOGP)
+_entry = partial(Objective, ingredients=(WEIGHT, IMITATION, SINGLETONS))
+_with_kl = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS))
+_bapo = partial(_entry, couples=coupling("step"), excludes=_bapo_conflict, metrics=MASKED)
 ENTRIES: dict[str, Objective] = {
-    "deepseek_v32": _entry(
+    "deepseek_v32": _with_kl(
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
-        lambda options: ratio_needs(options) | {BEHAVIOR_LOGP},
-        metrics=("clipped_share", "ratio_max"),
+        _with_behavior,
+        metrics=MASKED,
         preset={"unbiased_kl": True},
     ),
-    "kimi_k25": Objective(
-        kimi_k25,
-        "Kimi K2.5, arXiv 2602.02276",
-        always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        metrics=("ratio_max",),
-    ),
-    "sapo": _entry(
-        sapo,
-        "SAPO, arXiv 2511.20347, eqs. 5 and 6",
-        ratio_needs,
-        metrics=("ratio_max",),
-    ),
-    "dppo": _entry(
-        dppo,
-        "DPPO, arXiv 2602.04879",
-        always(REWARD, GROUPS, BEHAVIOR_LOGP),
-        metrics=("clipped_share", "ratio_max"),
-    ),
-    "remix": Objective(
+    "kimi_k25": _entry(kimi_k25, "Kimi K2.5, arXiv 2602.02276", _of_behavior, metrics=("ratio_max",)),
+    "sapo": _with_kl(sapo, "SAPO, arXiv 2511.20347, eqs. 5 and 6", ratio_needs, metrics=("ratio_max",)),
+    "dppo": _with_kl(dppo, "DPPO, arXiv 2602.04879", _of_behavior, metrics=MASKED),
+    "remix": _entry(
         remix,
         "ReMix, arXiv 2507.06892",
         regularized(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
-        ingredients=(WEIGHT, IMITATION, SINGLETONS),
-        metrics=("clipped_share", "ratio_max"),
+        metrics=MASKED,
     ),
+    "props": Objective(props, "PROPS, arXiv 2311.08290", always(REF_LOGP), ingredients=(), metrics=MASKED),
+    "bapo": _bapo(bapo, "BAPO, arXiv 2510.18927", _with_behavior),
+    "bapo_code": _bapo(bapo_code, "BAPO, arXiv 2510.18927, the authors' code", ratio_needs),
 }

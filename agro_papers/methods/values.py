@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -246,6 +247,8 @@ def _fpa_needs(options: Options) -> set[Need]:
     return {REWARD, GROUPS} if strength == 0 else {REWARD, GROUPS, changed(FUTURE, strength=strength)}
 
 
+VALUED = ("value_loss", "value_mean")
+_grouped = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
     "tbrm": Objective(
         tbrm,
@@ -253,34 +256,28 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD, REF_LOGP, NORMALIZER),
         anchor=to_reference,
         ingredients=(),
-        metrics=("value_loss", "value_mean"),
+        metrics=VALUED,
     ),
     "prefix_consistency": Objective(
         prefix_consistency,
         "AGRO, arXiv 2503.19612, for every prefix; path consistency, arXiv 1702.08892",
         regularized(REWARD, PREFIX_VALUE),
         ingredients=(IMITATION,),
-        metrics=("value_loss", "value_mean"),
+        metrics=VALUED,
     ),
     "hnpg": Objective(
         hnpg,
         "HNPG, arXiv 2311.08384",
         always(REWARD, VALUE, except_experts(FRESH)),
         ingredients=(),
-        metrics=("value_loss", "value_mean"),
+        metrics=VALUED,
     ),
-    "fpa": Objective(
-        fpa,
-        "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883",
-        _fpa_needs,
-        ingredients=(IMITATION, SINGLETONS),
-    ),
-    "otb": Objective(
+    "fpa": _grouped(fpa, "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883", _fpa_needs),
+    "otb": _grouped(
         otb,
         "OTB, arXiv 2602.07078",
         always(REWARD, GROUPS, changed(PROPOSAL, temperature=0.5)),
         coupling("group"),
-        ingredients=(IMITATION, SINGLETONS),
     ),
     "topr": Objective(
         topr,

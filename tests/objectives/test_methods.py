@@ -19,9 +19,12 @@ from cases import Case, batch_of, change, draw, evaluate
 
 from agro import Batch, objectives
 from agro.errors import Refused
+from agro.objectives import advantage
 from agro.objectives.methods import consistency
 from agro.objectives.methods.critic import explained_variance, gae
-from agro_papers.methods.balanced import _Rule, _Tokens
+from agro.objectives.reduce import Groups
+from agro.objectives.weights import log_ratio
+from agro_papers.methods.trust_region import searched_bounds
 
 LOW, HIGH = (0.6, 0.9, 0.02), (1.2, 3.0, 0.05)
 
@@ -75,36 +78,41 @@ def test_the_clip_of_remix_never_binds_at_the_weights_that_drew() -> None:
     assert out.metrics["ratio_max"] > 3
 
 
-def tokens_of(case: Case) -> _Tokens:
-    B, T = case.mask.shape
-    batch = batch_of(case)
-    return _Tokens.of({"logp": torch.as_tensor(case.logp)}, batch, "behavior", torch.ones(B, T).double())
+Bound = tuple[float, float, float]
 
 
-def reached(tokens: _Tokens, criterion: str, low: float, high: float) -> float:
+def found_bounds(criterion: str, odds: float, low: Bound, high: Bound) -> tuple[float, float]:
+    """That BAPO finds in one step, c_high first; all tokens count alike."""
+    case = draw(6, groups=20, spread=0.6)
+    batch, logp = batch_of(case), torch.as_tensor(case.logp)
+    groups = Groups.of(batch)
+    size = torch.where(batch.mask, groups.at_tokens(advantage.standardized(groups)), 0.0)
+    w = log_ratio({"logp": logp}, batch, "behavior").exp()
+    return searched_bounds(w, size, odds, low, high, criterion, first="high")
+
+
+def reached(criterion: str, low: float, high: float) -> float:
     """P/N at these bounds: the largest odds at which it isn't short, by bisection."""
     least, most = 0.0, 1e6
     for _ in range(200):
         middle = (least + most) / 2
-        short = tokens._is_short(_Rule(criterion, middle, LOW, HIGH, ("low", "high")), low, high)
-        least, most = (least, middle) if short else (middle, most)
+        found = found_bounds(criterion, middle, (low, low, 1.0), (high, 2 * high, high))
+        least, most = (least, middle) if found[1] > high else (middle, most)
     return least
 
 
 def test_raising_the_lower_bound_of_bapo_helps_the_gradient_alone() -> None:
     """P/N rises with c_high. With c_low it falls where clipped values count, and rises where they don't."""
-    tokens = tokens_of(draw(6, groups=20, spread=0.6))
-    values = [reached(tokens, "value", 0.6, high) for high in (1.2, 2.0, 3.0)]
+    values = [reached("value", 0.6, high) for high in (1.2, 2.0, 3.0)]
     assert values == sorted(values)
-    assert reached(tokens, "value", 0.9, 1.2) < reached(tokens, "value", 0.6, 1.2)
-    assert reached(tokens, "gradient", 0.9, 1.2) > reached(tokens, "gradient", 0.6, 1.2)
+    assert reached("value", 0.9, 1.2) < reached("value", 0.6, 1.2)
+    assert reached("gradient", 0.9, 1.2) > reached("gradient", 0.6, 1.2)
 
 
 @pytest.mark.parametrize("odds", [0.0, 0.8, 1.0, 1.2, 1e6])
 @pytest.mark.parametrize("criterion", ["value", "gradient"])
 def test_the_bounds_of_bapo_stay_in_their_ranges(odds: float, criterion: str) -> None:
-    tokens = tokens_of(draw(6, groups=20, spread=0.6))
-    low, high = tokens.search(_Rule(criterion, odds, LOW, HIGH, ("high", "low")))
+    low, high = found_bounds(criterion, odds, LOW, HIGH)
     assert LOW[0] <= low <= LOW[1]
     assert HIGH[0] <= high <= HIGH[1]
     if odds == 0:

@@ -126,9 +126,7 @@ def test_a_score_is_the_error_weighted_by_its_time(tiny):
     samples = [sequence(policy, t) for t in texts("abc", 3, 0)]
     fitted = FlowReward.fit(policy, samples, steps=5)
     states = hidden_states(policy, samples, -1)
-    after, before = (
-        (torch.cat([s[i : len(s) - 1 + i] for s in states]) - fitted.mean) / fitted.std for i in (1, 0)
-    )
+    after, before = (fitted.flow.scaled(torch.cat([s[i : len(s) - 1 + i] for s in states])) for i in (1, 0))
     noise, expected = torch.Generator().manual_seed(7), torch.zeros(len(after))
     for time, factor in ((0.5, 1.0), (0.8, 4.0)):
         z = torch.randn(after.shape, generator=noise)

@@ -245,7 +245,8 @@ def test_it_compares_responses_to_one_prompt() -> None:
 
 def test_it_is_the_same_from_its_tensors() -> None:
     made = fitted(pool(ZERO, ONE), pool(ZERO, ZERO))
-    other = Discriminator.load(load(save(made.tensors())))
+    other = Discriminator(2, 1)
+    other.load_state_dict(load(save(made.state_dict())))
     states = torch.tensor([ZERO, ONE])
     assert torch.equal(made.values(states), other.values(states))
 
@@ -272,7 +273,7 @@ def test_a_fit_ranks_new_responses_and_has_the_slope_of_its_penalty(tiny) -> Non
     policy = tiny()
     fits = {of: SmoothReward.fit(policy, rated(96, 0), slope=0.2, penalty=of, steps=200) for of in (0, 10)}
     new = rated(64, 1)
-    points = torch.randn(200, len(fits[0].mean), generator=torch.Generator().manual_seed(0))
+    points = torch.randn(200, len(fits[0].network.mean), generator=torch.Generator().manual_seed(0))
     off = {of: slope_penalty(fit.network, points, 0.2).item() for of, fit in fits.items()}
     assert off[10] < 0.2 * off[0]
     found = np.array([sample.reward for sample in fits[10].reward(new)])

@@ -231,16 +231,17 @@ def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_par
 
 
 def test_the_shortest_right_response_of_good_parents() -> None:
-    """Of p the parent "a" has 2/3 and "b" 1/2; of q no child is right."""
-    rows = [("p", "a", 1, 9), ("p", "a", 0, 1), ("p", "a", 1, 7), ("p", "b", 1, 3), ("p", "b", 0, 3)]
+    """The parent "a" has 2/3, "b" 1/2 and "c" 0."""
+    rows = [("a", 1, 9), ("a", 0, 1), ("a", 1, 7), ("b", 1, 3), ("b", 0, 3), ("c", 0, 2)]
     children = []
-    for number, (prompt, parent, reward, length) in enumerate([*rows, ("q", "a", 0, 2)]):
+    for number, (parent, reward, length) in enumerate(rows):
         action = np.arange(length + 1) > 0
-        child = Sample(prompt, "x", reward=reward, prompt_id=prompt, meta={"parent": parent}, id=number)
+        child = Sample("p", "x", reward=reward, prompt_id="p", meta={"parent": parent}, id=number)
         children.append(child.replace(tokens=np.zeros(length + 1, np.int32), action=action))
     assert [s.id for s in shortest_right(children, 0.5)] == [2]  # strictly above
     assert [s.id for s in shortest_right(children, 0.4)] == [3]
     assert shortest_right(children, 1.0) == []
+    assert shortest_right(children[-1:], -1.0) == []  # none is right
 
 
 def write_half(folder: Path) -> Path:

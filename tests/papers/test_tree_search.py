@@ -20,7 +20,7 @@ from agro.store import Pair, Store
 from agro.train.check import check_config
 from agro.train.phases import derive
 from agro.types import Prompt, Sample
-from agro_papers.tree import Action, Attempt, State, Tree, best_first, by_ucb, step_pairs
+from agro_papers.tree import Action, State, Tree, best_first, by_ucb, step_pairs
 
 DIGITS = "0123"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
@@ -182,13 +182,13 @@ def test_the_upper_confidence_bound_chooses_as_by_hand() -> None:
     """With a value of 1 and of 0, one episode each, the bounds are 1 + c √log 2 and c √log 2. After three
     more episodes of 0.5 below the first it is 0.625 + c √(log 5 / 4), and c √log 5 of the second."""
     tree, (first, second) = tree_of(1.0, 0.0)
-    rule = by_ucb(1.0, lambda action: action.mean)
+    rule = by_ucb(1.0)
     ways = [first.next, second.next]
     assert rule(ways, tree.start) is first.next
     for _ in range(3):
         Action(Sample("q", "z"), "z", first.next).ends(0.5)
     assert rule(ways, tree.start) is second.next
-    assert by_ucb(0.1, lambda action: action.mean)(ways, tree.start) is first.next
+    assert by_ucb(0.1)(ways, tree.start) is first.next
     tree, (first, second) = tree_of(1.0, -1)
     assert rule([first.next, second.next], tree.start) is second.next  # never visited
 
@@ -243,24 +243,26 @@ def test_a_phase_begins_with_the_first_weights(tmp_path: Path) -> None:
     assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(run)
 
 
+def action(visits: int, total: float, critic: float | None) -> Action:
+    return Action(Sample("p", "x"), "x", State(Prompt("p")), None, critic, visits, total)
+
+
+def test_a_value_is_that_of_the_search_and_of_the_critic() -> None:
+    """Means of ¾ over 4 visits and a critic of ¼: α is the share of the search. Where one is unknown it is
+    the other."""
+    assert [action(4, 3.0, 0.25).value(alpha) for alpha in (0.0, 0.5, 1.0)] == [0.25, 0.5, 0.75]
+    assert action(4, 3.0, None).value(0.5) == 0.75
+    assert action(0, 0.0, 0.25).value(0.5) == 0.25
+    assert action(0, 0.0, None).value(0.5) is None
+
+
 def test_pairs_are_those_with_a_gap_above_theta_the_widest_first() -> None:
-    """Values at α = ½: 0.9, 0.5, 0.2 (by the critic alone), so that the gaps are 0.4, 0.3 and 0.7."""
-    tried = [Attempt(1, 0.4, 0.6), Attempt(2, 1.0, 0.8), Attempt(3, None, 0.2)]
-    assert step_pairs(tried, theta=0.35) == [Pair(2, 3), Pair(2, 1)]
-    assert step_pairs(tried, theta=0.0) == [Pair(2, 3), Pair(2, 1), Pair(1, 3)]
-    assert step_pairs(tried, theta=0.0, most=1) == [Pair(2, 3)]
-    assert step_pairs(tried, theta=0.7 + 1e-9) == []
-
-
-def test_alpha_is_the_share_of_the_search() -> None:
-    tried = [Attempt(1, 1.0, 0.0), Attempt(2, 0.0, 0.4)]
-    assert step_pairs(tried, theta=0.5, alpha=1.0) == [Pair(1, 2)]
-    assert step_pairs(tried, theta=0.3, alpha=0.0) == [Pair(2, 1)]
-    assert step_pairs([Attempt(1, 0.5), Attempt(2, 0.5)], theta=0.0) == []
-
-
-def test_what_nobody_valued_is_refused() -> None:
-    with pytest.raises(Refused, match="sample 7: expected a value by the search or by a critic"):
-        step_pairs([Attempt(7, None), Attempt(8, 1.0)], theta=0.1)
-    with pytest.raises(Refused, match="alpha from 0 to 1"):
-        step_pairs([], theta=0.1, alpha=1.5)
+    """The gaps are 0.4, 0.3 and 0.7."""
+    values = {1: 0.5, 2: 0.9, 3: 0.2}
+    assert step_pairs(values, theta=0.35) == [Pair(2, 3), Pair(2, 1)]
+    assert step_pairs(values, theta=0.0) == [Pair(2, 3), Pair(2, 1), Pair(1, 3)]
+    assert step_pairs(values, theta=0.0, most=1) == [Pair(2, 3)]
+    assert step_pairs(values, theta=0.7 + 1e-9) == []
+    assert step_pairs({1: 0.5, 2: 0.5}, theta=0.0) == []
+    with pytest.raises(Refused, match="theta of 0 or more, got -1"):
+        step_pairs(values, theta=-1.0)

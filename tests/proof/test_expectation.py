@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agro.objectives import evaluate
 from agro.proof.enumerable import Enumerable, Space, kl, multisets, optimum
-from agro.proof.expectation import DataDistribution, SampledGroups, all_groups, gradient
+from agro.proof.expectation import DataDistribution, all_groups, drawn_groups, gradient
 
 SPACES = [Space(3, 2, 2), Space(2, 3, 2, early_end=True)]
 KINDS = [Enumerable.table, Enumerable.network]
@@ -68,10 +68,9 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
     """The mean of 600 draws is within four of its standard errors, and the standard error is small."""
     policy, reference, behavior = (Enumerable.table(space, s) for s in (1, 2, 3))
     data = DataDistribution(behavior, rewards(space))
-    drawn = SampledGroups(data, reference, 3, torch.Generator().manual_seed(0))
-    found = torch.stack(
-        [gradient(policy, reference, drawn.next_batch(), "agro", {"beta": BETA}) for _ in range(600)]
-    )
+    random = torch.Generator().manual_seed(0)
+    draws = (drawn_groups(data, reference, 3, random) for _ in range(600))
+    found = torch.stack([gradient(policy, reference, batch, "agro", {"beta": BETA}) for batch in draws])
     exact = gradient(policy, reference, all_groups(data, reference, 3), "agro", {"beta": BETA})
     se = found.std(0) / 600**0.5
     assert se.max() < exact.abs().max() / 10

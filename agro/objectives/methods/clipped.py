@@ -133,19 +133,7 @@ _entry = partial(
     Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max")
 )
 ENTRIES: dict[str, Objective] = {
-    "grpo": _entry(
-        grpo,
-        "GRPO, arXiv 2402.03300, eq. 3",
-        ratio_needs,
-    ),
-    "gspo": _entry(
-        gspo,
-        "GSPO, arXiv 2507.18071, eqs. 5 to 7",
-        ratio_needs,
-    ),
-    "gmpo": _entry(
-        gmpo,
-        "GMPO, arXiv 2507.20673, eq. 4",
-        ratio_needs,
-    ),
+    "grpo": _entry(grpo, "GRPO, arXiv 2402.03300, eq. 3", ratio_needs),
+    "gspo": _entry(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", ratio_needs),
+    "gmpo": _entry(gmpo, "GMPO, arXiv 2507.20673, eq. 4", ratio_needs),
 }

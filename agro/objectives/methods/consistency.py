@@ -26,6 +26,7 @@ from agro.objectives.core import (
     Terms,
     couples_baseline,
     couples_regularized_reward,
+    needing,
     needs_baseline,
     regularized,
     to_reference,
@@ -365,22 +366,11 @@ def _agro_couples(options: Options) -> Coupling:
 
 
 def _agro_conflict(options: Options) -> str:
-    estimate, weight, average = options["regularizer"], options["weight"], options["average"]
-    if estimate == "sequence":
+    """The other estimates are of sums, for samples of one policy, with the mean of the others."""
+    if options["regularizer"] == "sequence":
         return ""
-    if options["baseline"] != "others":
-        return (
-            f'regularizer = "{estimate}" is with the mean of the others, but baseline = '
-            f'"{options["baseline"]}"; set one of the two'
-        )
-    if weight != "none":
-        return (
-            f'regularizer = "{estimate}" is for samples of one policy, weight = "{weight}" for those of any; '
-            "set one of the two"
-        )
-    if average != "sum":
-        return f'regularizer = "{estimate}" is that of sums, but average = "{average}"; set one of the two'
-    return ""
+    plain = {"baseline": "others", "weight": "none", "average": "sum"}
+    return needing(f'regularizer = "{options["regularizer"]}"', options, plain)
 
 
 def _onpolicy_needs(options: Options) -> set[Need]:

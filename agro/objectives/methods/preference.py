@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
 from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -306,9 +306,8 @@ def _consistency_needs(options: Options) -> set[Need]:
 
 
 def _consistency_conflict(options: Options) -> str:
-    if options["gap"] != "reward" or options["votes"] == "ignore":
-        return ""
-    return f'gap = "reward" knows the gap, but votes = "{options["votes"]}" estimates it; set one of the two'
+    by_reward = options["gap"] == "reward"  # which knows the gap that votes estimate
+    return needing('gap = "reward"', options, {"votes": "ignore"}) if by_reward else ""
 
 
 ORDERED = ("ordered_share", "implicit_margin")

@@ -20,11 +20,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     **policy_gradient_claims.CLAIMS,
     **critic_claims.CLAIMS,
     **clipped_claims.CLAIMS,
-    **clipped_claims.CORRECTION_CLAIMS,
     **teaching_claims.CLAIMS,
     **preference_claims.CLAIMS,
-    **preference_claims.LABELED_CLAIMS,
-    **teaching_claims.SUPERVISED_CLAIMS,
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims
-from agro.proof.families import BEHAVIOR, OLD, ratio_claims
+from agro.proof.claim import DESCENT, Claims, preset
+from agro.proof.families import BEHAVIOR, OLD, of_ratios
 from agro.proof.formulas import EPS, CorrectionWeight, Situation
 
 # (A [X,K,1], the first responses [K]) -> [X,K,T] the loss of their tokens
@@ -53,37 +53,36 @@ def clipped_surrogate(log_ratio_XYT: Tensor, low: float, high: float, dual_clip:
     return term
 
 
+Limits = tuple[float, float]
+
+
 def grpo(
     s: Situation,
-    low: float = 0.8,
-    high: float = 1.2,
+    clip: Limits = (0.2, 0.2),
     std: bool = True,
     average: str | float = "response",
     dual_clip: float | None = None,
 ) -> Tensor:
     """Ratios token by token to the policy when the batch was drawn, or to the behavior (GRPO)."""
     log_ratio = s.e_tokens if s.old is None else s.drawn_tokens
-    return first_response_loss(s, clipped_surrogate(log_ratio, low, high, dual_clip), std, average)
+    gain = clipped_surrogate(log_ratio, 1 - clip[0], 1 + clip[1], dual_clip)
+    return first_response_loss(s, gain, std, average)
 
 
 def gspo(
-    s: Situation,
-    low: float = 1 - 3e-4,
-    high: float = 1 + 4e-4,
-    std: bool = True,
-    average: str | float = "response",
+    s: Situation, clip: Limits = (3e-4, 4e-4), std: bool = True, average: str | float = "response"
 ) -> Tensor:
     """One ratio a response, the geometric mean of its tokens' (GSPO)."""
-    mean_XY = s.e_tokens.sum(2) / s.policy.space.mask.sum(1)
-    return first_response_loss(
-        s, clipped_surrogate(mean_XY[..., None].expand_as(s.e_tokens), low, high), std, average
-    )
+    mean_XY1 = (s.e_tokens.sum(2) / s.policy.space.mask.sum(1))[..., None]
+    gain = clipped_surrogate(mean_XY1.expand_as(s.e_tokens), 1 - clip[0], 1 + clip[1])
+    return first_response_loss(s, gain, std, average)
 
 
-def gmpo(s: Situation, low: float = 0.4, high: float = 0.4, std: bool = True) -> Tensor:
-    """−A exp of the mean of log w, at most `high` where A > 0, at least −`low` where A < 0 (GMPO)."""
+def gmpo(s: Situation, clip: Limits = (0.4, 0.4), std: bool = True) -> Tensor:
+    """−A exp of the mean of log w, which is limited above where A > 0, below where A < 0 (GMPO)."""
     tokens_Y = s.policy.space.lengths
-    s_XY = [x.sum(2).div(tokens_Y).exp() for x in (s.e_tokens.clamp(max=high), s.e_tokens.clamp(min=-low))]
+    above, below = s.e_tokens.clamp(max=clip[1]), s.e_tokens.clamp(min=-clip[0])
+    s_XY = [x.sum(2).div(tokens_Y).exp() for x in (above, below)]
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         up, down = (x[:, first_K, None] for x in s_XY)
@@ -97,7 +96,7 @@ def k3(s: Situation) -> Tensor:
     return _mean_tokens(s, (-s.d_tokens).exp() + s.d_tokens - 1)
 
 
-def k2(s: Situation, average: str | float = "response") -> Tensor:
+def k2(s: Situation) -> Tensor:
     """E_μ of the mean over tokens of ½ log²(π/f)."""
     return _mean_tokens(s, s.d_tokens.square() / 2)
 
@@ -114,43 +113,36 @@ def _mean_tokens(s: Situation, x_XYT: Tensor) -> Tensor:
 
 REGULARIZED = (*BEHAVIOR, "ref_logp")
 PLAIN: dict[str, Any] = {"beta": 0.0, "std": False, "ratio": "old"}
-
-CLAIMS: dict[str, tuple[Claims, ...]] = {
-    "grpo": (
-        ratio_claims(grpo, updates=DESCENT, beta=0.0),
-        ratio_claims(lambda s: grpo(s) + s.beta * k3(s), REGULARIZED),
-        ratio_claims(lambda s: grpo(s) + s.beta * k2(s), REGULARIZED, kl="k2"),
-        ratio_claims(lambda s: grpo(s) + s.beta * unbiased_k3(s), REGULARIZED, unbiased_kl=True),
-        ratio_claims(lambda s: grpo(s, 0.9, 1.4, std=False), OLD, **PLAIN, clip=(0.1, 0.4)),
-        ratio_claims(lambda s: grpo(s, average="token"), n=(2,), beta=0.0, average="token"),
-        ratio_claims(lambda s: grpo(s, average=1.5, dual_clip=1.3), beta=0.0, average=1.5, dual_clip=1.3),
-    ),
-    "gspo": (
-        ratio_claims(gspo, updates=DESCENT, beta=0.0),
-        ratio_claims(lambda s: gspo(s, 0.9, 1.4, std=False), OLD, **PLAIN, clip=(0.1, 0.4)),
-        ratio_claims(lambda s: gspo(s, average="token"), n=(2,), beta=0.0, average="token"),
-        ratio_claims(lambda s: gspo(s, average=1.5), beta=0.0, average=1.5),
-    ),
-    "gmpo": (
-        ratio_claims(gmpo, updates=DESCENT, beta=0.0),
-        ratio_claims(lambda s: gmpo(s, 0.1, 0.3, std=False), OLD, **PLAIN, clip=(0.1, 0.3)),
-    ),
-    "dr_grpo": (ratio_claims(lambda s: grpo(s, std=False, average=2.5), updates=DESCENT, average=2.5),),
-    "dapo": (ratio_claims(lambda s: grpo(s, 0.8, 1.28, average="token"), updates=DESCENT, n=(2,)),),
-    "ppo_dual_clip": (
-        ratio_claims(lambda s: grpo(s, average="token", dual_clip=3.0), updates=DESCENT, n=(2,)),
-    ),
-    "luspo": (ratio_claims(lambda s: gspo(s, average=1.0), updates=DESCENT),),
-}
+of_grpo, of_gspo, of_gmpo = of_ratios(grpo), of_ratios(gspo), of_ratios(gmpo)
 
 
 def _corrected(level: str, rule: str, minimum: float, maximum: float | None) -> tuple[Claims, ...]:
     """Of a preset, whose options say the same. The policy when the batch was drawn isn't the sampler."""
     correction = CorrectionWeight("mismatch", maximum, minimum, level, rule)  # type: ignore[arg-type]
-    return (ratio_claims(correction(grpo), (*BEHAVIOR, "old_logp"), updates=DESCENT, drifted=True),)
+    return (of_ratios(correction(grpo))((*BEHAVIOR, "old_logp"), DESCENT, drifted=True),)
 
 
-CORRECTION_CLAIMS: dict[str, tuple[Claims, ...]] = {
+CLAIMS: dict[str, tuple[Claims, ...]] = {
+    "grpo": (
+        of_grpo(updates=DESCENT, beta=0.0),
+        of_grpo(REGULARIZED, penalty=k3),
+        of_grpo(REGULARIZED, penalty=k2, kl="k2"),
+        of_grpo(REGULARIZED, penalty=unbiased_k3, unbiased_kl=True),
+        of_grpo(OLD, **PLAIN, clip=(0.1, 0.4)),
+        of_grpo(beta=0.0, average="token"),
+        of_grpo(beta=0.0, average=1.5, dual_clip=1.3),
+    ),
+    "gspo": (
+        of_gspo(updates=DESCENT, beta=0.0),
+        of_gspo(OLD, **PLAIN, clip=(0.1, 0.4)),
+        of_gspo(beta=0.0, average="token"),
+        of_gspo(beta=0.0, average=1.5),
+    ),
+    "gmpo": (of_gmpo(updates=DESCENT, beta=0.0), of_gmpo(OLD, **PLAIN, clip=(0.1, 0.3))),
+    "dr_grpo": (preset(of_grpo(updates=DESCENT, std=False, average=2.5), average=2.5),),
+    "dapo": (preset(of_grpo(updates=DESCENT, clip=(0.2, 0.28), average="token")),),
+    "ppo_dual_clip": (preset(of_grpo(updates=DESCENT, average="token", dual_clip=3.0)),),
+    "luspo": (preset(of_gspo(updates=DESCENT, average=1.0)),),
     "tis": _corrected("token", "truncate", 0.0, 2.0),
     "mis": _corrected("sequence", "mask", 0.0, 3.0),
     "icepop": _corrected("token", "mask", 0.5, 5.0),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims
+from agro.proof.claim import DESCENT, Claims, of_options, preset
 from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
 from agro.proof.families import (
     BEHAVIOR,
@@ -13,36 +15,52 @@ from agro.proof.families import (
     GROUPED,
     OLD,
     REGULARIZED,
-    agro_claims,
+    STEP,
+    STORED,
     baseline_claims,
     corrected,
-    dro_claims,
     imitating,
     itself,
     one,
-    onpolicy_claims,
     pulled,
-    soft_claims,
-    squares_claims,
-    step_claims,
-    stored_claims,
     weighted,
 )
-from agro.proof.formulas import CorrectionWeight, half_variance, square_to_reward
+from agro.proof.formulas import CorrectionWeight, Situation, half_variance, square_to_reward
 from agro.proof.measuring import BETA
 
 
-def _to_reward(shift: float, baseline: str) -> Claims:
-    return Claims(
-        lambda s: square_to_reward(s, s.d, shift),
-        "elsewhere",
-        GROUPED,
-        {"baseline": baseline, "scale": "square"},
-        reference_shift=False,
-        updates=0,
-    )
+def in_rewards(s: Situation) -> Tensor:
+    """In units of reward."""
+    return half_variance(s) / s.beta
 
 
+def squares(s: Situation, scale: str) -> Tensor:
+    factor = {"half_variance": 1.0, "trajectory": 2 * (s.n - 1) / s.n / s.beta**2, "pairs": 2.0 * s.n}[scale]
+    return factor * half_variance(s)
+
+
+def soft(s: Situation, value_beta: float | None = None) -> Tensor:
+    return formulas.soft_maxima(s, value_beta or s.beta)
+
+
+def to_reward(s: Situation, baseline: str) -> Tensor:
+    return square_to_reward(s, s.d, 1.0 if baseline == "lowered" else 0.0)
+
+
+def dro(s: Situation, scale: str) -> Tensor:
+    return formulas.half_square_with_value(s, 1 / s.beta if scale == "reward" else 1.0)
+
+
+of_agro = of_options(in_rewards, GROUPED, "optimum", 400, policy_gradient=one)
+of_tokens = of_options(in_rewards, FRESH, "optimum", 400, policy_gradient=one, episodes=False)
+onpolicy = of_options(formulas.half_variance_on_policy, FRESH, "unknown", 400, noise=False, episodes=False)
+of_squares = of_options(squares, GROUPED, "optimum", 400)
+of_soft = of_options(soft, BEHAVIOR, "unknown", noise=False)
+of_reward = of_options(to_reward, GROUPED, reference_shift=False)
+# Policy and value learn at once, which takes long where the behavior policy hardly ever shows some response.
+of_dro = of_options(
+    dro, (*REGULARIZED, "value"), "optimum", 600, shift=False, reference_shift=False, n=(1, 2)
+)
 STORED_SQUARE = Claims(
     formulas.square_with_stored_value,
     "optimum",
@@ -52,8 +70,12 @@ STORED_SQUARE = Claims(
     policy_gradient=lambda beta: 2 * beta,
     n=(1, 2),
 )
-VARGRAD = squares_claims(lambda s: 2 * (s.n - 1) / s.n / s.beta**2, "trajectory", 4 / 3, -1)
-COPG = squares_claims(lambda s: 2.0 * s.n, "pairs", 6.0, 1)
+# Of groups of three.
+HALF_VARIANCE = replace(of_squares(scale="half_variance"), policy_gradient=itself)
+VARGRAD = replace(of_squares(scale="trajectory"), policy_gradient=lambda beta: 4 / 3 * beta**-1)
+COPG = replace(of_squares(scale="pairs"), policy_gradient=lambda beta: 6.0 * beta)
+DRO = replace(of_dro(scale="reward"), policy_gradient=one)
+SOFT = {"anchor": "behavior", "baseline": "soft", "scale": "square"}
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "agro": (
@@ -66,15 +88,15 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             tools=True,
             estimates=("regularizer", 2),
         ),
-        agro_claims(GROUPED, scale="reward"),
-        agro_claims(FRESH, regularizer="triangular"),
-        agro_claims((*FRESH, "kl"), regularizer="local"),
-        agro_claims(
+        replace(of_agro(scale="reward"), limits=True),
+        of_tokens(regularizer="triangular"),
+        of_tokens((*FRESH, "kl"), regularizer="local"),
+        of_tokens(
             (*GROUPED, "behavior_logp", "of_reference", "ref_mean", "ref_square"), regularizer="reference"
         ),
-        weighted(agro_claims(GROUPED), "reference"),
-        weighted(agro_claims(GROUPED), "reference", 4.0),
-        weighted(agro_claims(GROUPED), "behavior", 4.0, updates=0),
+        weighted(of_agro(), "reference"),
+        weighted(of_agro(), "reference", 4.0),
+        weighted(of_agro(), "behavior", 4.0, updates=0),
         baseline_claims("lower", 1.0),
         baseline_claims("lower", 2.0),
         baseline_claims("weighted", 1.0, 0.5),
@@ -84,22 +106,20 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         baseline_claims("optimal"),
         baseline_claims("balanced"),
         *(
-            corrected(agro_claims(GROUPED), CorrectionWeight("mismatch", 1.5, 0.6, level, rule))
+            corrected(of_agro(), CorrectionWeight("mismatch", 1.5, 0.6, level, rule))
             for level in ("token", "sequence", "mean")
             for rule in ("truncate", "mask")
         ),
-        imitating(agro_claims(GROUPED), formulas.is_best),
+        imitating(of_agro(), formulas.is_best),
         imitating(
-            weighted(agro_claims(GROUPED), "reference"),
+            weighted(of_agro(), "reference"),
             lambda s: (s.reward >= 0.5).double(),
             shift=False,
             imitation_reward=0.5,
         ),
-        pulled(
-            agro_claims(GROUPED), lambda s: -0.3 * s.mean(s.policy.logp()), noise=True, baseline_shift=0.3
-        ),
-        stored_claims(),
-        step_claims(),
+        pulled(of_agro(), lambda s: -0.3 * s.mean(s.policy.logp()), noise=True, baseline_shift=0.3),
+        STORED,
+        STEP,
         # Its optimum is another: that of β/T. A number more in log f is one over the length in R.
         Claims(
             formulas.half_variance_of_means,
@@ -114,9 +134,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "agro_onpolicy": (
-        onpolicy_claims(likelihood_ratio=1.0),
-        onpolicy_claims(squared="triangular"),
-        onpolicy_claims(squared="local"),
+        replace(onpolicy(likelihood_ratio=1.0), episodes=True, estimates=("squared", 3)),
+        onpolicy(squared="triangular"),
+        onpolicy((*FRESH, "kl"), squared="local"),
         Claims(
             formulas.adaptive, "optimum", FRESH, {"likelihood_ratio": "adaptive"}, noise=False, updates=600
         ),
@@ -132,18 +152,18 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "squared_consistency": (
-        squares_claims(lambda s: 1.0, "half_variance", 1.0, 1),
+        HALF_VARIANCE,
         VARGRAD,
         COPG,
-        weighted(squares_claims(lambda s: 1.0, "half_variance", 1.0, 1), "reference", updates=0),
+        weighted(HALF_VARIANCE, "reference", updates=0),
         Claims(
             formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
         ),
         Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
-        _to_reward(0.0, "reward"),
-        _to_reward(1.0, "lowered"),
-        soft_claims(lambda s: formulas.soft_maxima(s, s.beta), updates=600),
-        soft_claims(lambda s: formulas.soft_maxima(s, 0.7), updates=0, value_beta=0.7),
+        of_reward(baseline="reward", scale="square"),
+        of_reward(baseline="lowered", scale="square"),
+        of_soft(updates=600, **SOFT),
+        of_soft(**SOFT, value_beta=0.7),
         STORED_SQUARE,
     ),
     "gvpo": (
@@ -159,8 +179,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             end=OF_SAMPLER,
         ),
     ),
-    "vargrad": (replace(VARGRAD, options={}),),
-    "copg": (replace(COPG, options={}),),
+    "vargrad": (preset(VARGRAD),),
+    "copg": (preset(COPG),),
     "rebel": (
         Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=DESCENT),
     ),
@@ -178,13 +198,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             end=SHIFTED_LAMBERT,
         ),
     ),
-    "oapl": (
-        replace(
-            soft_claims(lambda s: formulas.soft_maxima(s, s.beta), updates=DESCENT),
-            options={"beta": BETA, "value_beta": BETA},
-        ),
-    ),
-    "apo": (replace(STORED_SQUARE, options={"beta": BETA}),),
+    "oapl": (preset(of_soft(updates=DESCENT), beta=BETA, value_beta=BETA),),
+    "apo": (preset(STORED_SQUARE, beta=BETA),),
     "qrpo": (
         Claims(
             formulas.square_of_quantile,
@@ -197,8 +212,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         ),
     ),
     "dro": (
-        dro_claims(lambda beta: 1 / beta, "reward"),
-        dro_claims(one, "loss"),
-        weighted(dro_claims(lambda beta: 1 / beta, "reward"), "reference", updates=0),
+        DRO,
+        replace(of_dro(scale="loss"), policy_gradient=itself),
+        weighted(DRO, "reference", updates=0),
     ),
 }

@@ -6,25 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from agro.proof import formulas
-from agro.proof.claim import Claims
+from agro.proof.claim import Claims, of_options
 from agro.proof.claims import advantages
 from agro.proof.ends import BY_REWARD
-from agro.proof.families import (
-    GROUPED,
-    baseline_claims,
-    one,
-    reinforce_claims,
-    step_claims,
-    stored_claims,
-    weighted,
-)
+from agro.proof.families import GROUPED, STEP, STORED, baseline_claims, one, weighted
 
 
-def advantage_claims(
-    kind: str, shift: float = 0.0, updates: int = 0, preset: bool = False, **options: Any
-) -> Claims:
-    """Of reinforce with an advantage; `preset`: the shift is that of the preset."""
-    if shift and not preset:
+def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options: Any) -> Claims:
+    """Of reinforce with an advantage."""
+    if shift:
         options["shift"] = shift
     sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,), "gdpo": (2,)}.get(kind, (2, 3))
     needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}
@@ -40,6 +30,12 @@ def advantage_claims(
     )
 
 
+reinforce = of_options(
+    lambda s, baseline: formulas.reinforce(s, 0.0 if baseline == "none" else baseline),
+    ("reward",),
+    updates=400,
+    shift=False,
+)
 ADVANTAGES = (
     *("standardized", "others", "maxrl", "opo", "red_drop", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
 )
@@ -49,12 +45,12 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=one),
         weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
         baseline_claims("lower", 2.0, updates=0),
-        stored_claims(),
-        step_claims(),
+        STORED,
+        STEP,
     ),
     "reinforce": (
-        replace(reinforce_claims(0.0, baseline="none"), updates=1200, end=BY_REWARD),
-        reinforce_claims(0.5, baseline=0.5),
+        replace(reinforce(updates=1200, baseline="none"), end=BY_REWARD),
+        reinforce(baseline=0.5),
         Claims(
             formulas.advantage_over_value,
             "elsewhere",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims, End
+from agro.proof.claim import DESCENT, Claims, End, of_options
 from agro.proof.ends import BY_WINS
 from agro.proof.families import GROUPED, JUDGED, REGULARIZED, imitating, itself, moved, weighted
 from agro.proof.formulas import Situation, half_variance, wins
@@ -90,7 +90,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def of_gpo(s: Situation, loss: str) -> Tensor:
+def of_gpo(s: Situation, loss: str = "exponential") -> Tensor:
     """E f(βh), f one of GPO's losses."""
     return on_pairs(s, lambda w, x: LOSSES[loss](s.beta * (w - x)), s.d)
 
@@ -106,18 +106,18 @@ def hinge(s: Situation, ratio_XY: Tensor, margin: float = 1.0) -> Tensor:
 
 
 def labels(
-    s: Situation, threshold: float = 0.5, desirable: float = 1.0, undesirable: float = 1.0, kl: bool = True
+    s: Situation, threshold: float, desirable: float = 1.0, undesirable: float = 1.0, kl: str = "step"
 ) -> Tensor:
     """E λ σ(∓β(ρ − z₀)), z₀ = max(0, E_μ ρ) without gradient (KTO)."""
-    z = s.mean(s.d).detach().clamp(min=0) if kl else 0.0
+    z = s.mean(s.d).detach().clamp(min=0) if kl == "step" else 0.0
     good, bad = (s.beta * (z - s.d)).sigmoid(), (s.beta * (s.d - z)).sigmoid()
     return s.mean(torch.where(s.reward > threshold, desirable * good, undesirable * bad))
 
 
-def extremes(s: Situation, p: float = 1.0) -> Tensor:
+def extremes(s: Situation, label_smoothing: float = 0.0) -> Tensor:
     """E of the loss of DPO for the best over the worst response of a group; 0 where all are equal."""
     r_XKn, d_XKn = s.reward[:, s.groups], s.d[:, s.groups]
-    total_XK = torch.zeros_like(r_XKn[..., 0])
+    p, total_XK = 1 - label_smoothing, torch.zeros_like(r_XKn[..., 0])
     count_XK = torch.zeros_like(total_XK)
     best, worst = r_XKn.amax(-1), r_XKn.amin(-1)
     for i in range(s.n):
@@ -150,6 +150,9 @@ def of_pairs(
 
 RATED = of_pairs(half_variance, "optimum", (*JUDGED, "reward"), 400, gap="reward")
 LIKELIHOOD = of_pairs(lambda s: likelihood(s, s.d), "optimum", updates=400)
+kto = of_options(labels, REGULARIZED, shift=False, reference_shift=False, noise=False, n=(1, 2))
+gpo = of_options(of_gpo, JUDGED, n=(2,))
+online_dpo = of_options(extremes, GROUPED, noise=False)
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "pair_consistency": (
@@ -177,11 +180,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_pairs(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
         moved(of_pairs(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
     ),
-    "gpo": (
-        of_pairs(partial(of_gpo, loss="exponential"), "elsewhere"),
-        of_pairs(partial(of_gpo, loss="truncated_square"), "elsewhere", loss="truncated_square"),
-        of_pairs(partial(of_gpo, loss="savage"), "elsewhere", loss="savage"),
-    ),
+    "gpo": (gpo(), gpo(loss="truncated_square"), gpo(loss="savage")),
     "ipo": (
         of_pairs(lambda s: square(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         of_pairs(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, votes="mean"),
@@ -194,42 +193,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         of_pairs(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
         of_pairs(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
     ),
-}
-
-
-def kto_claims(expects: Callable[[Situation], Tensor], updates: int = 0, **options: Any) -> Claims:
-    return Claims(
-        expects,
-        "elsewhere",
-        REGULARIZED,
-        {"threshold": 0.5, **options},
-        shift=False,
-        reference_shift=False,
-        noise=False,
-        n=(1, 2),
-        updates=updates,
-    )
-
-
-LABELED_CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kto": (
-        kto_claims(labels, updates=DESCENT),
-        kto_claims(
-            lambda s: labels(s, 0.5, 0.7, 1.3, kl=False),
-            desirable=0.7,
-            undesirable=1.3,
-            kl="none",
-        ),
+        kto(updates=DESCENT, threshold=0.5),
+        kto(threshold=0.5, desirable=0.7, undesirable=1.3, kl="none"),
     ),
-    "online_dpo": (
-        Claims(extremes, "elsewhere", GROUPED, noise=False, updates=DESCENT),
-        Claims(
-            lambda s: extremes(s, 0.9),
-            "elsewhere",
-            GROUPED,
-            {"label_smoothing": 0.1},
-            noise=False,
-            updates=0,
-        ),
-    ),
+    "online_dpo": (online_dpo(updates=DESCENT), online_dpo(label_smoothing=0.1)),
 }

@@ -64,12 +64,6 @@ def of_texts(
     return Claims(expects, "elsewhere", needs, options, n=(1, 2), updates=updates, end=end)
 
 
-SUPERVISED_CLAIMS: dict[str, tuple[Claims, ...]] = {
-    "sft": (
-        of_texts(formulas.imitation, (), 400, SAMPLER),
-        weighted(of_texts(formulas.imitation), "reference", updates=0),
-    )
-}
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "distill": (
         of_texts(distilled, SAMPLED, 300, TEACHER),
@@ -81,5 +75,9 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         moved(of_texts(lambda s: distilled(s, 0.3), SAMPLED, divergence=0.3)),
         moved(of_texts(lambda s: sampled(s, "reverse", weighted=False), ("ref_logp",), ratio="none")),
         of_texts(exact, ("kl",), over="vocabulary"),
+    ),
+    "sft": (
+        of_texts(formulas.imitation, (), 400, SAMPLER),
+        weighted(of_texts(formulas.imitation), "reference", updates=0),
     ),
 }

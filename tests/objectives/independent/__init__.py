@@ -2,20 +2,16 @@
 
 from independent import (
     advantages,
-    balanced,
     clipped,
     consistency,
     corrections,
     critic,
     experts,
     labeled,
-    mirror,
     policy_gradient,
     preference,
-    rec,
-    supervised,
     teaching,
-    truncated,
+    token_weights,
     trust_region,
 )
 from independent.base import Case, Result, groups_of, imitating, shares, shifted, weighted, with_kl
@@ -36,19 +32,15 @@ __all__ = [
 FAMILIES = (
     consistency,
     policy_gradient,
-    balanced,
     clipped,
     corrections,
     critic,
     experts,
-    mirror,
-    rec,
     teaching,
-    truncated,
+    token_weights,
     trust_region,
     preference,
     labeled,
-    supervised,
     advantages,
 )
 

@@ -10,7 +10,6 @@ from math import exp, fsum, log
 import numpy as np
 
 from independent.base import Case, Result, groups_of
-from independent.supervised import sft
 
 
 def tokens(case: Case) -> list[tuple[float, tuple[int, int]]]:
@@ -19,6 +18,15 @@ def tokens(case: Case) -> list[tuple[float, tuple[int, int]]]:
     found = [(float(case.weight[i]), (i, t)) for i in range(B) for t in range(T) if case.mask[i, t]]
     W = fsum(weight for weight, _ in found)
     return [(weight / W, place) for weight, place in found]
+
+
+def sft(case: Case) -> Result:
+    """-log-prob."""
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    for share, place in tokens(case):
+        loss -= share * float(case.logp[place])
+        grad[place] = -share
+    return loss, {"logp": grad}
 
 
 def otr(
