@@ -19,7 +19,6 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
-from agro.store.database import BUSY_TIMEOUT
 from agro.store.location import Location
 from agro.store.store import Store, opened
 
@@ -99,25 +98,25 @@ class DatabaseFolder(LocalFolder):
     def __init__(self, url: str, run: str) -> None:
         """`run`: its id."""
         self._url, self._run = url, run
-        self._database = opened(url, read_only=False, create=True, timeout=BUSY_TIMEOUT)
+        self._db = opened(url, read_only=False, create=True)
 
     def __str__(self) -> str:
         return self._url
 
     def read(self, name: str) -> bytes | None:
-        rows = self._database.run("SELECT content FROM shared WHERE run = ? AND name = ?", [self._run, name])
+        rows = self._db.run("SELECT content FROM shared WHERE run = ? AND name = ?", [self._run, name])
         return rows[0][0] if rows else None
 
     def write(self, name: str, content: bytes) -> None:
         columns = ("run", "name", "content", "written")
-        row = (self._run, name, content, self._database.now())
-        self._database.insert("shared", columns, [row], key=("run", "name"))
+        row = (self._run, name, content, self._db.now())
+        self._db.insert("shared", columns, [row], key=("run", "name"))
 
     def names(self, folder: str) -> list[str]:
         names = set[str]()
         for table in ("shared", "pieces"):
             sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND {WITHIN}"
-            for (name,) in self._database.run(sql, [self._run, *_within(folder)]):
+            for (name,) in self._db.run(sql, [self._run, *_within(folder)]):
                 entry, _, file = name.removeprefix(f"{folder}/").partition("/")
                 if file in ("", MANIFEST):
                     names.add(f"{folder}/{entry}")
@@ -163,7 +162,7 @@ class DatabaseFolder(LocalFolder):
     def remove(self, name: str) -> None:
         for table in ("shared", "pieces"):
             sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR {WITHIN})"
-            self._database.run(sql, [self._run, name, *_within(name)])
+            self._db.run(sql, [self._run, name, *_within(name)])
 
     def _manifest(self, name: str) -> dict[str, dict[str, Any]] | None:
         content = self._piece(f"{name}/{MANIFEST}", 0)
@@ -171,11 +170,11 @@ class DatabaseFolder(LocalFolder):
 
     def _put(self, name: str, number: int, content: bytes) -> None:
         row, key = (self._run, name, number, content), ("run", "name", "number")
-        self._database.insert("pieces", ("run", "name", "number", "content"), [row], key=key)
+        self._db.insert("pieces", ("run", "name", "number", "content"), [row], key=key)
 
     def _piece(self, name: str, number: int) -> bytes | None:
         sql = "SELECT content FROM pieces WHERE run = ? AND name = ? AND number = ?"
-        rows = self._database.run(sql, [self._run, name, number])
+        rows = self._db.run(sql, [self._run, name, number])
         return rows[0][0] if rows else None
 
     def _missing(self, name: str) -> Refused:
@@ -188,7 +187,7 @@ def _within(folder: str) -> tuple[str, str]:
 
 def shared_runs(url: str) -> list[str]:
     """The ids of the runs that shared something in a database, the one that began last at the end."""
-    with opened(url, read_only=True, create=False, timeout=BUSY_TIMEOUT) as database:
+    with opened(url, read_only=True, create=False) as database:
         rows = database.run("SELECT run FROM shared WHERE name = 'config.json' ORDER BY written, run")
     return [run for (run,) in rows]
 

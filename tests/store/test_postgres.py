@@ -47,7 +47,7 @@ def stop(database, batch):
         print("ready", flush=True)
         time.sleep(600)
     return send(database, batch)
-LOCK = b"hashtextextended('agro store " + store.tables.database.schema.encode() + b"', 0)"
+LOCK = b"hashtextextended('agro store " + store.tables.schema.encode() + b"', 0)"
 PostgresDatabase._trip = stop
 store.append([Sample("late", "1")])
 """
@@ -86,7 +86,7 @@ def test_others_go_on_where_a_client_is_stopped_inside_a_write(
 
 def ends_at_commit(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> list[int]:
     """Cut the connection once, before the server has a COMMIT or after it; returns how often it was."""
-    database: Any = store.tables.database
+    database: Any = store.tables
     send, cuts = database._trip, list[int]()
 
     def trip(batch: Any) -> Any:
@@ -135,7 +135,7 @@ def test_what_a_lost_connection_wrote_counts_once(
 def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
     """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also
     in a trip that fails: the connection knows of those, and goes on."""
-    database: Any = store.tables.database
+    database: Any = store.tables
     send, met, pid = database._trip, [], database._pid
     with Store.open(postgres_url) as other:
 
@@ -163,7 +163,7 @@ def test_several_that_make_a_store_at_once(postgres_url: str) -> None:
 
 
 def test_a_draw_takes_few_trips(store: Store) -> None:
-    database: Any = store.tables.database
+    database: Any = store.tables
     rule = DrawRule(2, DataConfig(), 2)
     for step in range(1, 4):
         for name in range(4):
