@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from agro.errors import Refused
-from agro.place.placement import PlacedRecord, Placement, Plan, TrainCommand
+from agro.place.placement import PlacedRecord, Placement, TrainCommand, plan
 from agro.place.supervisor import Supervised, Supervisor, launch_here
 
 LOGS = "logs"  # a folder in the run's, of the processes' output
@@ -28,12 +28,12 @@ def place(placement: Placement, command: TrainCommand) -> int:
             f"{folder}: there is a run in this folder; continue it with the same command and --resume, "
             "or set another --out"
         )
-    plan, settings = Plan.of(placement, command), command.load().place
+    processes, notes = plan(placement, command)
+    settings = command.load().place
     folder.mkdir(parents=True, exist_ok=True)
 
-    def record(processes: Sequence[Supervised]) -> None:
-        content = [supervised.to_json() for supervised in processes]
-        PlacedRecord(str(placement), content).write(folder)
+    def record(supervised: Sequence[Supervised]) -> None:
+        PlacedRecord(str(placement), [each.to_json() for each in supervised]).write(folder)
 
     def furthest_step() -> int:
         """In the metrics of the run; -1 where there is none."""
@@ -51,13 +51,13 @@ def place(placement: Placement, command: TrainCommand) -> int:
 
             ray = on_ray.connect(placement)
             ended.callback(ray.shutdown)
-            launch = on_ray.RayLauncher(ray, plan.processes, settings.ranks, logs, VARIABLES)
+            launch = on_ray.RayLauncher(ray, processes, settings.ranks, logs, VARIABLES)
             say(f"the trainer writes to {logs / 'trainer.log'}")
-        for note in plan.notes:
+        for note in notes:
             say(f"note: {note}")
-        names = ", ".join(process.name for process in plan.processes)
+        names = ", ".join(process.name for process in processes)
         say(f"processes: {names}; agro ps {folder} shows them")
-        return Supervisor(plan, launch, settings.restarts, furthest_step, record, say).run()
+        return Supervisor(processes, launch, settings.restarts, furthest_step, record, say).run()
 
 
 def say(text: str) -> None:

@@ -111,25 +111,25 @@ class Draws:
             """
         [row] = self._db.run(sql, [*args, *args, *args, *more])
         rows, groups, chosen, unscored, failed, fit = row
-        needed, add = f"{rule.min_group} or more", "add samples"
-        if rule.data.hold_out and rule.data.hold_out_most is None:
-            add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
+        needed, ways = f"{rule.min_group} or more", ["add pairs" if rule.pairs else "add samples"]
+        scores = stale = of_rewards = ""
         if rule.pairs:
-            needed, add = "a pair of", "add pairs"
-        scores, stale, got_of = "", "", str(got)
+            needed = "a pair of"
+        elif rule.data.hold_out and rule.data.hold_out_most is None:
+            ways.insert(0, f"lower data.hold_out ({rule.data.hold_out:g})")
         if rule.scored_only:
             scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-            add += ", score them"
+            ways.append("score them")
         if rule.data.spread:
-            got_of = f"{got} of different rewards (data.spread)"
-            add = f"set data.spread = false, {add}"
+            of_rewards = " of different rewards (data.spread)"
+            ways.insert(0, "set data.spread = false")
         if rule.data.max_age is not None:
             stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
         return Refused(
             f"{waited}{self._db.path}: expected {rule.groups} groups with {needed} eligible responses "
-            f"to draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; "
+            f"to draw from, got {got}{of_rewards}. The store has {rows:.0f} samples in {groups:.0f} groups; "
             f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
-            f"eligible{stale}. What to do: request fewer groups, {add}, or widen the choice"
+            f"eligible{stale}. What to do: request fewer groups, {', '.join(ways)}, or widen the choice"
         )
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:

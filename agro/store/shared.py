@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
@@ -25,7 +24,7 @@ from agro.store.store import Store, opened
 RENEWALS = 4  # of a lease before it runs out
 RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
 PIECE_BYTES = 1 << 20
-WITHIN = "(name > ? AND name < ?)"
+WITHIN = "(name > ? AND name < ?)"  # FOLDER/ and FOLDER0: 0 is the character after /
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
 
 
@@ -108,22 +107,21 @@ class DatabaseFolder(LocalFolder):
         return rows[0][0] if rows else None
 
     def write(self, name: str, content: bytes) -> None:
-        columns = ("run", "name", "content", "written")
-        row = (self._run, name, content, self._db.now())
-        self._db.insert("shared", columns, [row], key=("run", "name"))
+        row, columns = (self._run, name, content, self._db.now()), ("run", "name", "content", "written")
+        self._db.insert("shared", columns, [row], key=columns[:2])
 
     def names(self, folder: str) -> list[str]:
         names = set[str]()
         for table in ("shared", "pieces"):
             sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND {WITHIN}"
-            for (name,) in self._db.run(sql, [self._run, *_within(folder)]):
+            for (name,) in self._db.run(sql, [self._run, f"{folder}/", f"{folder}0"]):
                 entry, _, file = name.removeprefix(f"{folder}/").partition("/")
                 if file in ("", MANIFEST):
                     names.add(f"{folder}/{entry}")
         return sorted(names)
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
-        if self._manifest(name) is not None:
+        if self._piece(f"{name}/{MANIFEST}", 0) is not None:
             return
         with tempfile.TemporaryDirectory(prefix="agro-") as temporary:
             folder = Path(temporary) / "folder"
@@ -141,18 +139,19 @@ class DatabaseFolder(LocalFolder):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
-        manifest = self._manifest(name)
+        missing = Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
+        manifest = self._piece(f"{name}/{MANIFEST}", 0)
         if manifest is None:
-            raise self._missing(name)
+            raise missing
         with tempfile.TemporaryDirectory(prefix="agro-") as temporary:
-            for file, expected in manifest.items():
+            for file, expected in json.loads(manifest).items():
                 path, total = Path(temporary) / file, hashlib.sha256()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as target:
                     for number in range(expected["pieces"]):
                         piece = self._piece(f"{name}/{file}", number)
                         if piece is None:
-                            raise self._missing(name)
+                            raise missing
                         target.write(piece)
                         total.update(piece)
                 if total.hexdigest() != expected["sha256"]:
@@ -162,27 +161,16 @@ class DatabaseFolder(LocalFolder):
     def remove(self, name: str) -> None:
         for table in ("shared", "pieces"):
             sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR {WITHIN})"
-            self._db.run(sql, [self._run, name, *_within(name)])
-
-    def _manifest(self, name: str) -> dict[str, dict[str, Any]] | None:
-        content = self._piece(f"{name}/{MANIFEST}", 0)
-        return None if content is None else dict(json.loads(content))
+            self._db.run(sql, [self._run, name, f"{name}/", f"{name}0"])
 
     def _put(self, name: str, number: int, content: bytes) -> None:
-        row, key = (self._run, name, number, content), ("run", "name", "number")
-        self._db.insert("pieces", ("run", "name", "number", "content"), [row], key=key)
+        columns = ("run", "name", "number", "content")
+        self._db.insert("pieces", columns, [(self._run, name, number, content)], key=columns[:3])
 
     def _piece(self, name: str, number: int) -> bytes | None:
         sql = "SELECT content FROM pieces WHERE run = ? AND name = ? AND number = ?"
         rows = self._db.run(sql, [self._run, name, number])
         return rows[0][0] if rows else None
-
-    def _missing(self, name: str) -> Refused:
-        return Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
-
-
-def _within(folder: str) -> tuple[str, str]:
-    return f"{folder}/", f"{folder}0"  # 0 is the character after /
 
 
 def shared_runs(url: str) -> list[str]:
