@@ -38,6 +38,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
+BY_INDEX = {"samples": "samples INDEXED BY samples_state WHERE state >= 0"}
 SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
 
 
@@ -134,21 +135,13 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
     report, ids = RecoveryReport(), set[int]()
     with store.transaction():
         for table, columns in RECOVERED.items():
-            end = size // SMALLEST_ROW
-            try:
-                [(last,)] = damaged.execute(f"SELECT max(rowid) FROM {table}")
-                is_known = last is None or 0 <= last <= end  # a damaged rowid can be any number
-            except sqlite3.DatabaseError:
-                is_known = False
-            if is_known:
-                end = last or 0
-            else:
+            most = size // SMALLEST_ROW
+            last = _last_rowid(damaged, table, most)
+            if last is None:
                 report.may_miss.append(table)
-            insert, naming = (
-                insert_into(table, columns),
-                [columns.index(n) for n in SAMPLES_OF.get(table, ())],
-            )
-            for row in _rows(damaged, table, columns, end):
+            insert = insert_into(table, columns)
+            naming = [columns.index(name) for name in SAMPLES_OF.get(table, ())]
+            for row in _rows(damaged, table, columns, most if last is None else last):
                 if row is not None and _is_whole(table, row) and {row[i] for i in naming} <= ids:
                     with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
                         store.tables.run(insert, row)
@@ -156,14 +149,24 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
                         if table == "samples":
                             ids.add(row[0])
                         continue
-                report.lost_rows[table] += table != "samples" and is_known
+                report.lost_rows[table] += table != "samples" and last is not None
             if table == "samples":
-                end = end if is_known else max(ids, default=0)
-                report.lost = [i for i in range(1, end + 1) if i not in ids]
+                last = max(ids, default=0) if last is None else last
+                report.lost = [i for i in range(1, last + 1) if i not in ids]
         for (run,) in store.tables.run("SELECT DISTINCT run FROM draws"):
             store.draws.recount_uses(decode_text(run))
         store.tables.put("requests", store.tables.run(_REQUESTS))
     return report
+
+
+def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
+    """The last one of a table, by its pages or an index; None where these can't be read."""
+    rowids = []
+    for source in (table, BY_INDEX.get(table, table)):
+        with suppress(sqlite3.DatabaseError):
+            [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {source}")
+            rowids.append(rowid or 0)
+    return max((rowid for rowid in rowids if rowid <= most), default=None)  # a damaged one is any number
 
 
 def _is_whole(table: str, row: Row) -> bool:

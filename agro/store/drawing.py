@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 from agro.errors import Refused
@@ -30,7 +31,7 @@ WHERE s.id IN (SELECT value FROM json_each(?))
 """
 # The groups of samples, by number of the response, not in the order of finishing.
 GROUPS_OF = f"""
-SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?))
+SELECT id, prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))
 ORDER BY {queries.NUMBER}, id
 """
 # The samples of groups. Oldest first; in a step by number of the response, since responses are stored in the
@@ -82,8 +83,9 @@ class Draws:
         """
         groups = self._ordered(rule, at)
         if again and groups.is_drawn:
-            drawn = self._recorded(self._db.run(*self._drawn_query(at)))
-            return [row.prompt_id for row in drawn.values()]
+            ids = self._recorded(self._db.run(*self._drawn_query(at)))
+            rows = self._db.run(GROUPS_OF, [self._db.listed(ids)])
+            return list(dict.fromkeys(decode_text(prompt_id) for _, prompt_id in rows))
         picked = pick_groups(groups, rule, at, taken)
         if len(picked) >= rule.groups or rule.fewer:
             return picked
@@ -170,46 +172,49 @@ class Draws:
         with self._db.transaction():
             self._db.check_once("structure", "group_uses")
             asked = [self._eligible_queries(picked, at) for picked in picks]
-            groups_of_made = [(GROUPS_OF, [self._db.listed(made)])] if made else []
-            drawn, *found = self._db.run_all(self._drawn_query(at), *groups_of_made, *chain(*asked))
-            fresh = _to_groups(found.pop(0)) if made else {}
-            chosen = self._recorded(drawn)
-            is_new = not chosen
+            of_made = [(GROUPS_OF, [self._db.listed(made)])] if made else []
+            drawn, *found = self._db.run_all(self._drawn_query(at), *of_made, *chain(*asked))
+            fresh = {i: decode_text(prompt_id) for i, prompt_id in (found.pop(0) if made else [])}
+            ids = self._recorded(drawn)
+            is_new = not ids
             if is_new:
                 results = iter(found)
                 for picked, parts in zip(picks, asked, strict=True):
-                    chosen |= self._choose(picked, at, made, chain(*islice(results, len(parts))))
-                chosen |= fresh
+                    ids += self._choose(picked, at, made, chain(*islice(results, len(parts))))
+                ids += fresh
                 if joining is not None:
-                    prompts = list(dict.fromkeys(row.prompt_id for row in fresh.values()))
+                    prompts = list(dict.fromkeys(fresh.values()))
                     alone = Selection(replace(joining, pairs=False), prompts)  # judged together with them
-                    chosen |= self._choose(alone, at, made)
-            else:
-                prompt_ids = {group for picked in picks for group in picked.groups}
-                prompt_ids |= {row.prompt_id for row in fresh.values()}
-                foreign = [i for i, row in chosen.items() if row.prompt_id not in prompt_ids]
-                foreign += set(made) - chosen.keys()
+                    ids += self._choose(alone, at, made)
+                ids = list(dict.fromkeys(ids))
+            counted = USES_OF, [at.run, self._db.listed(ids)]
+            rows, uses_of = self._db.run_all(self._db.samples_query(ids), counted)
+            prompt_ids = {i: decode_text(prompt_id) for i, prompt_id, *_ in rows}
+            if not is_new:
+                wanted = {*fresh.values(), *(group for picked in picks for group in picked.groups)}
+                foreign = [i for i, prompt_id in prompt_ids.items() if prompt_id not in wanted]
+                foreign += set(made) - set(ids)
                 if foreign:
                     raise Refused(
                         f"{self._db.path}: run {at.run} has drawn other samples at step {at.step}: the "
                         f"two draws differ in sample {foreign[0]}. What to do: draw at a later step, or take "
                         "the run back before this one (`ledger.rewind`)"
                     )
-            ids = list(chosen)
-            rows, uses_of = self._db.run_all(
-                self._db.samples_query(ids), (USES_OF, [at.run, self._db.listed(ids)])
-            )
             valid = self._db.valid_samples(rows, at.run)
             pairs = self._judged(rules if joining is None else [*rules, joining], ids)
             if is_new:
                 self._record(at.run, at.step, ids, uses_of)
-        damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
         pairs.sort(key=lambda pair: (pair.winner, pair.loser))
+        damaged = [
+            DamagedSample(i, prompt_ids[i], decode_text(episode))
+            for i, _, episode, *_ in sorted(rows, key=itemgetter(0))
+            if i not in valid
+        ]
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
         """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
-        ids = list(self._choose(picked, at))
+        ids = self._choose(picked, at)
         valid = self._db.valid_samples(self._db.run(*self._db.samples_query(ids)))
         return [valid[i] for i in ids if i in valid]
 
@@ -225,8 +230,8 @@ class Draws:
 
     def _choose(
         self, picked: Selection, at: At, made: Collection[int] = (), rows: Iterable[Row] | None = None
-    ) -> dict[int, DamagedSample]:
-        """The samples to draw of the picked groups, by id, with what is reported of one that is damaged.
+    ) -> list[int]:
+        """The ids of the samples to draw of the picked groups.
 
         `made`: those that aren't drawn, since they were made for this step; `rows`: of `_eligible_queries`.
         """
@@ -245,16 +250,15 @@ class Draws:
         rule = picked.rule
         every = [i for responses in groups.values() for ids in responses.values() for i in ids]
         judged = self._judged([rule], every)
-        chosen: dict[int, DamagedSample] = {}
-        for group, responses in groups.items():
+        chosen: list[int] = []
+        for group, by_key in groups.items():
+            responses = list(by_key.values())
             if rule.pairs:
                 positions = pick_pairs(_positions(judged, responses), rule, at, group)
             else:
                 positions = pick_responses(len(responses), rule, at, group)
-            keys = list(responses)
-            for key in (keys[position] for position in positions):
-                episode = key if isinstance(key, str) else None
-                chosen |= {i: DamagedSample(i, group, episode) for i in responses[key]}
+            for position in positions:
+                chosen += responses[position]
         return chosen
 
     def _judged(self, rules: Sequence[DrawRule], ids: Sequence[int]) -> list[Pair]:
@@ -285,13 +289,9 @@ class Draws:
     def _drawn_query(self, at: At) -> Statement:
         return self._db.entries_query("draws", "run = ? AND step = ?", [at.run, at.step])
 
-    def _recorded(self, rows: Sequence[Row]) -> dict[int, DamagedSample]:
-        """What was drawn at a step before, in its order, by the rows of `_drawn_query`; see `_choose`."""
-        ids = [i for _, _, i in self._db.checked("draws", rows)]
-        if not ids:
-            return {}
-        groups = _to_groups(self._db.run(GROUPS_OF, [self._db.listed(ids)]))
-        return {i: groups[i] for i in ids if i in groups}
+    def _recorded(self, rows: Sequence[Row]) -> list[int]:
+        """The ids that were drawn at a step before, in their order, by the rows of `_drawn_query`."""
+        return list(dict.fromkeys(i for _, _, i in self._db.checked("draws", rows)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
@@ -338,14 +338,9 @@ class Draws:
             self._db.note_groups(changed)
 
 
-def _to_groups(rows: Iterable[Row]) -> dict[int, DamagedSample]:
-    """The groups of samples, by the rows of `GROUPS_OF`."""
-    return {i: DamagedSample(i, decode_text(prompt_id), decode_text(e)) for i, prompt_id, e in rows}
-
-
-def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:
+def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
-    position = {i: number for number, ids in enumerate(responses.values()) for i in ids}
+    position = {i: number for number, ids in enumerate(responses) for i in ids}
     positions = []
     for pair in pairs:
         winner, loser = position.get(pair.winner), position.get(pair.loser)

@@ -145,7 +145,7 @@ class SampleRow:
         """Raises `Refused` where `meta` or the like can't be stored as JSON."""
         prefix = f"sample of prompt {sample.prompt_id}"
         if sample.tokens is None and sample.context_tokens is None:
-            arrays = [None] * len(ARRAYS)
+            arrays: list[bytes | None] = [None] * len(ARRAYS)
         else:
             versions = sample.version if isinstance(sample.version, np.ndarray) else None
             fields = {name: versions if name == "versions" else getattr(sample, name) for name in ARRAYS}

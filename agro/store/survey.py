@@ -161,10 +161,10 @@ class Survey:
         )
         # Alone it reads only samples_draw, in its order.
         [(groups,)] = run("SELECT count(DISTINCT prompt_id) FROM samples WHERE redone = 0")
-        states, sources, roles = (
-            dict(run(f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}"))
-            for column in ("state", "source", "role")
-        )
+        counts: dict[str, dict[Any, int]] = {}
+        for column in ("state", "source", "role"):
+            rows = run(f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}")
+            counts[column] = dict(rows)
         [(pairs, ties)] = run(f"SELECT count(*), count(CASE WHEN NOT {queries.WON} THEN 1 END) FROM pairs")
         return Counts(
             samples=samples,
@@ -173,9 +173,9 @@ class Survey:
             with_behavior=int(behavior or 0),
             pairs=pairs - ties,
             ties=ties,
-            sources={decode_text(source): n for source, n in sources.items()},
-            roles=roles,
-            **{name: states.get(i, 0) for i, name in enumerate(STATES)},
+            sources={decode_text(source): n for source, n in counts["source"].items()},
+            roles=counts["role"],
+            **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
 
     def scales(self) -> list[Scale]:

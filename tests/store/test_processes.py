@@ -88,7 +88,7 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
             return getattr(self.connection, name)
 
         def execute(self, sql: str, *args: Any) -> Any:
-            if sql == "PRAGMA journal_mode = WAL":
+            if sql == "PRAGMA journal_mode = wal":
                 asked.append(sql)
                 if len(asked) < 3:
                     error = sqlite3.OperationalError("database is locked")
