@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,8 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import load_published
 from agro.place.placement import PlacedRecord
-from agro.rewards import Reward, load_reward
-from agro.rollout import Activity, Rollout, Task, collect
+from agro.rewards import load_reward
+from agro.rollout import Activity, Task, collect
 from agro.rollout.engines import Engine, NoServer
 from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
@@ -109,7 +109,7 @@ class Collector:
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
-        self.prompts = self.publications.prompts()
+        prompts = self.publications.prompts()
         reward = EpisodeReward(load_reward(self.config.reward))
         lease = leased(self.store, self.name, self.config.source.lease_seconds)
         with closing(reward), Store.open(self.store, create=False) as store, lease:
@@ -122,8 +122,22 @@ class Collector:
                 config = recording(list(phases.values()), phases[published.phase])
                 numbers = self._claim(store, config, published.step)
                 if numbers:
+                    order = PromptOrder(prompts, derive(config.train.seed, "prompts", published.phase))
+                    claimed = [order.take(number, 1)[0] for number in numbers]
+                    task = Task(
+                        run=self.id,
+                        seed=derive(config.train.seed, "collect"),
+                        numbers=tuple(numbers),
+                        ledger=ledger_of(self.id),
+                        max_failed=config.reward.max_failed,
+                    )
                     rollout = load_rollout(policy.encoder, engine, config.environment)
-                    self._collect(rollout, config, published, store, reward, numbers)
+                    with suppress(NoServer):  # its claims stay its own, and `_renew` waits for a server
+                        made = collect(rollout, claimed, config.sampler, store, task, reward, self.activity)
+                        store.requests.finish(self.id, numbers)
+                        count, version = len(made.ids), published.version
+                        self.say(f"{count} responses to {len(numbers)} prompts at version {version}")
+                        self.process = replace(self.process, responses=(self.process.responses or 0) + count)
                 if numbers or store.leases.alive([trainer_of(self.id)]):
                     deadline = time.monotonic() + seconds
                 elif time.monotonic() > deadline:
@@ -138,33 +152,6 @@ class Collector:
                 self._report(published, engine)
         self.publications.withdraw(self.process)
         return self.process.responses or 0
-
-    def _collect(
-        self,
-        rollout: Rollout,
-        config: RunConfig,
-        published: PublishedWeights,
-        store: Store,
-        reward: Reward,
-        numbers: list[int],
-    ) -> None:
-        """Sample and score the claimed prompts."""
-        order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
-        prompts = [order.take(number, 1)[0] for number in numbers]
-        task = Task(
-            run=self.id,
-            seed=derive(config.train.seed, "collect"),
-            numbers=tuple(numbers),
-            ledger=ledger_of(self.id),
-            max_failed=config.reward.max_failed,
-        )
-        try:
-            collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
-        except NoServer:  # its claims stay its own, and `_renew` waits for a server
-            return
-        store.requests.finish(self.id, numbers)
-        self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
-        self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
 
     def _report(self, published: PublishedWeights, engine: Engine) -> None:
         """Let people see what this process does, now and then."""

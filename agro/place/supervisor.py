@@ -1,4 +1,4 @@
-"""Starts the processes of a run, and starts again what dies.
+"""`agro train CONFIG --place WHERE`: starts the processes of a run, and starts again what dies.
 
 A process that is killed, or fails by an error of ours, is started again: the trainer with `--resume` from its
 last checkpoint, a collector under its name, which takes up its own claims. What a person must mend isn't
@@ -8,20 +8,22 @@ collector. The number of restarts is bounded, see `Supervised`.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.io.processes import LocalProcess
-from agro.place.placement import PlacedProcess, Role
+from agro.place.placement import PlacedProcess, PlacedRecord, Placement, Role, TrainCommand, plan
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
@@ -260,3 +262,50 @@ def death_words(code: int) -> str:
 
 def ended_words(code: int) -> str:
     return {0: "done", REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, death_words(code))
+
+
+def place(placement: Placement, command: TrainCommand) -> int:
+    """Run all processes until the trainer is done; the exit code of the run."""
+    file = command.config  # or the name of a recipe
+    file = file.absolute() if file.is_file() else file  # processes may run in other folders
+    command = replace(command, config=file, out=command.out.absolute())
+    folder, logs = command.out, command.out / "logs"
+    if (folder / "metrics.jsonl").exists() and not command.resume:
+        raise Refused(
+            f"{folder}: there is a run in this folder; continue it with the same command and --resume, "
+            "or set another --out"
+        )
+    processes, notes = plan(placement, command)
+    settings, variables = command.load().place, {"PYTHONUNBUFFERED": "1"}
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def record(supervised: Sequence[Supervised]) -> None:
+        PlacedRecord(str(placement), [each.to_json() for each in supervised]).write(folder)
+
+    def furthest_step() -> int:
+        """In the metrics of the run; -1 where there is none."""
+        furthest = -1
+        with suppress(FileNotFoundError):
+            for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # the last line may be cut off
+                    furthest = max(furthest, int(json.loads(line)["step"]))
+        return furthest
+
+    with ExitStack() as ended:
+        launch = launch_here(logs, variables)
+        if placement.kind == "ray":  # which places all of them; this process supervises
+            from agro.place import on_ray
+
+            ray = on_ray.connect(placement)
+            ended.callback(ray.shutdown)
+            launch = on_ray.RayLauncher(ray, processes, settings.ranks, logs, variables)
+            say(f"the trainer writes to {logs / 'trainer.log'}")
+        for note in notes:
+            say(f"note: {note}")
+        names = ", ".join(process.name for process in processes)
+        say(f"processes: {names}; agro ps {folder} shows them")
+        return Supervisor(processes, launch, settings.restarts, furthest_step, record, say).run()
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)

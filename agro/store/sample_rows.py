@@ -148,8 +148,11 @@ class SampleRow:
             arrays: list[bytes | None] = [None] * len(ARRAYS)
         else:
             versions = sample.version if isinstance(sample.version, np.ndarray) else None
-            fields = {name: versions if name == "versions" else getattr(sample, name) for name in ARRAYS}
-            arrays = [_blob(name, array) for name, array in fields.items()]
+            fields = (
+                *(sample.tokens, sample.action, sample.learn, sample.behavior_logp, sample.context_tokens),
+                *(sample.token_reward, versions, sample.kept, sample.kept_count),
+            )
+            arrays = [None if array is None else _blob(name, array) for name, array in zip(ARRAYS, fields)]
         row = (
             0,
             encode_text(sample.prompt_id),
@@ -280,13 +283,12 @@ def decode_text(value: Any) -> Any:
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
-def _blob(name: str, array: NDArray[Any] | None) -> bytes | None:
+def _blob(name: str, array: NDArray[Any]) -> bytes:
     """An array as its column has it."""
-    if array is None:
-        return None
-    if not ARRAYS[name]:
+    kind = ARRAYS[name]
+    if not kind:
         return np.packbits(array).tobytes()
-    blob = array.astype(ARRAYS[name], copy=False).tobytes()
+    blob = array.astype(kind, copy=False).tobytes()
     return zlib.compress(blob, 1) if name in COMPRESSED else blob
 
 

@@ -79,13 +79,9 @@ class Split:
         if not data.hold_out or data.hold_out_most is not None:
             return None
         clusters = self.of(run) if run else self._clusters
-        return self.near_copies(data.near_copies) if clusters is None else clusters
-
-    def near_copies(self, limit: float) -> Clusters:
-        """Those of the store; `limit`: data.near_copies."""
-        if limit not in self._of_store:
-            self._of_store[limit] = clusters_in(self._survey.each_prompt(), limit)
-        return self._of_store[limit]
+        if clusters is None and data.near_copies not in self._of_store:
+            self._of_store[data.near_copies] = clusters_in(self._survey.each_prompt(), data.near_copies)
+        return self._of_store[data.near_copies] if clusters is None else clusters
 
 
 def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:
