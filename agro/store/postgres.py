@@ -126,7 +126,7 @@ class PostgresDatabase(Database):
         rest = "&".join(item for item in items if not item.startswith("schema="))
         schemas = [unquote(item[7:]) for item in items if item.startswith("schema=")]
         self.schema = schemas[-1] if schemas else "agro"
-        shown = re.sub("//.*@", "//", base)
+        shown = re.sub("//.*@", "//", url).partition("?")[0]  # a password may have a question mark
         try:
             self._parameters: dict[str, Any] = conninfo_to_dict(f"{base}?{rest}" if rest else base)
         except psycopg.ProgrammingError as error:
