@@ -57,7 +57,7 @@ class SqliteDatabase(Database):
         if self._connection.in_transaction:
             yield
             return
-        [(synchronous,)] = [(None,)] if durable else self.run("PRAGMA synchronous")
+        synchronous = None if durable else self.run("PRAGMA synchronous")[0][0]
         if synchronous:
             self.run("PRAGMA synchronous = NORMAL")
         try:
