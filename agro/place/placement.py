@@ -25,6 +25,7 @@ from agro.store.location import located, url_of
 Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
 FILE = "place.json"  # of a run that is placed
+LOST = 256  # the exit code of a process that was lost with its host; no process can have it
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
 
 
@@ -67,6 +68,11 @@ class PlacedProcess:
         """The command line, with the Python of a host."""
         start = [] if self.module is None else [python, "-m", self.module]
         return [*start, *self.arguments, *(self.again if restarted else ())]
+
+
+def log_file(logs: Path, process: PlacedProcess) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs / f"{process.name}.log"
 
 
 @dataclass(frozen=True)

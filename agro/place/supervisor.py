@@ -23,13 +23,21 @@ from typing import Any, Protocol
 from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.io.processes import LocalProcess
-from agro.place.placement import PlacedProcess, PlacedRecord, Placement, Role, TrainCommand, plan
+from agro.place.placement import (
+    LOST,
+    PlacedProcess,
+    PlacedRecord,
+    Placement,
+    Role,
+    TrainCommand,
+    log_file,
+    plan,
+)
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
 END_SECONDS = 30.0  # for collectors to see that the run has ended
 REFUSED, INTERRUPTED = 2, 130  # exit codes of agro
-LOST = 256  # the exit code of a process that was lost with its host; no process can have it
 SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
 GOES_ON: dict[Role, str] = {
     "server": "others sample; it is used again after its probe",
@@ -71,11 +79,6 @@ def launch_here(logs: Path, environment: Mapping[str, str]) -> Launch:
         return LocalProcess(process.argv(sys.executable, again), variables, log, socket.gethostname())
 
     return launch
-
-
-def log_file(logs: Path, process: PlacedProcess) -> Path:
-    logs.mkdir(parents=True, exist_ok=True)
-    return logs / f"{process.name}.log"
 
 
 @dataclass

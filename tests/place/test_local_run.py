@@ -21,8 +21,8 @@ from agro.cli.runs import ps
 from agro.errors import Refused
 from agro.pages.run.live import LivePage
 from agro.place import supervisor
-from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand
-from agro.place.supervisor import log_file, place
+from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand, log_file
+from agro.place.supervisor import place
 
 STEPS = 8
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agro.place import supervisor
-from agro.place.placement import PlacedProcess, Role
-from agro.place.supervisor import LOST, Supervised, Supervisor, death_words, launch_here
+from agro.place.placement import LOST, PlacedProcess, Role
+from agro.place.supervisor import Supervised, Supervisor, death_words, launch_here
 
 SLEEP = "import time; time.sleep(60)"
 
