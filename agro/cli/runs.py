@@ -163,7 +163,7 @@ def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
 
 def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
     """Start the processes of a run, and end with its exit code."""
-    from agro.place.run import place
+    from agro.place.supervisor import place
 
     placement = Placement.parse(where)
     if out is None:

@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,8 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import load_published
 from agro.place.placement import PlacedRecord
-from agro.rewards import Reward, load_reward
-from agro.rollout import Activity, Rollout, Task, collect
+from agro.rewards import load_reward
+from agro.rollout import Activity, Task, collect
 from agro.rollout.engines import Engine, NoServer
 from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
@@ -37,10 +37,6 @@ from agro.train.source import POLL_SECONDS, PromptOrder, ahead
 REPORT_SECONDS = 1.0  # between what it lets people see
 IDLE_SECONDS = 1.0  # after which a collector without work asks again, unless a step is published before
 BEGIN_SECONDS = 600.0  # for the trainer of a run to begin
-NO_TRAINER = (
-    f"{{url}}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none began. What "
-    "to do: start it (agro train …), then run agro collect again"
-)
 T = TypeVar("T")
 
 
@@ -96,46 +92,58 @@ class Collector:
                     alive = set(store.leases.alive([trainer_of(run) for run in runs]))
                     return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
 
-                at_work = _until(working, BEGIN_SECONDS, activity, NO_TRAINER.format(url=url))
+                at_work = _until(working, BEGIN_SECONDS, activity, _no_trainer(url))
             return cls(Publications.of(url, at_work, Path()), url, activity, say, name)
         folder = Path(run)
         publications = Publications(LocalFolder(folder))
-        refusal = NO_TRAINER.format(url=publications)
         if PlacedRecord.read(folder) is None:
             record = publications.begun()
         else:  # its trainer is started beside this one
-            record = _until(publications.record, BEGIN_SECONDS, activity, refusal)
+            record = _until(publications.record, BEGIN_SECONDS, activity, _no_trainer(publications))
         location = located(record["data"]["store"], folder)
         publications = Publications.of(location, str(record["run"]), folder)
         # A trainer publishes this a moment after it was started.
-        refusal = NO_TRAINER.format(url=publications)
-        publications.told(_until(publications.record, BEGIN_SECONDS, activity, refusal))
-        return cls(publications, location, activity, say, name)
+        record = _until(publications.record, BEGIN_SECONDS, activity, _no_trainer(publications))
+        return cls(publications.told(record), location, activity, say, name)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
         policy, published = self._load()
-        self.prompts = self.publications.prompts()
+        prompts = self.publications.prompts()
         reward = EpisodeReward(load_reward(self.config.reward))
         lease = leased(self.store, self.name, self.config.source.lease_seconds)
         with closing(reward), Store.open(self.store, create=False) as store, lease:
             engine = load_engine(self.config.engine, policy, self.say, published.version)
             published = self._renew(engine)
-            deadline = self._deadline()
+            seconds = self.config.source.wait_seconds  # that the trainer may be away
+            deadline = time.monotonic() + seconds
             phases = {phase.name: phase for phase in Phase.all(self.config)}
             while not published.ended:
                 config = recording(list(phases.values()), phases[published.phase])
                 numbers = self._claim(store, config, published.step)
                 if numbers:
+                    order = PromptOrder(prompts, derive(config.train.seed, "prompts", published.phase))
+                    claimed = [order.take(number, 1)[0] for number in numbers]
+                    task = Task(
+                        run=self.id,
+                        seed=derive(config.train.seed, "collect"),
+                        numbers=tuple(numbers),
+                        ledger=ledger_of(self.id),
+                        max_failed=config.reward.max_failed,
+                    )
                     rollout = load_rollout(policy.encoder, engine, config.environment)
-                    self._collect(rollout, config, published, store, reward, numbers)
+                    with suppress(NoServer):  # its claims stay its own, and `_renew` waits for a server
+                        made = collect(rollout, claimed, config.sampler, store, task, reward, self.activity)
+                        store.requests.finish(self.id, numbers)
+                        count, version = len(made.ids), published.version
+                        self.say(f"{count} responses to {len(numbers)} prompts at version {version}")
+                        self.process = replace(self.process, responses=(self.process.responses or 0) + count)
                 if numbers or store.leases.alive([trainer_of(self.id)]):
-                    deadline = self._deadline()
+                    deadline = time.monotonic() + seconds
                 elif time.monotonic() > deadline:
                     raise Refused(
-                        "source.wait_seconds: the trainer hasn't run for "
-                        f"{self.config.source.wait_seconds:g} s. What to do: resume it (agro train … "
-                        "--resume), then run agro collect again"
+                        f"source.wait_seconds: the trainer hasn't run for {seconds:g} s. What to do: resume "
+                        "it (agro train … --resume), then run agro collect again"
                     )
                 if not numbers:
                     self.publications.wait(published, IDLE_SECONDS)
@@ -144,33 +152,6 @@ class Collector:
                 self._report(published, engine)
         self.publications.withdraw(self.process)
         return self.process.responses or 0
-
-    def _collect(
-        self,
-        rollout: Rollout,
-        config: RunConfig,
-        published: PublishedWeights,
-        store: Store,
-        reward: Reward,
-        numbers: list[int],
-    ) -> None:
-        """Sample and score the claimed prompts."""
-        order = PromptOrder(self.prompts, derive(config.train.seed, "prompts", published.phase))
-        prompts = [order.take(number, 1)[0] for number in numbers]
-        task = Task(
-            run=self.id,
-            seed=derive(config.train.seed, "collect"),
-            numbers=tuple(numbers),
-            ledger=ledger_of(self.id),
-            max_failed=config.reward.max_failed,
-        )
-        try:
-            collected = collect(rollout, prompts, config.sampler, store, task, reward, self.activity)
-        except NoServer:  # its claims stay its own, and `_renew` waits for a server
-            return
-        store.requests.finish(self.id, numbers)
-        self.say(f"{len(collected.ids)} responses to {len(numbers)} prompts at version {published.version}")
-        self.process = replace(self.process, responses=(self.process.responses or 0) + len(collected.ids))
 
     def _report(self, published: PublishedWeights, engine: Engine) -> None:
         """Let people see what this process does, now and then."""
@@ -181,9 +162,6 @@ class Collector:
             report = replace(self.process, version=published.version, push_error=error, dropped=dropped)
             self.publications.report(report)
             self._reported = now
-
-    def _deadline(self) -> float:
-        return time.monotonic() + self.config.source.wait_seconds
 
     def _claim(self, store: Store, config: RunConfig, trained: int) -> list[int]:
         """What to sample next: as many prompts as the engine decodes at once, as far as training allows."""
@@ -205,7 +183,7 @@ class Collector:
     def _load(self) -> tuple[Policy, PublishedWeights]:
         """The published model, in a process of its own."""
         seconds = self.config.source.wait_seconds
-        refusal = (
+        refusal = Refused(
             f"source.wait_seconds: waited {seconds:g} s for the weights that the trainer publishes in "
             f"{self.publications}. What to do: start it (agro train … --out RUN), then run agro collect "
             "again"
@@ -221,21 +199,20 @@ class Collector:
     def _newer(self, published: PublishedWeights, error: Exception) -> PublishedWeights:
         """Newer weights, published while older ones were being read, or the same published again, which a
         database lost; raises `error` where there are none."""
-        deadline = self._deadline()
-        while True:
+        in_database = url_of(self.store) is not None
+
+        def find() -> PublishedWeights | None:
             newest = self.publications.newest()
-            if newest is not None and newest.version != published.version:
+            if newest is None or newest.version != published.version:
                 return newest
-            if time.monotonic() > deadline or url_of(self.store) is None:
-                raise error
-            if newest is not None and self.publications.has(newest):
-                return newest
-            self.activity.check()
-            time.sleep(POLL_SECONDS)
+            return newest if in_database and self.publications.has(newest) else None
+
+        seconds = self.config.source.wait_seconds if in_database else 0.0
+        return _until(find, seconds, self.activity, error)
 
     def _renew(self, engine: Engine) -> PublishedWeights:
         """Load newer weights, where there are some, also into servers that were away."""
-        deadline = self._deadline()
+        deadline = time.monotonic() + self.config.source.wait_seconds
         newest = self.publications.newest()
         assert newest is not None
         while newest.version != engine.version and not newest.ended:
@@ -252,12 +229,19 @@ class Collector:
         return newest
 
 
-def _until(find: Callable[[], T | None], seconds: float, activity: Activity, refusal: str) -> T:
-    """What is found within so many seconds. Raises `Refused` with this text where nothing is."""
+def _no_trainer(where: object) -> Refused:
+    return Refused(
+        f"{where}: waited {BEGIN_SECONDS:g} s for a trainer with source.kind = elsewhere, and none began. "
+        "What to do: start it (agro train …), then run agro collect again"
+    )
+
+
+def _until(find: Callable[[], T | None], seconds: float, activity: Activity, error: Exception) -> T:
+    """What is found within so many seconds. Raises `error` where nothing is."""
     deadline = time.monotonic() + seconds
     while (found := find()) is None:
         if time.monotonic() > deadline:
-            raise Refused(refusal)
+            raise error
         activity.check()
         time.sleep(POLL_SECONDS)
     return found

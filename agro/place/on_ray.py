@@ -22,8 +22,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.processes import LocalProcess
-from agro.place.placement import PlacedProcess, Placement
-from agro.place.supervisor import LOST, log_file
+from agro.place.placement import LOST, PlacedProcess, Placement, log_file
 
 CONNECT_SECONDS = 10.0
 START_SECONDS = 120.0  # for the actor of the trainer to be placed

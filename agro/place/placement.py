@@ -25,6 +25,7 @@ from agro.store.location import located, url_of
 Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
 FILE = "place.json"  # of a run that is placed
+LOST = 256  # the exit code of a process that was lost with its host; no process can have it
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
 
 
@@ -69,6 +70,11 @@ class PlacedProcess:
         return [*start, *self.arguments, *(self.again if restarted else ())]
 
 
+def log_file(logs: Path, process: PlacedProcess) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs / f"{process.name}.log"
+
+
 @dataclass(frozen=True)
 class TrainCommand:
     """`agro train`, as it was called."""
@@ -83,63 +89,55 @@ class TrainCommand:
         return RunConfig.load(self.config, self.overrides)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The processes of a run, in the order in which they are started."""
-
-    placement: Placement
-    processes: tuple[PlacedProcess, ...]
-    notes: tuple[str, ...] = ()  # what changes by the placement
-
-    @classmethod
-    def of(cls, placement: Placement, command: TrainCommand) -> Plan:
-        """Raises `Refused` for a run that can't be placed."""
-        config = command.load()
-        store = located(config.data.store, command.out)
-        if placement.kind == "ray" and placement.target != "local" and url_of(store) is None:
+def plan(placement: Placement, command: TrainCommand) -> tuple[list[PlacedProcess], list[str]]:
+    """The processes of a run, in the order in which they are started, and notes of what changes by the
+    placement. Raises `Refused` for a run that can't be placed."""
+    config = command.load()
+    store = located(config.data.store, command.out)
+    if placement.kind == "ray" and placement.target != "local" and url_of(store) is None:
+        raise Refused(
+            f"--place {placement}: expected a store that several hosts can have, got the file {store}. "
+            "What to do: data.store=postgresql://USER@HOST/DATABASE, or --place ray:local"
+        )
+    processes, notes = [], []
+    for number, text in enumerate(config.place.servers, 1):
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
+        if not words:
+            raise Refused("place.servers: expected the command line of a server, got an empty one")
+        processes.append(PlacedProcess(f"server-{number}", "server", None, words))
+    count = placement.collectors or config.place.collectors
+    train = ["train", str(command.config), *command.overrides]
+    if config.source.kind != "elsewhere":
+        if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
             raise Refused(
-                f"--place {placement}: expected a store that several hosts can have, got the file {store}. "
-                "What to do: data.store=postgresql://USER@HOST/DATABASE, or --place ray:local"
+                "--place: this run samples nothing (data.replay = 1), so that there is nothing for "
+                "collectors to do. What to do: train without --place"
             )
-        processes = []
-        for number, text in enumerate(config.place.servers, 1):
-            try:
-                words = tuple(shlex.split(text))
-            except ValueError as error:
-                raise Refused(f"place.servers: {text!r}: {error}; expected a command line") from None
-            if not words:
-                raise Refused("place.servers: expected the command line of a server, got an empty one")
-            processes.append(PlacedProcess(f"server-{number}", "server", None, words))
-        count = placement.collectors or config.place.collectors
-        train = ["train", str(command.config), *command.overrides]
-        notes = []
-        if config.source.kind != "elsewhere":
-            if not any(config.phase(name).data.samples_fresh for name in config.phase_names):
-                raise Refused(
-                    "--place: this run samples nothing (data.replay = 1), so that there is nothing for "
-                    "collectors to do. What to do: train without --place"
-                )
-            train.append("source.kind=elsewhere")
-            age = config.data.max_age
-            allowed = "some steps" if age is None else f"{age} optimizer steps"
-            sampling = "another process samples" if count == 1 else f"{count} other processes sample"
-            fresh = "" if age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
-            notes.append(
-                f"--place {placement}: {sampling} while this run trains (source.kind = elsewhere, not "
-                f"inline), so that its samples may be {allowed} stale{fresh}"
-            )
-        train += ["--out", str(command.out)]
-        resume = ("--resume", *(word for key in command.accept for word in ("--accept", key)))
-        started, again = ((*train, *resume), ()) if command.resume else (tuple(train), resume)
-        module = "agro"
-        if config.place.ranks > 1:
-            torchrun = ("--standalone", "--nproc-per-node", str(config.place.ranks), "-m", "agro")
-            module, started = "torch.distributed.run", (*torchrun, *started)
-        processes.append(PlacedProcess("trainer", "trainer", module, started, again))
-        for name in (f"collector-{number}" for number in range(1, count + 1)):
-            arguments = ("collect", str(command.out), "--name", name)
-            processes.append(PlacedProcess(name, "collector", "agro", arguments))
-        return cls(placement, tuple(processes), tuple(notes))
+        train.append("source.kind=elsewhere")
+        age = config.data.max_age
+        allowed = "some steps" if age is None else f"{age} optimizer steps"
+        sampling = "another process samples" if count == 1 else f"{count} other processes sample"
+        fresh = "" if age == 0 else "; data.max_age=0 lets each step wait for fresh ones"
+        notes.append(
+            f"--place {placement}: {sampling} while this run trains (source.kind = elsewhere, not "
+            f"inline), so that its samples may be {allowed} stale{fresh}"
+        )
+    train += ["--out", str(command.out)]
+    resume = ["--resume", *(word for key in command.accept for word in ("--accept", key))]
+    module = "agro"
+    if config.place.ranks > 1:
+        module = "torch.distributed.run"
+        train = ["--standalone", "--nproc-per-node", str(config.place.ranks), "-m", "agro", *train]
+    if command.resume:
+        train, resume = train + resume, []
+    processes.append(PlacedProcess("trainer", "trainer", module, tuple(train), tuple(resume)))
+    for name in (f"collector-{number}" for number in range(1, count + 1)):
+        arguments = ("collect", str(command.out), "--name", name)
+        processes.append(PlacedProcess(name, "collector", "agro", arguments))
+    return processes, notes
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from agro.store.shared import LocalFolder, shared_runs
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 
 SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
+TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,23 @@ class ProcessStatus:
             values |= {key: value for key, value in placed.items() if value is not None}
         return cls(**values)
 
-    def doing(self, now: float) -> str:
-        """What it does, in words."""
-        parts = []
-        if self.ended:
-            parts.append(self.ended)
-        elif self.seen is not None and now - self.seen > SILENT_SECONDS:
-            parts.append("silent")
+    def row(self, now: float) -> tuple[str, str, str, str, str, str]:
+        """By `TITLES`."""
+        where = " ".join(str(part) for part in (self.host, self.pid) if part is not None) or "unknown"
+        does = [self.ended] if self.ended else []
+        if not self.ended and self.seen is not None and now - self.seen > SILENT_SECONDS:
+            does.append("silent")
         if self.step is not None:
-            parts.append(f"step {self.step}")
+            does.append(f"step {self.step}")
         if self.responses is not None:
-            parts.append(f"{self.responses} responses")
+            does.append(f"{self.responses} responses")
         if self.push_error is not None:
-            parts.append(f"last probe {self.push_error:.1g} nats off")
-        parts += [f"without {url}" for url in self.dropped or ()]
+            does.append(f"last probe {self.push_error:.1g} nats off")
+        does += [f"without {url}" for url in self.dropped or ()]
         if self.restarts:
-            count = "once" if self.restarts == 1 else f"{self.restarts} times"
-            parts.append(f"started again {count}")
-        return ", ".join(parts)
-
-    def where(self) -> str:
-        return " ".join(str(part) for part in (self.host, self.pid) if part is not None) or "unknown"
+            does.append(f"started again {'once' if self.restarts == 1 else f'{self.restarts} times'}")
+        version = "" if self.version is None else str(self.version)
+        return self.name, where, _ago(self.since, now), version, _ago(self.seen, now), ", ".join(does)
 
 
 @dataclass(frozen=True)
@@ -84,23 +81,21 @@ class RunStatus:
     @classmethod
     def read(cls, run: str) -> RunStatus:
         """`run`: a run's folder, or the URL of its store. Raises `Refused` for other texts."""
-        placed = None
         if url_of(run) is not None:
             runs = shared_runs(run)
             if not runs:
                 raise Refused(f"{run}: no run with source.kind = elsewhere has begun there")
-            publications = Publications.of(run, runs[-1], Path())
-        else:
-            folder = Path(run)
-            placed, publications = PlacedRecord.read(folder), Publications(LocalFolder(folder))
-            record = publications.record()
-            if record is not None:
-                store = located(record["data"].get("store"), folder)
-                publications = Publications.of(store, str(record["run"]), folder)
-            elif placed is None:
-                raise Refused(
-                    f"{folder}: expected the folder of a run (with config.json); start it with agro train"
-                )
+            return cls.of(None, Publications.of(run, runs[-1], Path()))
+        folder = Path(run)
+        placed, publications = PlacedRecord.read(folder), Publications(LocalFolder(folder))
+        record = publications.record()
+        if record is not None:
+            store = located(record["data"].get("store"), folder)
+            publications = Publications.of(store, str(record["run"]), folder)
+        elif placed is None:
+            raise Refused(
+                f"{folder}: expected the folder of a run (with config.json); start it with agro train"
+            )
         return cls.of(placed, publications)
 
     @classmethod
@@ -113,18 +108,8 @@ class RunStatus:
         return cls(processes, publications.newest(), placement, time.time())
 
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
-        """Of each process: name, where, when it began, version, last sign of life, what it does."""
-        return [
-            (
-                process.name,
-                process.where(),
-                _ago(process.since, self.now),
-                "" if process.version is None else str(process.version),
-                _ago(process.seen, self.now),
-                process.doing(self.now),
-            )
-            for process in self.processes
-        ]
+        """Of each process, by `TITLES`."""
+        return [process.row(self.now) for process in self.processes]
 
     def doing(self) -> tuple[tuple[Any, ...], ...]:
         """What changes when a process begins, ends or goes on; not with time alone."""
@@ -140,12 +125,8 @@ class RunStatus:
         return f"newest weights: version {self.published.version}, after step {self.published.step}; {state}"
 
     def to_json(self) -> dict[str, Any]:
-        published = None if self.published is None else asdict(self.published)
-        processes = [asdict(process) for process in self.processes]
-        return {"placement": self.placement, "published": published, "now": self.now, "processes": processes}
-
-
-TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
+        values = asdict(self)
+        return {key: values[key] for key in ("placement", "published", "now", "processes")}
 
 
 def _ago(moment: float | None, now: float) -> str:

@@ -1,4 +1,4 @@
-"""Starts the processes of a run, and starts again what dies.
+"""`agro train CONFIG --place WHERE`: starts the processes of a run, and starts again what dies.
 
 A process that is killed, or fails by an error of ours, is started again: the trainer with `--resume` from its
 last checkpoint, a collector under its name, which takes up its own claims. What a person must mend isn't
@@ -8,26 +8,36 @@ collector. The number of restarts is bounded, see `Supervised`.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.io.processes import LocalProcess
-from agro.place.placement import PlacedProcess, Plan, Role
+from agro.place.placement import (
+    LOST,
+    PlacedProcess,
+    PlacedRecord,
+    Placement,
+    Role,
+    TrainCommand,
+    log_file,
+    plan,
+)
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
 END_SECONDS = 30.0  # for collectors to see that the run has ended
 REFUSED, INTERRUPTED = 2, 130  # exit codes of agro
-LOST = 256  # the exit code of a process that was lost with its host; no process can have it
 SHELL_SIGNALS = 128  # a shell adds it to the number of the signal
 GOES_ON: dict[Role, str] = {
     "server": "others sample; it is used again after its probe",
@@ -41,7 +51,6 @@ class Started(Protocol):
 
     @property
     def host(self) -> str: ...
-
     @property
     def pid(self) -> int | None:
         """On that host; None where it is unknown."""
@@ -72,14 +81,9 @@ def launch_here(logs: Path, environment: Mapping[str, str]) -> Launch:
     return launch
 
 
-def log_file(logs: Path, process: PlacedProcess) -> Path:
-    logs.mkdir(parents=True, exist_ok=True)
-    return logs / f"{process.name}.log"
-
-
 @dataclass
 class Supervised:
-    """A process of the plan, and what became of it.
+    """A process, and what became of it.
 
     Its deaths are counted since the run made its last step, so that a run of weeks may lose a process a day,
     and one whose process dies at once ends soon.
@@ -101,28 +105,36 @@ class Supervised:
         self.deaths += 1
         return self.in_vain <= self.maximum
 
-    @property
-    def name(self) -> str:
-        return self.process.name
+    def runs(self) -> bool:
+        return self.started is not None and self.started.poll() is None
+
+    def where(self) -> str:
+        """Its process, for a message."""
+        host, pid = self._place()
+        return str(host) if pid is None else f"pid {pid} on {host}"
 
     def to_json(self) -> dict[str, Any]:
+        host, pid = self._place()
         return {
-            "name": self.name,
+            "name": self.process.name,
             "role": self.process.role,
-            "host": self.started.host if self.started else None,
-            "pid": self.started.pid if self.started else None,
+            "host": host,
+            "pid": pid,
             "since": self.since or None,
             "restarts": self.deaths,
             "ended": self.ended,
         }
 
+    def _place(self) -> tuple[str | None, int | None]:
+        return (self.started.host, self.started.pid) if self.started else (None, None)
+
 
 class Supervisor:
-    """Runs the processes of a plan until the trainer is done."""
+    """Runs the processes of a run until the trainer is done."""
 
     def __init__(
         self,
-        plan: Plan,
+        processes: Sequence[PlacedProcess],
         launch: Launch,
         restarts: int,
         step: Callable[[], int],
@@ -132,8 +144,8 @@ class Supervisor:
         """`step`: the furthest step of the run. `record` is called whenever a process began or ended, and
         when it becomes known where it is.
         """
-        self.plan, self.launch, self.step, self.record, self.say = plan, launch, step, record, say
-        self.processes = [Supervised(process, restarts) for process in plan.processes]
+        self.launch, self.step, self.record, self.say = launch, step, record, say
+        self.processes = [Supervised(process, restarts) for process in processes]
         self._furthest = -1
         self._recorded: list[dict[str, Any]] = []
         self._signal = 0  # that asked for a stop
@@ -180,13 +192,13 @@ class Supervisor:
         code = None if supervised.ended else supervised.started.poll()
         if code is None:
             return None
-        role = supervised.process.role
+        name, role = supervised.process.name, supervised.process.role
         if (role == "trainer" and code in (0, INTERRUPTED)) or (role != "collector" and code == REFUSED):
             supervised.ended = ended_words(code)
             return code
         if role == "collector" and code in (0, REFUSED):
             supervised.ended = ended_words(code)
-            self.say(f"{supervised.name} has ended: {supervised.ended}")
+            self.say(f"{name} has ended: {supervised.ended}")
             # The last collector's refusal ends the run; where they are done, so will the trainer be.
             collectors = [s for s in self.processes if s.process.role == "collector"]
             if code == 0 or not all(s.ended for s in collectors):
@@ -195,7 +207,7 @@ class Supervisor:
             return REFUSED
         self._furthest = max(self._furthest, self.step())
         lived = duration(time.time() - supervised.since)
-        who = f"{supervised.name} ({_place(supervised)}) {death_words(code)} after {lived}"
+        who = f"{name} ({supervised.where()}) {death_words(code)} after {lived}"
         if not supervised.die(self._furthest):
             supervised.ended = death_words(code)
             self.say(
@@ -206,9 +218,7 @@ class Supervisor:
         self.say(f"{who}: {GOES_ON[role]}")
         self._start(supervised)
         left = supervised.maximum - supervised.in_vain
-        self.say(
-            f"{supervised.name} is started again ({_place(supervised)}); {left} more without a step end it"
-        )
+        self.say(f"{name} is started again ({supervised.where()}); {left} more without a step end it")
         return None
 
     def _start(self, supervised: Supervised) -> None:
@@ -220,7 +230,7 @@ class Supervisor:
         """The trainer first, which may write a checkpoint."""
         is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
         for role in ("trainer", "collector", "server"):
-            running = [s for s in self.processes if s.process.role == role and _runs(s)]
+            running = [s for s in self.processes if s.process.role == role and s.runs()]
             if role == "collector" and is_done:
                 _wait(running, END_SECONDS)
             for supervised in running:
@@ -230,11 +240,17 @@ class Supervisor:
                     supervised.started.stop()
                 supervised.ended = "stopped" if code is None else ended_words(code)
             _wait(running, STOP_SECONDS)
-            for supervised in filter(_runs, running):
+            for supervised in [s for s in running if s.runs()]:
                 assert supervised.started is not None
-                self.say(f"{supervised.name} didn't end within {STOP_SECONDS:g} s and is killed")
+                self.say(f"{supervised.process.name} didn't end within {STOP_SECONDS:g} s and is killed")
                 supervised.started.kill()
         self._record_changes()
+
+
+def _wait(processes: Sequence[Supervised], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(s.runs() for s in processes) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 4)
 
 
 def death_words(code: int) -> str:
@@ -251,17 +267,48 @@ def ended_words(code: int) -> str:
     return {0: "done", REFUSED: "refused", INTERRUPTED: "interrupted"}.get(code, death_words(code))
 
 
-def _place(supervised: Supervised) -> str:
-    assert supervised.started is not None
-    pid = supervised.started.pid
-    return supervised.started.host if pid is None else f"pid {pid} on {supervised.started.host}"
+def place(placement: Placement, command: TrainCommand) -> int:
+    """Run all processes until the trainer is done; the exit code of the run."""
+    file = command.config  # or the name of a recipe
+    file = file.absolute() if file.is_file() else file  # processes may run in other folders
+    command = replace(command, config=file, out=command.out.absolute())
+    folder, logs = command.out, command.out / "logs"
+    if (folder / "metrics.jsonl").exists() and not command.resume:
+        raise Refused(
+            f"{folder}: there is a run in this folder; continue it with the same command and --resume, "
+            "or set another --out"
+        )
+    processes, notes = plan(placement, command)
+    settings, variables = command.load().place, {"PYTHONUNBUFFERED": "1"}
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def record(supervised: Sequence[Supervised]) -> None:
+        PlacedRecord(str(placement), [each.to_json() for each in supervised]).write(folder)
+
+    def furthest_step() -> int:
+        """In the metrics of the run; -1 where there is none."""
+        furthest = -1
+        with suppress(FileNotFoundError):
+            for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # the last line may be cut off
+                    furthest = max(furthest, int(json.loads(line)["step"]))
+        return furthest
+
+    with ExitStack() as ended:
+        launch = launch_here(logs, variables)
+        if placement.kind == "ray":  # which places all of them; this process supervises
+            from agro.place import on_ray
+
+            ray = on_ray.connect(placement)
+            ended.callback(ray.shutdown)
+            launch = on_ray.RayLauncher(ray, processes, settings.ranks, logs, variables)
+            say(f"the trainer writes to {logs / 'trainer.log'}")
+        for note in notes:
+            say(f"note: {note}")
+        names = ", ".join(process.name for process in processes)
+        say(f"processes: {names}; agro ps {folder} shows them")
+        return Supervisor(processes, launch, settings.restarts, furthest_step, record, say).run()
 
 
-def _runs(supervised: Supervised) -> bool:
-    return supervised.started is not None and supervised.started.poll() is None
-
-
-def _wait(processes: Sequence[Supervised], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while any(map(_runs, processes)) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS / 4)
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)

@@ -17,9 +17,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from agro.store import queries
-from agro.store.database import Database
+from agro.store.database import Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
-from agro.store.sample_rows import decode_text, encode_text
+from agro.store.sample_rows import decode_text
 
 Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
@@ -75,7 +75,7 @@ class Candidates:
         self, database: Database, rule: DrawRule, at: At, is_held_out: Callable[[str], bool], split: str
     ) -> None:
         """`is_held_out`: of prompt ids; `split`: its name, see `agro.store.split.Split`."""
-        self._database, self._rule, self._run, self._seed = database, rule, at.run, at.seed
+        self._db, self._rule, self._run, self._seed = database, rule, at.run, at.seed
         self._is_held_out = is_held_out
         query = queries.drawable(rule, at.run, queries.eligible(rule, at.run, ANY_VERSION))
         identity = repr((query, rule.data.order, at.run, at.seed, split))
@@ -90,7 +90,7 @@ class Candidates:
         """How many groups have their newest samples of each version; -1: of unknown staleness."""
         if self._versions is None:
             sql = f"SELECT newest, groups FROM {self._schema}.order_versions WHERE number = ?"
-            self._versions = Counter(dict(self._database.run(sql, [self._number])))
+            self._versions = Counter(dict(self._db.run(sql, [self._number])))
         return self._versions
 
     @property
@@ -101,35 +101,38 @@ class Candidates:
         """Bring the order up to date. `condition`: that the run may draw a row, and its arguments, by whether
         it has samples that wait to be fresh ones."""
         self._versions = None
-        with self._database.looking():
+        with self._db.looking():
             seen, newest, oldest = self._look(at)
-            if not self._number or seen != newest:
-                self._write(at, seen, newest, oldest, condition)
-
-    def _write(self, at: At, seen: Seen, newest: Seen, oldest: int, condition: Condition) -> None:
-        joins = self._database.in_transaction
-        with self._database.transaction(durable=False, temporary=self._schema == "temp"):
-            if not joins:
-                seen, newest, oldest = self._look(at)
-            fits = condition(self._waits)
-            if not self._number:
-                self._make(fits)
-            elif newest.sample < seen.sample or newest.change < seen.change or oldest > seen.change + 1:
-                # It can't be told which groups changed.
-                drop_orders(self._database, [self._number], self._schema)
-                self._make(fits)
-            else:
-                self._renew(seen, newest, fits)
-            if newest.change - oldest >= CHANGES and not self._database.read_only:
-                self._database.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
-            self._database.run(
-                f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
-                "WHERE number = ?",
-                [*newest[1:], time.time(), self._number],
-            )
+            if self._number and seen == newest:
+                return
+            joins = self._db.in_transaction
+            with self._db.transaction(durable=False, temporary=self._schema == "temp"):
+                if not joins:
+                    seen, newest, oldest = self._look(at)
+                fits = condition(self._waits)
+                is_listed = oldest - 1 <= seen.change <= newest.change
+                if self._number and seen.sample <= newest.sample and is_listed:
+                    self._renew(seen, newest, fits)
+                else:  # there is none, or it can't be told which groups changed
+                    drop_orders(self._db, [self._number] if self._number else [], self._schema)
+                    self._make(fits)
+                if newest.change - oldest >= CHANGES and not self._db.read_only:
+                    self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
+                self._db.run(
+                    f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
+                    "WHERE number = ?",
+                    [*newest[1:], time.time(), self._number],
+                )
 
     def first(self, n: int) -> list[str]:
         return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
+
+    def of_version(self, version: int) -> list[str]:
+        return self._chosen("WHERE newest = ? ORDER BY place, prompt_id", version)
+
+    def _chosen(self, clause: str, value: int) -> list[str]:
+        rows = self._db.run(f"SELECT prompt_id FROM {self._table} {clause}", [value])
+        return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
         group = (
@@ -139,16 +142,9 @@ class Candidates:
         groups: list[str | None] = []
         for start in range(0, len(slots), LOOKS):
             part = slots[start : start + LOOKS]
-            [row] = self._database.run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
+            [row] = self._db.run(f"SELECT {', '.join([group] * len(part))}", list(chain(*part)))
             groups += map(decode_text, row)
         return groups
-
-    def of_version(self, version: int) -> list[str]:
-        return self._chosen("WHERE newest = ? ORDER BY place, prompt_id", version)
-
-    def _chosen(self, clause: str, value: int) -> list[str]:
-        sql = f"SELECT prompt_id FROM {self._table} {clause}"
-        return [decode_text(prompt_id) for (prompt_id,) in self._database.run(sql, [value])]
 
     @property
     def _table(self) -> str:
@@ -160,12 +156,11 @@ class Candidates:
         Sets the number of the order: 0 where it isn't there. The version counts only where a draw depends
         on it.
         """
-        run = encode_text(self._run)
-        looks: list[tuple[str, list[Any]]] = [(LOOK, [run, run, at.step])]
-        if self._database.has("orders", self._schema):
+        looks: list[Statement] = [(LOOK, [self._run, self._run, at.step])]
+        if self._db.has("orders", self._schema):
             order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
             looks.append((order, [self._name]))
-        [(sample, change, oldest, waits, drawn)], *orders = self._database.run_all(*looks)
+        [(sample, change, oldest, waits, drawn)], *orders = self._db.run_all(*looks)
         self._waits, self.is_drawn = bool(waits), bool(drawn)
         seen = Seen(*orders[0][0]) if orders and orders[0] else Seen(0, 0, 0, 0)
         self._number = seen.number
@@ -173,14 +168,14 @@ class Candidates:
         return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
-        run, schema = self._database.run, self._schema
-        if not self._database.has("orders", schema):
+        run, schema = self._db.run, self._schema
+        if not self._db.has("orders", schema):
             for table in TABLES:
                 run(table.format(schema=schema))
         newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
         others = run(f"{newest_first} LIMIT 1000 OFFSET ?", [KEPT - 1])
         unused = [number for number, used in others if used < time.time() - LATELY]
-        drop_orders(self._database, unused, schema)
+        drop_orders(self._db, unused, schema)
         [(self._number,)] = run(
             f"INSERT INTO {schema}.orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
             "RETURNING number",
@@ -191,9 +186,9 @@ class Candidates:
             "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
         groups = run(*queries.drawable(self._rule, self._run, condition))
-        self._database.insert(self._table, COLUMNS, self._placed(groups))
+        self._db.insert(self._table, COLUMNS, self._placed(groups))
         run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
-        self._database.analyze(self._table)
+        self._db.analyze(self._table)
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
         run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
 
@@ -203,9 +198,9 @@ class Candidates:
         touched, args = TOUCHED, list[Any]([seen.sample, newest.sample, seen.change, newest.change])
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
-            args += [encode_text(self._run), low - age, high - age]
+            args += [self._run, low - age, high - age]
         within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
-        kept, found = self._database.run_all(
+        kept, found = self._db.run_all(
             (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
             queries.drawable(self._rule, self._run, condition, within=(touched, args)),
         )
@@ -213,31 +208,29 @@ class Candidates:
         counts = Counter(newest for _, _, newest, _ in after.values())
         counts.subtract(newest for _, _, newest, _ in before.values())
         if before.keys() - after.keys():
-            self._database.run(f"DELETE FROM {self._table} WHERE {within}", args)
+            self._db.run(f"DELETE FROM {self._table} WHERE {within}", args)
             before = {}
         changed = [row for group, row in after.items() if before.get(group) != row]
-        self._database.insert(self._table, COLUMNS, changed, key=COLUMNS[:1])
+        self._db.insert(self._table, COLUMNS, changed, key=COLUMNS[:1])
         for version, count in counts.items():
             if count:
-                self._database.run(
+                self._db.run(
                     f"INSERT INTO {versions} (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
                     f"(number, newest) DO UPDATE SET groups = {versions}.groups + excluded.groups",
                     [self._number, version, count],
                 )
         if min(counts.values(), default=0) < 0:
-            self._database.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
+            self._db.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
 
-    def _placed(self, groups: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def _placed(self, groups: Sequence[Row]) -> list[Row]:
         """Those of these groups that aren't held out, as rows of `COLUMNS`."""
-        rows = [(*group, self._place(*group[:2])) for group in groups]
-        return [row for row in rows if row[-1] >= 0]
-
-    def _place(self, prompt_id: Any, uses: int) -> int:
-        """Of a group in the table; below 0 for one that is held out."""
-        name = decode_text(prompt_id)
-        if self._is_held_out(name):
-            return -1
-        return place_of(Candidate(name, uses), self._rule, self._seed)
+        rows = []
+        for prompt_id, uses, newest in groups:
+            name = decode_text(prompt_id)
+            if not self._is_held_out(name):
+                place = place_of(Candidate(name, uses), self._rule, self._seed)
+                rows.append((prompt_id, uses, newest, place))
+        return rows
 
 
 def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:

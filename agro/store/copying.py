@@ -16,8 +16,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import writing
-from agro.store.database import BUSY_TIMEOUT, DERIVED, LEDGERS, PAGE_ENTRIES, PAGE_ROWS, Row
+from agro.store.database import DERIVED, LEDGERS, PAGE_ENTRIES, PAGE_ROWS, Row
 from agro.store.location import Location, url_of
+from agro.store.records import first_of
 from agro.store.sample_rows import SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
 from agro.store.split import TABLE as CLUSTERS
 from agro.store.sqlite import columns_fit, read_text
@@ -31,24 +32,14 @@ CHANGE_COUNTER = slice(24, 28)
 PAGE_COUNT = slice(28, 32)
 PAGE_COUNT_VALID_FOR = slice(92, 96)  # the change counter with which SQLite believes the number of pages
 NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
-SHOWN = 10  # ids that a printed report spells out
 # Columns by table; the first is samples, which others name. Of a damaged store requests and the use of groups
 # are made from other tables, and cached log-probs are left out.
 COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
+BY_INDEX = {"samples": "samples INDEXED BY samples_state WHERE state >= 0"}
 SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
-# Ways to the last rowid of a table besides its own pages: by an index, and by other tables that name it.
-LAST_ROWIDS = {
-    "samples": (
-        "SELECT max(id) FROM samples INDEXED BY samples_state WHERE state >= 0",
-        "SELECT max(sample) FROM draws",
-        "SELECT max(cursor) FROM commits",
-    ),
-    "draws": ("SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",),
-    "commits": ("SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",),
-}
 
 
 @dataclass
@@ -69,8 +60,7 @@ class RecoveryReport:
         counts = [f"{self.taken[table]} {table}" for table in ("samples", "pairs", "draws", "commits")]
         lines = [f"taken: {', '.join(counts)}"]
         if self.lost:
-            ids = ", ".join(map(str, self.lost[:SHOWN])) + (", …" if len(self.lost) > SHOWN else "")
-            lines.append(f"lost samples: {len(self.lost)} (ids {ids})")
+            lines.append(f"lost samples: {len(self.lost)} (ids {first_of(self.lost, 10)})")
         lines += [f"lost {table}: {count}" for table, count in self.lost_rows.items() if count]
         if self.may_miss:
             lines.append(f"unknown how many there were: {', '.join(self.may_miss)}")
@@ -84,8 +74,8 @@ def copy(source: Location, target: Location) -> None:
     and for a row that isn't as it was written.
     """
     with (
-        opened(source, read_only=True, create=False, timeout=BUSY_TIMEOUT) as old,
-        opened(target, read_only=False, create=True, timeout=BUSY_TIMEOUT) as new,
+        opened(source, read_only=True, create=False) as old,
+        opened(target, read_only=False, create=True) as new,
         new.transaction(),
     ):
         for table in ("samples", "commits", "imports"):
@@ -95,11 +85,10 @@ def copy(source: Location, target: Location) -> None:
                     "another file, or another ?schema=NAME"
                 )
         for table, columns in COLUMNS.items():
-            is_sample = table == "samples"
             sql = f"SELECT {', '.join(columns)} FROM {table} WHERE {columns[0]} > ? ORDER BY {columns[0]}"
-            for page in old.pages(sql, rows=PAGE_ROWS if is_sample else PAGE_ENTRIES):
+            for page in old.pages(sql, rows=PAGE_ROWS if table == "samples" else PAGE_ENTRIES):
                 for row in page:
-                    if not (is_valid_sample(row) if is_sample else is_valid(row[1:])):
+                    if not _is_whole(table, row):
                         raise Refused(
                             f"{old.path}: {table}: row {row[0]} isn't as it was written. {old.way_out()}"
                         )
@@ -146,25 +135,43 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
     report, ids = RecoveryReport(), set[int]()
     with store.transaction():
         for table, columns in RECOVERED.items():
-            insert, end = insert_into(table, columns), _end(damaged, table, size, report)
-            is_whole = is_valid_sample if table == "samples" else lambda row: is_valid(row[1:])
+            most = size // SMALLEST_ROW
+            last = _last_rowid(damaged, table, most)
+            if last is None:
+                report.may_miss.append(table)
+            insert = insert_into(table, columns)
             naming = [columns.index(name) for name in SAMPLES_OF.get(table, ())]
-            for row in _rows(damaged, table, columns, end):
-                if row is not None and is_whole(row) and {row[i] for i in naming} <= ids:
+            for row in _rows(damaged, table, columns, most if last is None else last):
+                if row is not None and _is_whole(table, row) and {row[i] for i in naming} <= ids:
                     with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
-                        store._database.run(insert, row)
+                        store.tables.run(insert, row)
                         report.taken[table] += 1
                         if table == "samples":
                             ids.add(row[0])
                         continue
-                report.lost_rows[table] += table != "samples" and table not in report.may_miss
+                report.lost_rows[table] += table != "samples" and last is not None
             if table == "samples":
-                last = max(ids, default=0) if table in report.may_miss else end
+                last = max(ids, default=0) if last is None else last
                 report.lost = [i for i in range(1, last + 1) if i not in ids]
-        for (run,) in store._database.run("SELECT DISTINCT run FROM draws"):
+        for (run,) in store.tables.run("SELECT DISTINCT run FROM draws"):
             store.draws.recount_uses(decode_text(run))
-        store.tables.put("requests", store._database.run(_REQUESTS))
+        store.tables.put("requests", store.tables.run(_REQUESTS))
     return report
+
+
+def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
+    """The last one of a table, by its pages or an index; None where these can't be read."""
+    rowids = []
+    for source in (table, BY_INDEX.get(table, table)):
+        with suppress(sqlite3.DatabaseError):
+            [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {source}")
+            rowids.append(rowid or 0)
+    return max((rowid for rowid in rowids if rowid <= most), default=None)  # a damaged one is any number
+
+
+def _is_whole(table: str, row: Row) -> bool:
+    """Whether a row of `COLUMNS` is as it was written."""
+    return is_valid_sample(row) if table == "samples" else is_valid(row[1:])
 
 
 # What collectors claimed, as samples and draws show it. What isn't scored is claimed again.
@@ -199,24 +206,6 @@ def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
 
 def _schema(connection: sqlite3.Connection) -> list[Row]:
     return connection.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
-
-
-def _end(damaged: sqlite3.Connection, table: str, size: int, report: RecoveryReport) -> int:
-    """The last rowid that anything in the store names; else as many rows as `size` bytes can have."""
-    rowids = []
-    for sql in (f"SELECT max(rowid) FROM {table}", *LAST_ROWIDS.get(table, ())):
-        try:
-            [(rowid,)] = damaged.execute(sql)
-        except sqlite3.DatabaseError:
-            continue
-        if rowid is None:
-            rowids.append(0)
-        elif isinstance(rowid, int) and rowid <= size:  # a damaged rowid can be any number
-            rowids.append(rowid)
-    if not rowids:
-        report.may_miss.append(table)
-        return size // SMALLEST_ROW
-    return max(rowids)
 
 
 def _rows(

@@ -1,6 +1,8 @@
-"""The tables of a store, and what its two dialects have in common: a file of SQLite, and PostgreSQL.
+"""The tables of a store, whose rows have checksums, and what its two dialects have in common: a file of
+SQLite, and PostgreSQL.
 
-SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the few words that differ.
+SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the few words that differ. Texts
+are given as they are; a row has them as the store does, see `decode_text`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, TypeVar
+
+from agro.errors import Refused
+from agro.store.records import Damage
+from agro.store.sample_rows import (
+    SELECT,
+    checksum,
+    decode_text,
+    encode_text,
+    from_rows,
+    is_valid,
+    is_valid_sample,
+    run_of,
+    without_version,
+)
 
 P = TypeVar("P")
 Row = tuple[Any, ...]
@@ -54,6 +70,7 @@ class Database(ABC):
 
     path: Path | str
     read_only: bool
+    _checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     @abstractmethod
     def close(self) -> None: ...
@@ -136,10 +153,6 @@ class Database(ABC):
         """Let the next rows of tables come after those that were added with their numbers."""
         return
 
-    def damage(self) -> list[str]:
-        """What is off in the pages and indexes."""
-        return []
-
     def repeating(self, part: P) -> P:
         """A part of a store, whose methods are repeated where the connection was lost."""
         return part
@@ -147,3 +160,118 @@ class Database(ABC):
     @abstractmethod
     def way_out(self) -> str:
         """What to do about a damaged store."""
+
+    def check(self) -> None:
+        """Raise `Refused` where the file's structure, its indexes, draws, their counts or requests are
+        damaged.
+
+        Samples are checked when they are read, commits by `Ledger.commits`. About a second for a store of
+        1 GB.
+        """
+        self._checked = frozenset()
+        self.check_once("structure", "draws", "group_uses", "requests")
+
+    def check_once(self, *parts: str) -> None:
+        """Raise `Refused` where these parts of `Damage` are damaged; each is checked once a connection.
+
+        In a file of damaged structure SQLite may silently return fewer rows than there are.
+        """
+        for part in parts:
+            if part not in self._checked:
+                damage: Any = self.damaged_structure() if part == "structure" else self.damaged(part)
+                if damage:
+                    raise self.refusal(Damage(**{part: damage}))
+                self._checked |= {part}
+
+    def damage(self) -> Damage:
+        """All that isn't as it was written. Reads all of the store."""
+        tables = {table: self.damaged(table) for table in ("samples", *LEDGERS)}
+        return Damage(structure=self.damaged_structure(), **tables)
+
+    def damaged_structure(self) -> list[str]:
+        """What is off in the pages and indexes."""
+        return []
+
+    def damaged(self, table: str) -> list[int]:
+        """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
+        if table == "samples":
+            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
+        return [row[0] for row in self.run(*self.entries_query(table)) if not is_valid(row[1:])]
+
+    def refusal(self, damage: Damage) -> Refused:
+        return Refused(f"{self.path}: {damage}. {self.way_out()}")
+
+    def last_id(self) -> int:
+        """The id of the sample that was added last; 0 where there is none."""
+        [(newest,)] = self.run("SELECT coalesce(max(id), 0) FROM samples")
+        return int(newest)
+
+    def sample_pages(
+        self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
+    ) -> Iterator[list[Row]]:
+        """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
+        if ids is None:
+            sql = f"{SELECT} WHERE ({clause}) AND id <= ? AND id > ? ORDER BY id"
+            yield from self.pages(sql, [*args, self.last_id()], rows=PAGE_ROWS)
+            return
+        sql = f"{SELECT} WHERE ({clause}) AND id IN (SELECT value FROM json_each(?)) AND id > ? ORDER BY id"
+        for start in range(0, len(ids), PAGE_ROWS):
+            block = self.listed(ids[start : start + PAGE_ROWS])
+            yield from self.pages(sql, [*args, block], rows=PAGE_ROWS)
+
+    def samples_query(self, ids: Sequence[int]) -> Statement:
+        """The rows of the samples of these ids, redone ones too."""
+        return f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [self.listed(ids)]
+
+    def valid_samples(self, rows: Iterable[Row], run: str | None = None) -> dict[int, Any]:
+        """The samples of rows, by id; damaged ones are left out.
+
+        With `run` the staleness of those of other runs is unknown, whose versions count other steps.
+        """
+        valid = [row for row in rows if is_valid_sample(row)]
+        if run is not None:
+            valid = [row if run_of(row) == run else without_version(row) for row in valid]
+        return dict(zip([row[0] for row in valid], from_rows(valid), strict=True))
+
+    def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[Row]:
+        """The rows of one of `LEDGERS`, without their checksums, and with texts as they were given.
+
+        Raises `Refused` for one that isn't as it was written.
+        """
+        return self.checked(table, self.run(*self.entries_query(table, clause, args)))
+
+    def entries_query(self, table: str, clause: str = "TRUE", args: Sequence[Any] = ()) -> Statement:
+        columns = ", ".join(LEDGERS[table])
+        return f"SELECT rowid, {columns}, checksum FROM {table} WHERE {clause} ORDER BY rowid", args
+
+    def checked(self, table: str, rows: Sequence[Row]) -> list[Row]:
+        """`entries`, by the rows of their query."""
+        damaged = [row[0] for row in rows if not is_valid(row[1:])]
+        if damaged:
+            raise self.refusal(Damage(**{table: damaged}))
+        return [tuple(map(decode_text, row[1:-1])) for row in rows]
+
+    def put(self, table: str, rows: Iterable[Row]) -> None:
+        """Write rows of one of `LEDGERS`, in place of those with the same key where it has one."""
+        values = [tuple(map(encode_text, row)) for row in rows]
+        columns, key = (*LEDGERS[table], "checksum"), KEYS.get(table, ())
+        self.insert(table, columns, [(*row, checksum(row)) for row in values], key)
+
+    def check_ids(self, ids: list[int]) -> None:
+        """Raise `Refused` unless there are samples of all these ids."""
+        missing = self.run(
+            "SELECT value FROM json_each(?) "
+            "WHERE NOT EXISTS (SELECT 1 FROM samples WHERE id = value) LIMIT 3",
+            [self.listed(ids)],
+        )
+        if missing:
+            raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")
+
+    def note_changes(self, ids: Iterable[int]) -> None:
+        """Record that what groups may be drawn of these samples' changed."""
+        groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+        self.note_groups(group for (group,) in self.run(groups, [self.listed(ids)]))
+
+    def note_groups(self, prompt_ids: Iterable[Any]) -> None:
+        """The same of groups."""
+        self.insert("changes", ("prompt_id",), [(prompt_id,) for prompt_id in prompt_ids])

@@ -7,22 +7,39 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 from agro.errors import Refused
 from agro.store import queries
 from agro.store.candidates import WAITS, Candidates
-from agro.store.database import Statement
+from agro.store.database import Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
 from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
-from agro.store.sample_rows import decode_text, encode_text, ledger_of
+from agro.store.sample_rows import decode_text, ledger_of
 from agro.store.samples import Experience
 from agro.store.split import Split
-from agro.store.tables import Tables
 from agro.types import Sample
 
 ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
+# The groups of some samples, and their use by a run as it was counted before.
+USES_OF = """
+SELECT DISTINCT s.prompt_id, coalesce(u.uses, 0), u.last FROM samples s
+LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
+WHERE s.id IN (SELECT value FROM json_each(?))
+"""
+# The groups of samples, by number of the response, not in the order of finishing.
+GROUPS_OF = f"""
+SELECT id, prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))
+ORDER BY {queries.NUMBER}, id
+"""
+# The samples of groups. Oldest first; in a step by number of the response, since responses are stored in the
+# order of finishing.
+OF_GROUPS = f"""
+SELECT prompt_id, id, episode, {{fits}} FROM samples WHERE prompt_id IN ({{groups}}) AND redone = 0
+ORDER BY step, CASE WHEN step IS NOT NULL THEN {queries.NUMBER} END, id
+"""
 
 
 def wait_for_groups(
@@ -50,9 +67,8 @@ def wait_for_groups(
 class Draws:
     """What runs drew, and what they may draw."""
 
-    def __init__(self, tables: Tables, experience: Experience, split: Split) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
-        self._split = split
+    def __init__(self, database: Database, experience: Experience, split: Split) -> None:
+        self._db, self._experience, self._split = database, experience, split
         self._orders: dict[str, Candidates] = {}  # by rule and run
 
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
@@ -67,8 +83,9 @@ class Draws:
         """
         groups = self._ordered(rule, at)
         if again and groups.is_drawn:
-            drawn = self._recorded(self._database.run(*self._drawn_query(at)))
-            return [row.prompt_id for row in drawn.values()]
+            ids = self._recorded(self._db.run(*self._drawn_query(at)))
+            rows = self._db.run(GROUPS_OF, [self._db.listed(ids)])
+            return list(dict.fromkeys(decode_text(prompt_id) for _, prompt_id in rows))
         picked = pick_groups(groups, rule, at, taken)
         if len(picked) >= rule.groups or rule.fewer:
             return picked
@@ -94,37 +111,162 @@ class Draws:
               count(CASE WHEN {clause} AND state = {queries.FAILED} THEN 1 END),
               count(CASE WHEN {fits} THEN 1 END) FROM samples WHERE redone = 0
             """
-        [row] = self._database.run(sql, [*args, *args, *args, *more])
+        [row] = self._db.run(sql, [*args, *args, *args, *more])
         rows, groups, chosen, unscored, failed, fit = row
-        needed, add = f"{rule.min_group} or more", "add samples"
-        if rule.data.hold_out and rule.data.hold_out_most is None:
-            add = f"lower data.hold_out ({rule.data.hold_out:g}), {add}"
+        needed, ways = f"{rule.min_group} or more", ["add pairs" if rule.pairs else "add samples"]
+        scores = stale = of_rewards = ""
         if rule.pairs:
-            needed, add = "a pair of", "add pairs"
-        scores, stale, got_of = "", "", str(got)
+            needed = "a pair of"
+        elif rule.data.hold_out and rule.data.hold_out_most is None:
+            ways.insert(0, f"lower data.hold_out ({rule.data.hold_out:g})")
         if rule.scored_only:
             scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
-            add += ", score them"
+            ways.append("score them")
         if rule.data.spread:
-            got_of = f"{got} of different rewards (data.spread)"
-            add = f"set data.spread = false, {add}"
+            of_rewards = " of different rewards (data.spread)"
+            ways.insert(0, "set data.spread = false")
         if rule.data.max_age is not None:
             stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
         return Refused(
-            f"{waited}{self._database.path}: expected {rule.groups} groups with {needed} eligible responses "
-            f"to draw from, got {got_of}. The store has {rows:.0f} samples in {groups:.0f} groups; "
+            f"{waited}{self._db.path}: expected {rule.groups} groups with {needed} eligible responses "
+            f"to draw from, got {got}{of_rewards}. The store has {rows:.0f} samples in {groups:.0f} groups; "
             f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
-            f"eligible{stale}. What to do: request fewer groups, {add}, or widen the choice"
+            f"eligible{stale}. What to do: request fewer groups, {', '.join(ways)}, or widen the choice"
         )
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
         """The groups that `pick` chooses from, found among all samples."""
-        self._tables.check_once("structure", "group_uses")
-        waits = bool(self._database.run(WAITS, [encode_text(run)]))
-        rows = self._database.run(*queries.drawable(rule, run, self._fits(rule, run, version, waits)))
+        self._db.check_once("structure", "group_uses")
+        waits = bool(self._db.run(WAITS, [run]))
+        rows = self._db.run(*queries.drawable(rule, run, self._fits(rule, run, version, waits)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         is_held_out = self._split.held_out(rule.data, run)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
+
+    def _ordered(self, rule: DrawRule, at: At) -> Candidates:
+        """The same in an order that is kept from draw to draw, up to date."""
+        self._db.check_once("structure", "group_uses")
+        key = repr((at.run, at.seed, replace(rule, groups=1, fewer=False, wait=0.0)))
+        if key not in self._orders:
+            split = self._split.name_of(rule.data, at.run)
+            is_held_out = self._split.held_out(rule.data, at.run)
+            self._orders[key] = Candidates(self._db, rule, at, is_held_out, split)
+        candidates = self._orders[key]
+        candidates.update(at, lambda waits: self._fits(rule, at.run, at.version, waits))
+        return candidates
+
+    def _fits(self, rule: DrawRule, run: str, version: int, waits: bool = True) -> tuple[str, list[Any]]:
+        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not;
+        `waits`: whether there may be any."""
+        fits, args = queries.eligible(rule, run, version)
+        if not waits:  # an index has all columns then
+            return fits, args
+        waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
+        return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger_of(run), run]
+
+    def draw_picked(
+        self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
+    ) -> DrawnGroups:
+        """`Store.draw` of groups that were picked by several rules, each a group of another prompt."""
+        rules = [picked.rule for picked in picks]
+        with self._db.transaction():
+            self._db.check_once("structure", "group_uses")
+            asked = [self._eligible_queries(picked, at) for picked in picks]
+            of_made = [(GROUPS_OF, [self._db.listed(made)])] if made else []
+            drawn, *found = self._db.run_all(self._drawn_query(at), *of_made, *chain(*asked))
+            fresh = {i: decode_text(prompt_id) for i, prompt_id in (found.pop(0) if made else [])}
+            ids = self._recorded(drawn)
+            is_new = not ids
+            if is_new:
+                results = iter(found)
+                for picked, parts in zip(picks, asked, strict=True):
+                    ids += self._choose(picked, at, made, chain(*islice(results, len(parts))))
+                ids += fresh
+                if joining is not None:
+                    prompts = list(dict.fromkeys(fresh.values()))
+                    alone = Selection(replace(joining, pairs=False), prompts)  # judged together with them
+                    ids += self._choose(alone, at, made)
+                ids = list(dict.fromkeys(ids))
+            counted = USES_OF, [at.run, self._db.listed(ids)]
+            rows, uses_of = self._db.run_all(self._db.samples_query(ids), counted)
+            prompt_ids = {i: decode_text(prompt_id) for i, prompt_id, *_ in rows}
+            if not is_new:
+                wanted = {*fresh.values(), *(group for picked in picks for group in picked.groups)}
+                foreign = [i for i, prompt_id in prompt_ids.items() if prompt_id not in wanted]
+                foreign += set(made) - set(ids)
+                if foreign:
+                    raise Refused(
+                        f"{self._db.path}: run {at.run} has drawn other samples at step {at.step}: the "
+                        f"two draws differ in sample {foreign[0]}. What to do: draw at a later step, or take "
+                        "the run back before this one (`ledger.rewind`)"
+                    )
+            valid = self._db.valid_samples(rows, at.run)
+            pairs = self._judged(rules if joining is None else [*rules, joining], ids)
+            if is_new:
+                self._record(at.run, at.step, ids, uses_of)
+        pairs.sort(key=lambda pair: (pair.winner, pair.loser))
+        damaged = [
+            DamagedSample(i, prompt_ids[i], decode_text(episode))
+            for i, _, episode, *_ in sorted(rows, key=itemgetter(0))
+            if i not in valid
+        ]
+        return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
+
+    def look(self, picked: Selection, at: At) -> list[Sample]:
+        """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
+        ids = self._choose(picked, at)
+        valid = self._db.valid_samples(self._db.run(*self._db.samples_query(ids)))
+        return [valid[i] for i in ids if i in valid]
+
+    def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
+        """The rows of the picked groups, and whether they may be drawn."""
+        fits, args = self._fits(picked.rule, at.run, at.version)
+        statements: list[Statement] = []
+        for start in range(0, len(picked.groups), ASKED):
+            names = picked.groups[start : start + ASKED]
+            sql = OF_GROUPS.format(fits=fits, groups=", ".join("?" * len(names)))
+            statements.append((sql, [*args, *names]))
+        return statements
+
+    def _choose(
+        self, picked: Selection, at: At, made: Collection[int] = (), rows: Iterable[Row] | None = None
+    ) -> list[int]:
+        """The ids of the samples to draw of the picked groups.
+
+        `made`: those that aren't drawn, since they were made for this step; `rows`: of `_eligible_queries`.
+        """
+        if rows is None:
+            rows = chain(*self._db.run_all(*self._eligible_queries(picked, at)))
+        # Of each group the ids of the samples of each eligible response, by episode or id; oldest first.
+        groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked.groups}
+        made, broken = frozenset(made), set[tuple[str, str | int]]()
+        for prompt_id, i, episode, ok in rows:
+            group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
+            groups[group].setdefault(key, []).append(i)
+            if not ok or i in made:
+                broken.add((group, key))
+        for group, key in broken:
+            del groups[group][key]
+        rule = picked.rule
+        every = [i for responses in groups.values() for ids in responses.values() for i in ids]
+        judged = self._judged([rule], every)
+        chosen: list[int] = []
+        for group, by_key in groups.items():
+            responses = list(by_key.values())
+            if rule.pairs:
+                positions = pick_pairs(_positions(judged, responses), rule, at, group)
+            else:
+                positions = pick_responses(len(responses), rule, at, group)
+            for position in positions:
+                chosen += responses[position]
+        return chosen
+
+    def _judged(self, rules: Sequence[DrawRule], ids: Sequence[int]) -> list[Pair]:
+        """The judgments of these samples that one of the rules draws."""
+        if not any(rule.pairs for rule in rules):
+            return []
+        ties = any(rule.ties for rule in rules)
+        return [pair for pair in self._experience.pairs(ids) if ties or not pair.is_tie]
 
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
@@ -132,19 +274,24 @@ class Draws:
         Raises `Refused` where the counts of earlier draws, which a draw depends on, are damaged.
         """
         ids = list(ids)
-        with self._database.transaction():
-            self._tables.check_ids(ids)
-            self._tables.check_once("structure", "group_uses")
-            uses_of = self._database.run(queries.USES_OF, [encode_text(run), self._database.listed(ids)])
-            self._record(run, step, ids, uses_of)
+        with self._db.transaction():
+            self._db.check_ids(ids)
+            self._db.check_once("structure", "group_uses")
+            self._record(run, step, ids, self._db.run(USES_OF, [run, self._db.listed(ids)]))
 
-    def _record(self, run: str, step: int, ids: Sequence[int], uses_of: Iterable[tuple[Any, ...]]) -> None:
-        """`uses_of`: the rows of `queries.USES_OF`."""
-        name = encode_text(run)
-        self._tables.put("draws", [(name, step, i) for i in ids])
-        counts = [(name, group, uses + (latest != step), step) for group, uses, latest in uses_of]
-        self._tables.put("group_uses", counts)
-        self._tables.note_groups(group for _, group, _, _ in counts)
+    def _record(self, run: str, step: int, ids: Sequence[int], uses_of: Iterable[Row]) -> None:
+        """`uses_of`: the rows of `USES_OF`."""
+        self._db.put("draws", [(run, step, i) for i in ids])
+        counts = [(run, group, uses + (latest != step), step) for group, uses, latest in uses_of]
+        self._db.put("group_uses", counts)
+        self._db.note_groups(group for _, group, _, _ in counts)
+
+    def _drawn_query(self, at: At) -> Statement:
+        return self._db.entries_query("draws", "run = ? AND step = ?", [at.run, at.step])
+
+    def _recorded(self, rows: Sequence[Row]) -> list[int]:
+        """The ids that were drawn at a step before, in their order, by the rows of `_drawn_query`."""
+        return list(dict.fromkeys(i for _, _, i in self._db.checked("draws", rows)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
         """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
@@ -152,8 +299,11 @@ class Draws:
         `versions`: the learner's when it drew at each step; without it staleness is unknown.
         """
         draws = []
-        for step, i, reward, role, source, is_own, version, action in self._database.run(
-            queries.DRAWN, [encode_text(run)]
+        for step, i, reward, role, source, is_own, version, action in self._db.run(
+            "SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run, "
+            "CASE WHEN s.run IS d.run AND s.version >= 0 THEN s.version END, s.action "
+            "FROM draws d JOIN samples s ON s.id = d.sample WHERE d.run = ? ORDER BY d.rowid",
+            [run],
         ):
             learner = (versions or {}).get(step)
             is_known = learner is not None and version is not None
@@ -164,189 +314,33 @@ class Draws:
 
     def trained(self, ids: Sequence[int]) -> list[RunUse]:
         """The runs that drew any of these samples."""
-        rows = self._database.run(
+        rows = self._db.run(
             "SELECT run, count(DISTINCT sample), min(step), max(step) FROM draws "
             "WHERE sample IN (SELECT value FROM json_each(?)) GROUP BY run ORDER BY run",
-            [self._database.listed(ids)],
+            [self._db.listed(ids)],
         )
         return [RunUse(decode_text(run), *counts) for run, *counts in rows]
 
     def recount_uses(self, run: str) -> None:
-        """Count what `run` used of each group anew, from its draws."""
-        name = encode_text(run)
-        with self._database.transaction():
-            rows = self._database.run(
-                "DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [name]
+        """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
+        with self._db.transaction():
+            before: dict[Any, int] = dict(
+                self._db.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
             )
-            before: dict[Any, int] = dict(rows)
-            counts = self._database.run(queries.COUNTED_USES, [name])
-            self._tables.put("group_uses", [(name, *uses) for uses in counts])
+            counts = self._db.run(
+                "SELECT prompt_id, count(DISTINCT draws.step), max(draws.step) FROM draws JOIN samples "
+                "ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id",
+                [run],
+            )
+            self._db.put("group_uses", [(run, *uses) for uses in counts])
             after = {group: uses for group, uses, _ in counts}
             changed = [group for group in before | after if before.get(group) != after.get(group)]
-            self._tables.note_groups(changed)
-
-    def _ordered(self, rule: DrawRule, at: At) -> Candidates:
-        """The groups that may be drawn, in an order that is kept from draw to draw, up to date."""
-        self._tables.check_once("structure", "group_uses")
-        key = repr((at.run, at.seed, replace(rule, groups=1, fewer=False, wait=0.0)))
-        if key not in self._orders:
-            split = self._split.name_of(rule.data, at.run)
-            is_held_out = self._split.held_out(rule.data, at.run)
-            self._orders[key] = Candidates(self._database, rule, at, is_held_out, split)
-        candidates = self._orders[key]
-        candidates.update(at, lambda waits: self._fits(rule, at.run, at.version, waits))
-        return candidates
-
-    def draw_picked(
-        self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
-    ) -> DrawnGroups:
-        """`draw` of groups that were picked by several rules, each a group of another prompt."""
-        rules = [picked.rule for picked in picks]
-        with self._database.transaction():
-            self._tables.check_once("structure", "group_uses")
-            asked = [self._eligible_queries(picked, at) for picked in picks]
-            groups_of_made = [(queries.GROUPS_OF, [self._database.listed(made)])] if made else []
-            drawn, *found = self._database.run_all(self._drawn_query(at), *groups_of_made, *chain(*asked))
-            fresh = _groups(found.pop(0)) if made else {}
-            chosen = self._recorded(drawn)
-            is_new = not chosen
-            if is_new:
-                results = iter(found)
-                for picked, parts in zip(picks, asked, strict=True):
-                    of_groups = chain(*islice(results, len(parts)))
-                    chosen |= self._choose(picked, at, frozenset(made), of_groups)
-                chosen |= fresh
-                if joining is not None:
-                    prompts = list(dict.fromkeys(row.prompt_id for row in fresh.values()))
-                    alone = Selection(replace(joining, pairs=False), prompts)  # judged together with them
-                    chosen |= self._choose(alone, at, frozenset(made), self._eligible(alone, at))
-            else:
-                groups = {group for picked in picks for group in picked.groups}
-                groups |= {row.prompt_id for row in fresh.values()}
-                self._check_same(chosen, groups, at, made)
-            ids = list(chosen)
-            counted = queries.USES_OF, [encode_text(at.run), self._database.listed(ids)]
-            rows, uses_of = self._database.run_all(self._tables.samples_query(ids), counted)
-            valid = self._tables.valid_samples(rows, at.run)
-            pairs = self._judged(rules if joining is None else [*rules, joining], ids)
-            if is_new:
-                self._record(at.run, at.step, ids, uses_of)
-        damaged = [chosen[i] for i in sorted(chosen.keys() - valid.keys())]
-        pairs.sort(key=lambda pair: (pair.winner, pair.loser))
-        return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
-
-    def look(self, picked: Selection, at: At) -> list[Sample]:
-        """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
-        ids = list(self._choose(picked, at, frozenset(), self._eligible(picked, at)))
-        valid = self._tables.valid_samples(self._database.run(*self._tables.samples_query(ids)))
-        return [valid[i] for i in ids if i in valid]
-
-    def _drawn_query(self, at: At) -> Statement:
-        return self._tables.entries_query("draws", "run = ? AND step = ?", [encode_text(at.run), at.step])
-
-    def _recorded(self, rows: Sequence[tuple[Any, ...]]) -> dict[int, DamagedSample]:
-        """What was drawn at a step before, in its order, by the rows of `_drawn_query`; see `_choose`."""
-        ids = [i for _, _, i in self._tables.checked("draws", rows)]
-        if not ids:
-            return {}
-        groups = _groups(self._database.run(queries.GROUPS_OF, [self._database.listed(ids)]))
-        return {i: groups[i] for i in ids if i in groups}
-
-    def _check_same(
-        self, recorded: Mapping[int, DamagedSample], groups: Collection[str], at: At, made: Sequence[int]
-    ) -> None:
-        """Raise `Refused` where the recorded draw of a step isn't of these groups and samples."""
-        foreign = [i for i, row in recorded.items() if row.prompt_id not in groups]
-        foreign += set(made) - recorded.keys()
-        if foreign:
-            raise Refused(
-                f"{self._database.path}: run {at.run} has drawn other samples at step {at.step}: the two "
-                f"draws differ in sample {foreign[0]}. What to do: draw at a later step, or take the run "
-                "back before this one (`ledger.rewind`)"
-            )
-
-    def _fits(self, rule: DrawRule, run: str, version: int, waits: bool = True) -> tuple[str, list[Any]]:
-        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not;
-        `waits`: whether there may be any."""
-        fits, args = queries.eligible(rule, run, version)
-        if not waits:  # an index has all columns then
-            return fits, args
-        name, ledger = encode_text(run), encode_text(ledger_of(run))
-        waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger, name]
-
-    def _choose(
-        self, picked: Selection, at: At, made: Collection[int], rows: Iterable[tuple[Any, ...]]
-    ) -> dict[int, DamagedSample]:
-        """The samples to draw of the picked groups, by id, with what is reported of one that is damaged.
-
-        `rows`: of `_eligible_queries`.
-        """
-        rule = picked.rule
-        groups = _responses(picked.groups, rows, made)
-        judged: list[Pair] = []
-        if rule.pairs:
-            ids_of_responses = [ids for group in groups.values() for ids in group.values()]
-            judged = self._judged([rule], list(chain(*ids_of_responses)))
-        chosen: dict[int, DamagedSample] = {}
-        for prompt_id, responses in groups.items():
-            if rule.pairs:
-                positions = pick_pairs(_positions(judged, responses), rule, at, prompt_id)
-            else:
-                positions = pick_responses(len(responses), rule, at, prompt_id)
-            keys = list(responses)
-            for key in (keys[position] for position in positions):
-                episode = key if isinstance(key, str) else None
-                for i in responses[key]:
-                    chosen[i] = DamagedSample(i, prompt_id, episode)
-        return chosen
-
-    def _judged(self, rules: Sequence[DrawRule], ids: Sequence[int]) -> list[Pair]:
-        """The judgments of these samples that one of the rules draws."""
-        if not any(rule.pairs for rule in rules):
-            return []
-        ties = any(rule.ties for rule in rules)
-        return [pair for pair in self._experience.pairs(ids) if ties or not pair.is_tie]
-
-    def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
-        """The rows of the picked groups, and whether they may be drawn."""
-        fits, args = self._fits(picked.rule, at.run, at.version)
-        statements: list[Statement] = []
-        for start in range(0, len(picked.groups), ASKED):
-            names = list(map(encode_text, picked.groups[start : start + ASKED]))
-            chosen = f"prompt_id IN ({', '.join('?' * len(names))}) AND redone = 0"
-            sql = f"SELECT prompt_id, id, episode, {fits} FROM samples WHERE {chosen} {queries.BY_NUMBER}"
-            statements.append((sql, [*args, *names]))
-        return statements
-
-    def _eligible(self, picked: Selection, at: At) -> Iterable[tuple[Any, ...]]:
-        return chain(*self._database.run_all(*self._eligible_queries(picked, at)))
+            self._db.note_groups(changed)
 
 
-def _groups(rows: Iterable[tuple[Any, ...]]) -> dict[int, DamagedSample]:
-    """The groups of samples, by the rows of `queries.GROUPS_OF`."""
-    return {i: DamagedSample(i, decode_text(prompt_id), decode_text(e)) for i, prompt_id, e in rows}
-
-
-def _responses(
-    picked: Sequence[str], rows: Iterable[tuple[Any, ...]], made: Collection[int]
-) -> dict[str, dict[str | int, list[int]]]:
-    """Of each group the ids of the samples of each eligible response, by episode or id; oldest first."""
-    groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked}
-    broken = set[tuple[str, str | int]]()
-    for prompt_id, i, episode, ok in rows:
-        group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
-        groups[group].setdefault(key, []).append(i)
-        if not ok or i in made:
-            broken.add((group, key))
-    for group, key in broken:
-        del groups[group][key]
-    return groups
-
-
-def _positions(pairs: Iterable[Pair], responses: Mapping[str | int, Sequence[int]]) -> list[tuple[int, int]]:
+def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
-    position = {i: number for number, ids in enumerate(responses.values()) for i in ids}
+    position = {i: number for number, ids in enumerate(responses) for i in ids}
     positions = []
     for pair in pairs:
         winner, loser = position.get(pair.winner), position.get(pair.loser)

@@ -11,19 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agro.io.strictjson import dumps, loads
-from agro.store import queries
 from agro.store.candidates import drop_orders
-from agro.store.database import PAGE_GROUPS, PAGE_ROWS, Database
+from agro.store.database import PAGE_ROWS, Database
 from agro.store.drawing import Draws
 from agro.store.ledger import Ledger
-from agro.store.records import are_repeats
-from agro.store.sample_rows import SAMPLE, SELECT, Origin, decode_text, encode_text, sample_checksum
-from agro.store.tables import Tables
+from agro.store.sample_rows import SAMPLE, SELECT, Origin, decode_text, sample_checksum
 from agro.types import ROLES
 
 Place = tuple[str, int]  # hash of a file, and number of a record
@@ -55,12 +50,12 @@ class Provenance:
 class Imports:
     """What was imported, and what is left of it."""
 
-    def __init__(self, tables: Tables, draws: Draws, ledger: Ledger) -> None:
-        self._tables, self._database, self._draws, self._ledger = tables, tables.database, draws, ledger
+    def __init__(self, database: Database, draws: Draws, ledger: Ledger) -> None:
+        self._db, self._draws, self._ledger = database, draws, ledger
 
     def count_keys(self) -> KeyCounts:
         """Begin to count the keys of a file's records. One count at a time."""
-        return KeyCounts(self._database)
+        return KeyCounts(self._db)
 
     def imported(self, file: str) -> ImportedFile | None:
         """What is known of a file of that hash; None where it wasn't imported."""
@@ -68,37 +63,37 @@ class Imports:
 
     def samples_of_others(self, name: str, file: str) -> int:
         """The samples of imported files of this name with another content than that of the hash `file`."""
-        replaced = [i.file for i in self._imports("name = ? AND file <> ?", [encode_text(name), file])]
+        replaced = [i.file for i in self._imports("name = ? AND file <> ?", [name, file])]
         sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND redone = 0"
-        [(count,)] = self._database.run(sql, [self._database.listed(replaced)])
+        [(count,)] = self._db.run(sql, [self._db.listed(replaced)])
         return int(count)
+
+    def _imports(self, clause: str, args: Sequence[Any]) -> list[ImportedFile]:
+        rows = self._db.entries("imports", clause, args)
+        return [ImportedFile(file, name, loads(options), license) for file, name, options, license in rows]
 
     def note_import(self, imported: ImportedFile) -> None:
         options = dumps(imported.options, "options of an import")
-        texts = (imported.name, options, imported.license)
-        with self._database.transaction():
-            self._tables.put("imports", [(imported.file, *map(encode_text, texts))])
+        with self._db.transaction():
+            self._db.put("imports", [(imported.file, imported.name, options, imported.license)])
 
     def identities(self, identities: Iterable[str]) -> dict[str, Place]:
         """Where the responses that are known by these identities were taken from."""
         clause = "identity IN (SELECT value FROM json_each(?))"
-        rows = self._tables.entries("identities", clause, [self._database.listed(identities)])
+        rows = self._db.entries("identities", clause, [self._db.listed(identities)])
         return {identity: (file, record) for identity, file, record in rows}
 
     def note_identities(self, places: Mapping[str, Place]) -> None:
-        with self._database.transaction():
-            self._tables.put("identities", [(identity, *source) for identity, source in places.items()])
+        with self._db.transaction():
+            self._db.put("identities", [(identity, *source) for identity, source in places.items()])
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
         """By source and file the imported samples; with `run` those that it trained on."""
-        clause, args = "redone = 0", list[Any]()
-        if run is not None:
-            clause = f"{clause} AND id IN (SELECT sample FROM draws WHERE run = ?)"
-            args.append(encode_text(run))
-        rows = self._database.run(
-            f"SELECT source, file, count(*) FROM samples WHERE {clause} AND file IS NOT NULL "
+        clause = "" if run is None else " AND id IN (SELECT sample FROM draws WHERE run = ?)"
+        rows = self._db.run(
+            f"SELECT source, file, count(*) FROM samples WHERE redone = 0 AND file IS NOT NULL{clause} "
             "GROUP BY source, file ORDER BY source, min(id)",
-            args,
+            [] if run is None else [run],
         )
         report = []
         for source, file, count in rows:
@@ -108,47 +103,44 @@ class Imports:
 
     def file_samples(self, file: str) -> tuple[list[int], int]:
         """The ids of a file's samples, and how many of it were forgotten."""
-        rows = self._database.run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
+        rows = self._db.run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
         ids = [i for i, erased in rows if not erased]
         return ids, len(rows) - len(ids)
 
     def origins(self, file: str, start: int, end: int) -> set[Origin]:
         """The origins of stored samples among records `start` to `end` of a file."""
         sql = "SELECT record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
-        rows = self._database.run(sql, [file, start, end])
+        rows = self._db.run(sql, [file, start, end])
         return {Origin(file, record, decode_text(part)) for record, part in rows}
 
     def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
         """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how
         many of them have the response of an earlier sample of their group."""
-        names = self._database.listed(files)
-        self._database.run("DROP TABLE IF EXISTS temp.new_groups")
-        self._database.run(queries.NEW_GROUPS, [last_id, names])
-        self._database.run(queries.INDEX_NEW_GROUPS)
-        [(groups,)] = self._database.run("SELECT count(*) FROM temp.new_groups")
-        repeats = 0
-        for start in range(0, groups, PAGE_GROUPS):
-            found = self._database.run(queries.NEW_GROUP_ROWS, [last_id, names, start, start + PAGE_GROUPS])
-            for _, group in groupby(found, key=itemgetter(0)):
-                rows = sorted(group, key=itemgetter(1))
-                if len({response for _, _, response, _ in rows}) < len(rows):
-                    equal = are_repeats(response for _, _, response, _ in rows)
-                    repeats += sum(is_new for is_repeat, (*_, is_new) in zip(equal, rows) if is_repeat)
-        return groups, repeats
-
-    def _imports(self, clause: str, args: Sequence[Any]) -> list[ImportedFile]:
-        return [
-            ImportedFile(file, decode_text(name), loads(decode_text(options)), decode_text(license))
-            for file, name, options, license in self._tables.entries("imports", clause, args)
-        ]
+        files_are = "file IN (SELECT value FROM json_each(?2))"
+        [counts] = self._db.run(  # in the order of samples_draw, so that only groups are sorted
+            f"""
+            SELECT count(DISTINCT prompt_id), count(CASE WHEN place > 1 THEN 1 END) FROM (
+              SELECT prompt_id, id > ?1 AND coalesce({files_are}, FALSE) AS is_new,
+                row_number() OVER (PARTITION BY prompt_id, response ORDER BY id) AS place
+              FROM samples INDEXED BY samples_draw
+              WHERE prompt_id IN (
+                SELECT prompt_id FROM samples
+                WHERE id > ?1 AND {files_are} AND prompt_id <> '' AND redone = 0
+              ) AND redone = 0
+            ) AS responses WHERE is_new
+            """,
+            [last_id, self._db.listed(files)],
+        )
+        groups, repeats = counts
+        return int(groups), int(repeats)
 
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""
-        with self._database.transaction():
+        with self._db.transaction():
             ids, _ = self.file_samples(file)
-            self._tables.note_changes(ids)
+            self._db.note_changes(ids)
             self._erase(ids, forget=False)
-            self._database.run("DELETE FROM identities WHERE file = ?", [file])
+            self._db.run("DELETE FROM identities WHERE file = ?", [file])
         return len(ids)
 
     def forget(self, ids: list[int]) -> None:
@@ -158,60 +150,56 @@ class Imports:
         these for a step that isn't committed.
         """
         runs = [trained.run for trained in self._draws.trained(ids)]
-        with self._database.erasing(), self._database.transaction():
-            self._reopen_requests(ids)
+        with self._db.erasing(), self._db.transaction():
+            made = self._db.run(
+                "SELECT DISTINCT substr(file, 5), record FROM samples "
+                "WHERE id IN (SELECT value FROM json_each(?)) AND file LIKE 'run:%'",
+                [self._db.listed(ids)],
+            )
+            for run, number in made:
+                commit = self._ledger.committed(decode_text(run))
+                clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
+                args = [run, number, commit.step if commit else 0]
+                for request in self._db.entries("requests", clause, args):
+                    self._db.put("requests", [(*request[:2], "forgotten", 0, None)])
             self._erase(ids, forget=True)
             for run in runs:
                 self._draws.recount_uses(run)
             remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND s.redone = 0"
-            for file, *_ in self._tables.entries("imports", f"NOT EXISTS ({remaining})", []):
-                self._tables.put("imports", [(file, "", "{}", None)])  # nothing is left of it
-            self._database.run("DELETE FROM changes")  # which name prompts
-            drop_orders(self._database)  # and so do these
-
-    def _reopen_requests(self, ids: list[int]) -> None:
-        """Let collectors sample again what the run hasn't committed."""
-        rows = self._database.run(
-            "SELECT DISTINCT substr(file, 5), record FROM samples "
-            "WHERE id IN (SELECT value FROM json_each(?)) AND file LIKE 'run:%'",
-            [self._database.listed(ids)],
-        )
-        for run, number in rows:
-            commit = self._ledger.committed(decode_text(run))
-            committed_step = commit.step if commit else 0
-            clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
-            for request in self._tables.entries("requests", clause, [run, number, committed_step]):
-                self._tables.put("requests", [(*request[:2], "forgotten", 0, None)])
+            for file, *_ in self._db.entries("imports", f"NOT EXISTS ({remaining})", []):
+                self._db.put("imports", [(file, "", "{}", None)])  # nothing is left of it
+            self._db.run("DELETE FROM changes")  # which name prompts
+            drop_orders(self._db)  # and so do these
 
     def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
         """Empty the rows of samples, and delete their judgments and cached log-probs."""
         chosen = "(SELECT value FROM json_each(?1))"
         for start in range(0, len(ids), PAGE_ROWS):
-            args = [self._database.listed(ids[start : start + PAGE_ROWS])]
-            self._database.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
-            self._database.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
-            stored = self._database.run(f"{SELECT} WHERE id IN {chosen}", args)
+            args = [self._db.listed(ids[start : start + PAGE_ROWS])]
+            self._db.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
+            self._db.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
+            stored = self._db.run(f"{SELECT} WHERE id IN {chosen}", args)
             erased = [(*row[1:], row[0]) for row in (_erased(row, forget) for row in stored)]
-            self._database.update("samples", SAMPLE[1:], erased)
+            self._db.update("samples", SAMPLE[1:], erased)
 
 
 class KeyCounts:
     """How often each key of the records of a file has come, in a temporary table: it grows with the file."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self._db = database
         database.run("DROP TABLE IF EXISTS temp.repeats")
         database.run("CREATE TEMP TABLE repeats (key TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
 
     def add(self, keys: Sequence[str]) -> list[int]:
         """Count these keys; returns for each how often it has come so far."""
         sql = "SELECT key, count FROM temp.repeats WHERE key IN (SELECT value FROM json_each(?))"
-        counts = Counter[str](dict(self._database.run(sql, [self._database.listed(keys)])))
+        counts = Counter[str](dict(self._db.run(sql, [self._db.listed(keys)])))
         numbers = []
         for key in keys:
             counts[key] += 1
             numbers.append(counts[key])
-        self._database.insert("temp.repeats", ("key", "count"), list(counts.items()), key=("key",))
+        self._db.insert("temp.repeats", ("key", "count"), list(counts.items()), key=("key",))
         return numbers
 
 

@@ -21,44 +21,40 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store import queries
 from agro.store.database import PAGE_ENTRIES, Database
 from agro.store.drawing import Draws
 from agro.store.records import Commit, Rewind
 from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
 from agro.store.samples import Experience
-from agro.store.tables import Tables
 
 
 class Ledger:
     """What runs committed, and what they cache."""
 
-    def __init__(self, tables: Tables, draws: Draws) -> None:
-        self._tables, self._database, self._draws = tables, tables.database, draws
+    def __init__(self, database: Database, draws: Draws) -> None:
+        self._db, self._draws = database, draws
 
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files."""
-        with self._database.transaction():
-            [(cursor,)] = self._database.run("SELECT coalesce(max(id), 0) FROM samples")
-            self._append_commit(run, Commit(step, digest, cursor, dict(files or {})))
+        with self._db.transaction():
+            self._append(run, Commit(step, digest, self._db.last_id(), dict(files or {})))
+
+    def _append(self, run: str, c: Commit) -> None:
+        files = dumps(c.files, "files of a commit")
+        self._db.put("commits", [(run, c.step, c.digest, c.cursor, files)])
 
     def commits(self, run: str) -> list[Commit]:
         """The commits of `run` that count, by rising step: a commit of an earlier step cancels the later
         ones.
 
-        Damaged rows of the table are dropped; `Tables.damaged("commits")` has them.
+        Damaged rows of the table are dropped; `Database.damaged("commits")` has them.
         """
         valid: list[Commit] = []
-        rows = self._database.run(
-            "SELECT run, step, digest, cursor, files, checksum FROM commits WHERE run = ? ORDER BY rowid",
-            [encode_text(run)],
-        )
-        for row in rows:
-            if is_valid(row):
-                _, step, digest, cursor, files, _ = row
-                commit = Commit(step, digest, cursor, loads(files))
-                valid = [c for c in valid if c.step < commit.step] + [commit]
+        for row in self._db.run(*self._db.entries_query("commits", "run = ?", [run])):
+            if is_valid(row[1:]):
+                _, _, step, digest, cursor, files, _ = row
+                valid = [c for c in valid if c.step < step] + [Commit(step, digest, cursor, loads(files))]
         return valid
 
     def committed(self, run: str) -> Commit | None:
@@ -68,16 +64,14 @@ class Ledger:
     def knows(self, run: str) -> bool:
         """Whether there is anything of a run: samples, draws or commits."""
         tables = ("samples", "draws", "commits")
-        queries_of = [f"SELECT 1 FROM {table} WHERE run = ? LIMIT 1" for table in tables]
-        return any(self._database.run(sql, [encode_text(run)]) for sql in queries_of)
+        return any(self._db.run(f"SELECT 1 FROM {t} WHERE run = ? LIMIT 1", [run]) for t in tables)
 
     def fingerprint(self) -> str:
         """SHA-256 over the checksums of all samples and pairs."""
         total = hashlib.sha256()
-        for table in ("samples", "pairs"):
-            key = "id" if table == "samples" else "rowid"
+        for table, key in (("samples", "id"), ("pairs", "rowid")):
             sql = f"SELECT {key}, checksum FROM {table} WHERE {key} > ? ORDER BY {key}"
-            for row in chain.from_iterable(self._database.pages(sql, rows=PAGE_ENTRIES)):
+            for row in chain.from_iterable(self._db.pages(sql, rows=PAGE_ENTRIES)):
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
 
@@ -88,41 +82,42 @@ class Ledger:
         Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
         back only to the end of this later step. Raises `Refused` for a step before the commit.
         """
-        name = encode_text(run)
-        with self._database.transaction():
+        with self._db.transaction():
             commits = self.commits(run)
             target = to or next(reversed(commits), None)
             if to is not None and to not in commits:
-                raise ValueError(f"{self._database.path}: run {run} has no commit {to}")
+                raise ValueError(f"{self._db.path}: run {run} has no commit {to}")
             if step is not None and target and step < target.step:
                 raise Refused(
-                    f"{self._database.path}: run {run}: expected to go back to step {target.step} or later, "
+                    f"{self._db.path}: run {run}: expected to go back to step {target.step} or later, "
                     f"got {step}"
                 )
-            if target is not None and self._database.run(queries.LAST_STEP, [name]) != [(target.step,)]:
-                self._append_commit(run, target)
+            last = self._db.run("SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1", [run])
+            if target is not None and last != [(target.step,)]:
+                self._append(run, target)
             last_step = target.step if step is None and target is not None else step
-            args, later = [name, last_step], "run = ?1 AND (CAST(?2 AS BIGINT) IS NULL OR step > ?2)"
-            draws = self._database.run(f"DELETE FROM draws WHERE {later} RETURNING rowid", args)
-            self._database.run(f"DELETE FROM reference_logp WHERE {later}", args)
-            requests = self._tables.entries("requests", f"{later} AND step IS NOT NULL", args)
-            self._tables.put("requests", [(*request, None) for *request, _ in requests])
-            waiting = "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))"
-            numbers = self._database.listed([number for _, number, *_ in requests])
-            again = self._database.run(waiting, [encode_text(ledger_of(run)), numbers])
+            args, later = [run, last_step], "run = ?1 AND (CAST(?2 AS BIGINT) IS NULL OR step > ?2)"
+            draws = self._db.run(f"DELETE FROM draws WHERE {later} RETURNING rowid", args)
+            self._db.run(f"DELETE FROM reference_logp WHERE {later}", args)
+            requests = self._db.entries("requests", f"{later} AND step IS NOT NULL", args)
+            self._db.put("requests", [(*request, None) for *request, _ in requests])
+            again = self._db.run(
+                "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))",
+                [ledger_of(run), self._db.listed([number for _, number, *_ in requests])],
+            )
             self._draws.recount_uses(run)
-            samples = self._database.run(
+            samples = self._db.run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
                 "WHERE run = ?1 AND id > ?2 AND redone = 0 AND step IS NOT NULL "
                 "AND (CAST(?3 AS BIGINT) IS NULL OR step > ?3) RETURNING id",
-                [name, target.cursor if target else 0, step],
+                [run, target.cursor if target else 0, step],
             )
-            self._tables.note_changes(i for (i,) in [*samples, *again])
+            self._db.note_changes(i for (i,) in [*samples, *again])
         return Rewind(len(draws), len(samples))
 
     def last_reference_logp(self) -> int:
         """The number of the newest entry of the cache; see `reference_logp`."""
-        [(number,)] = self._database.run("SELECT coalesce(max(rowid), 0) FROM reference_logp")
+        [(number,)] = self._db.run("SELECT coalesce(max(rowid), 0) FROM reference_logp")
         return int(number)
 
     def reference_logp(
@@ -133,10 +128,10 @@ class Ledger:
         Of entries of other runs only those up to number `until`, so that a run doesn't depend on what
         others do meanwhile. The oldest entry counts; a damaged one counts as missing.
         """
-        rows = self._database.run(
+        rows = self._db.run(
             "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
             "(SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
-            [key, self._database.listed(ids), encode_text(run), until],
+            [key, self._db.listed(ids), run, until],
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
@@ -145,15 +140,11 @@ class Ledger:
     ) -> None:
         """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
         back to."""
-        name, columns = encode_text(run), ("sample", "key", "run", "step", "logp", "checksum")
-        entries = [(i, key, name, step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
-        with self._database.transaction():
+        columns, run = ("sample", "key", "run", "step", "logp", "checksum"), encode_text(run)
+        entries = [(i, key, run, step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
+        with self._db.transaction():
             rows = [(*entry, checksum(entry)) for entry in entries]
-            self._database.insert("reference_logp", columns, rows)
-
-    def _append_commit(self, run: str, c: Commit) -> None:
-        files = dumps(c.files, "files of a commit")
-        self._tables.put("commits", [(encode_text(run), c.step, c.digest, c.cursor, files)])
+            self._db.insert("reference_logp", columns, rows)
 
 
 LEASES = (
@@ -166,7 +157,7 @@ WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 class SamplingRequest(NamedTuple):
     """A row of `requests`."""
 
-    run: Any  # as SQLite stores it, see `encode_text`
+    run: str
     number: int
     collector: str
     done: int = 0
@@ -176,8 +167,8 @@ class SamplingRequest(NamedTuple):
 class Requests:
     """What collectors and the trainer share."""
 
-    def __init__(self, tables: Tables, experience: Experience) -> None:
-        self._tables, self._database, self._experience = tables, tables.database, experience
+    def __init__(self, database: Database, experience: Experience) -> None:
+        self._db, self._experience = database, experience
 
     def claim(
         self,
@@ -194,28 +185,24 @@ class Requests:
 
         There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
         """
-        name = encode_text(run)
-        with self._database.transaction():
-            self._tables.check_once("structure", "requests")
-            rows, [(newest, waiting)] = self._database.run_all(
-                self._tables.entries_query("requests", UNFINISHED, [name]),
-                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, name]),
+        with self._db.transaction():
+            self._db.check_once("structure", "requests")
+            rows, [(newest, waiting)] = self._db.run_all(
+                self._db.entries_query("requests", UNFINISHED, [run]),
+                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, run]),
             )
-            claims = _by_number(self._tables.checked("requests", rows))
+            claims = _by_number(self._db.checked("requests", rows))
             unfinished = [claim for claim in claims if claim.collector == collector]
             abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
-            reclaimed = (unfinished + abandoned)[:maximum]
-            room = ahead - waiting
-            count = max(0, min(maximum - len(reclaimed), room))
-            new = [SamplingRequest(name, newest + 1 + i, collector) for i in range(count)]
-            claimed = [claim._replace(collector=collector) for claim in reclaimed] + new
-            self._tables.put("requests", claimed)
+            claimed = [claim._replace(collector=collector) for claim in unfinished + abandoned][:maximum]
+            count = max(0, min(maximum - len(claimed), ahead - waiting))
+            claimed += [SamplingRequest(run, newest + 1 + i, collector) for i in range(count)]
+            self._db.put("requests", claimed)
         return [claim.number for claim in claimed]
 
     def collectors(self, run: str) -> list[str]:
         """Those that have claimed requests which aren't done."""
-        claims = self._requests(UNFINISHED, [encode_text(run)])
-        return sorted({claim.collector for claim in claims})
+        return sorted({claim.collector for claim in self._requests(UNFINISHED, [run])})
 
     def finish(self, run: str, numbers: Collection[int]) -> None:
         """Mark requests as done: all their responses are stored and scored."""
@@ -223,37 +210,36 @@ class Requests:
 
     def ready(self, run: str, maximum: int) -> list[int]:
         """The first requests that are done and were not trained on."""
-        self._tables.check_once("structure", "requests")
-        waiting = self._requests("run = ? AND step IS NULL AND done = 1", [encode_text(run)])
+        self._db.check_once("structure", "requests")
+        waiting = self._requests("run = ? AND step IS NULL AND done = 1", [run])
         return [request.number for request in waiting][:maximum]
 
     def backlog(self, run: str, trained: int) -> int:
         """Requests that were claimed and on which no step up to `trained` has trained."""
-        sql = f"SELECT {WAITING} FROM requests WHERE run = ?"
-        [(count,)] = self._database.run(sql, [trained, encode_text(run)])
+        [(count,)] = self._db.run(f"SELECT {WAITING} FROM requests WHERE run = ?", [trained, run])
         return int(count)
 
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:
         """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
-        with self._database.transaction():
+        with self._db.transaction():
             self._update(run, numbers, step=step)
-            self._tables.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
+            self._db.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
 
     def reopen(self, run: str, numbers: Collection[int]) -> None:
         """Have these requests sampled again, by those who claimed them: their responses are redone."""
-        with self._database.transaction():
+        with self._db.transaction():
             self._experience.set_aside(ledger_of(run), list(numbers))
             self._update(run, numbers, done=0)
 
     def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
         clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
-        with self._database.transaction():
-            chosen = self._requests(clause, [encode_text(run), self._database.listed(numbers)])
-            self._tables.put("requests", [request._replace(**changes) for request in chosen])
+        with self._db.transaction():
+            chosen = self._requests(clause, [run, self._db.listed(numbers)])
+            self._db.put("requests", [request._replace(**changes) for request in chosen])
 
     def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
         """By number. Raises `Refused` for one that isn't as it was written."""
-        return _by_number(self._tables.entries("requests", clause, args))
+        return _by_number(self._db.entries("requests", clause, args))
 
 
 def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
@@ -264,30 +250,30 @@ class Leases:
     """The leases of a store, by the clock of the host that has its file."""
 
     def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
-        self._database, self._clock = database, clock or database.now
+        self._db, self._clock = database, clock or database.now
 
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
-        with self._database.transaction():
-            self._database.run(LEASES)
+        with self._db.transaction():
+            self._db.run(LEASES)
             row = (name, self._clock() + seconds, seconds)
-            self._database.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
+            self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
 
     def release(self, name: str) -> None:
-        with self._database.transaction():
-            self._database.run(LEASES)
-            self._database.run("DELETE FROM leases WHERE name = ?", [name])
+        with self._db.transaction():
+            self._db.run(LEASES)
+            self._db.run("DELETE FROM leases WHERE name = ?", [name])
 
     def alive(self, names: Collection[str]) -> list[str]:
         """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
         that was set back since."""
-        if not self._database.has("leases"):
+        if not self._db.has("leases"):
             return []
         now = self._clock()
-        rows = self._database.run(
+        rows = self._db.run(
             "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
             "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
-            [now, self._database.listed(names)],
+            [now, self._db.listed(names)],
         )
         return [name for (name,) in rows]
 

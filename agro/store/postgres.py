@@ -39,14 +39,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agro.store.database import Database, P, Statement
 from agro.store.postgres_dialect import (
-    DELETE_UNUSED_IDS,
     IS_MADE,
     MADE,
     SCHEMA,
     TEXT,
     Column,
     definitions,
-    long_ids,
     register,
     restored,
     rows_of,
@@ -105,12 +103,31 @@ class PostgresDatabase(Database):
     schema is named."""
 
     def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
+        self.path, self.read_only, self.timeout = url, read_only, timeout
+        self._read_url(url)
+        self.trips, self._hold = 0, HOLD  # trips to the server
+        self.repeats = False  # whether who calls repeats a method that meets a conflict
+        self.in_doubt = False  # whether an error may come of reads without the lock
+        self._open, self._locked, self._durable = False, False, True
+        self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
+        self._version: int | None = None  # of the store, when a transaction read first
+        self._pending: list[Statement] = []  # that a transaction has still to write
+        self._late: list[Statement] = []  # a transaction that is sent with the next statement
+        self._connection = self._connected(OPEN_SECONDS)
+        try:
+            self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_url(self, url: str) -> None:
         base, _, query = url.partition("?")
         items = query.split("&")
-        schema = ([unquote(item[7:]) for item in items if item.startswith("schema=")] or ["agro"])[-1]
-        shown = re.sub("//.*@", "//", url).partition("?")[0]
+        rest = "&".join(item for item in items if not item.startswith("schema="))
+        schemas = [unquote(item[7:]) for item in items if item.startswith("schema=")]
+        self.schema = schemas[-1] if schemas else "agro"
+        shown = re.sub("//.*@", "//", url).partition("?")[0]  # a password may have a question mark
         try:
-            rest = "&".join(item for item in items if not item.startswith("schema="))
             self._parameters: dict[str, Any] = conninfo_to_dict(f"{base}?{rest}" if rest else base)
         except psycopg.ProgrammingError as error:
             reason = str(error).strip()
@@ -125,45 +142,31 @@ class PostgresDatabase(Database):
                 f"{shown}: expected a URL without a password, which would end up in the run's folder and in "
                 "lists of processes. What to do: PGPASSWORD in the environment, or a line in ~/.pgpass"
             )
-        if not re.fullmatch(r"(?!pg_|information_schema)[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
-            raise Refused(f"{url}: expected a plain name as schema, got {schema!r}")
-        self.schema = schema
-        self.path, self.read_only, self.timeout = url, read_only, timeout
-        self.trips, self._hold = 0, HOLD  # trips to the server
-        self.repeats = False  # whether who calls repeats a method that meets a conflict
-        self.in_doubt = False  # whether an error may come of reads without the lock
-        self._open, self._locked, self._durable = False, False, True
-        self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
-        self._version: int | None = None  # of the store, when a transaction read first
-        self._pending: list[Statement] = []  # that a transaction has still to write
-        self._late: list[Statement] = []  # a transaction that is sent with the next statement
-        self._ids: dict[str, str] = {}  # long ones of the last rows, by their digests
-        self._connection = self._connected(OPEN_SECONDS)
-        try:
-            self._prepare(create)
-        except BaseException:
-            self.close()
-            raise
+        if not re.fullmatch(r"(?!pg_|information_schema)[A-Za-z_][A-Za-z0-9_]{0,62}", self.schema):
+            raise Refused(f"{url}: expected a plain name as schema, got {self.schema!r}")
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connected(self, seconds: float) -> psycopg.Connection[Any]:
+        """A connection, once the server answers. Raises `Lost` where it is away for longer than that."""
         session = {**SESSION, "search_path": f'"{self.schema}"', "lock_timeout": f"{HOLD:g}s"}
         session["default_transaction_read_only"] = "on" if self.read_only else "off"
         more = " ".join(f"-c {name}={value}" for name, value in session.items())
         options = f"{self._parameters.get('options', '')} {more}"
         own = {"options": options, "application_name": f"agro {self._hold:g}"}
-        try:
-            connection = psycopg.connect(
-                autocommit=True,
-                cursor_factory=psycopg.RawCursor,
-                **cast(Any, {**NETWORK, **self._parameters, **own}),
-            )
-        except psycopg.OperationalError as error:
-            if REFUSAL.search(str(error)):
-                raise Refused(
-                    f"{self.path}: {error}. What to do: see the user and the database of the URL, and "
-                    "PGPASSWORD or ~/.pgpass"
-                ) from None
-            raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
+        parameters: Any = {**NETWORK, **self._parameters, **own}
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                connection = psycopg.connect(autocommit=True, cursor_factory=psycopg.RawCursor, **parameters)
+                break
+            except psycopg.OperationalError as error:
+                if REFUSAL.search(str(error)):
+                    raise Refused(
+                        f"{self.path}: {error}. What to do: see the user and the database of the URL, and "
+                        "PGPASSWORD or ~/.pgpass"
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise Lost(f"{self.path}: no PostgreSQL answers: {error}") from None
+            time.sleep(RETRY_SECONDS)
         self._pid = connection.info.backend_pid
         register(connection.adapters)
         return connection
@@ -215,16 +218,6 @@ class PostgresDatabase(Database):
         """Wait for the server. Raises `Lost` where it is away for longer than `PATIENCE`."""
         self.close()
         self._connection = self._connected(PATIENCE)
-
-    def _connected(self, seconds: float) -> psycopg.Connection[Any]:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return self._connect()
-            except Lost:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(RETRY_SECONDS)
 
     def looking(self) -> AbstractContextManager[None]:
         return nullcontext() if self.read_only else self.transaction(durable=False)
@@ -294,8 +287,7 @@ class PostgresDatabase(Database):
         """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
         are rotated."""
         yield
-        self.run(DELETE_UNUSED_IDS)
-        for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
+        for table in ("samples", "changes", "identities", "pairs", "reference_logp"):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
@@ -349,8 +341,6 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        if table == "samples" and (long := long_ids(columns, rows)):
-            self.insert("long_ids", ("digest", "text"), long, key=("digest",))
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
             self.run(f"{into}{in_place(columns, key)}", Column.each(columns, rows))
@@ -424,23 +414,16 @@ class PostgresDatabase(Database):
             else:
                 with self._connection.pipeline():
                     cursors = [execute(sql, args) for sql, args in batch]
-            return [self._rows(cursor) for cursor in cursors]
+            rows = []
+            for cursor in cursors:
+                result: Any = cursor.pgresult
+                texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
+                rows.append(restored(cursor.fetchall(), texts) if result.nfields else [])
+            return rows
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
-
-    def _rows(self, cursor: Any) -> list[tuple[Any, ...]]:
-        """The rows of a statement, with texts as they were; none where it returns none."""
-        result = cursor.pgresult
-        texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
-        return restored(cursor.fetchall(), texts, self._long_ids) if result.nfields else []
-
-    def _long_ids(self, digests: set[str]) -> dict[str, str]:
-        if not digests <= self._ids.keys():
-            sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
-            self._ids = dict(self._connection.execute(sql, [list(digests)], binary=True).fetchall())
-        return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""

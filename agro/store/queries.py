@@ -7,13 +7,12 @@ from typing import Any, TypedDict, Unpack
 
 from agro.config import DataConfig
 from agro.store.draw_rules import DrawRule
-from agro.store.sample_rows import SELECT, STATES, State, encode_text
+from agro.store.sample_rows import STATES, State
 
 UNSCORED, FAILED, SCORED = range(len(STATES))
 Clause = tuple[str, list[Any]]  # SQL, and its arguments
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
 NO_LIMIT = 2**62  # steps that draw from a group
-LAST_STEP = "SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1"
 
 # No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
 NONE_BETTER = """
@@ -49,16 +48,16 @@ def build_condition(**filters: Unpack[Filter]) -> Clause:
     for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
         if value is not None:
             terms.append(f"{column} IS ?")
-            args.append(encode_text(value))
-    origin, origin_args = list[str](), list[Any]()
+            args.append(value)
+    origin, origin_args = "", list[Any]()
     for column, values in (("role", filters.get("roles")), ("source", filters.get("sources"))):
         if values is not None:
-            origin.append(f"{column} IN ({', '.join('?' * len(values))})" if values else "FALSE")
-            origin_args += map(encode_text, values)
-    terms += origin
+            origin += f" AND {column} IN ({', '.join('?' * len(values))})" if values else " AND FALSE"
+            origin_args += values
+    terms[-1] += origin
     args += origin_args
     if filters.get("best_of_group"):
-        terms += ["reward IS NOT NULL", NONE_BETTER.format(origin="".join(f" AND {term}" for term in origin))]
+        terms += ["reward IS NOT NULL", NONE_BETTER.format(origin=origin)]
         args += origin_args
     min_reward, scored, state = filters.get("min_reward"), filters.get("scored"), filters.get("state")
     if min_reward is not None:
@@ -90,7 +89,7 @@ def eligible(rule: DrawRule, run: str, version: int) -> Clause:
     if data.max_age is not None or data.order == "age_weighted":
         oldest = 0 if data.max_age is None else max(0, version - data.max_age)
         clause += " AND version BETWEEN ? AND ? AND run = ?"  # other runs' versions count other steps
-        args += [oldest, version, encode_text(run)]
+        args += [oldest, version, run]
     return f"({clause})", args
 
 
@@ -146,102 +145,13 @@ def drawable(rule: DrawRule, run: str, eligible: Clause, *, within: Clause | Non
     only = ""
     if within is not None:
         only, args = f" AND {WITHIN.format(groups=within[0])}", [*args, *within[1]]
-    name, max_uses = encode_text(run), NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
+    max_uses = NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
     if rule.pairs:
         won = "" if rule.ties else f" AND {WON}"
-        return JUDGED.format(eligible=condition, within=only, won=won), [*args, name, name, max_uses]
+        return JUDGED.format(eligible=condition, within=only, won=won), [*args, run, run, max_uses]
     spread = (" AND NOT spread" if rule.equal else " AND spread") if rule.data.spread else ""
     sql = DRAWABLE.format(eligible=condition, within=only, spread=spread)
-    return sql, [name, *args, name, rule.min_group, max_uses]
+    return sql, [run, *args, run, rule.min_group, max_uses]
 
 
-# An episode is one response, scored when all of its rows are.
-GROUPS = f"""
-SELECT prompt_id, count(*), count(CASE WHEN scored THEN 1 END), avg(reward), min(reward), max(reward) FROM (
-  SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
-    CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
-  FROM samples WHERE {{where}} GROUP BY prompt_id, episode, CASE WHEN episode IS NULL THEN id END
-) AS responses GROUP BY prompt_id ORDER BY {{order}}
-"""
-
-# Groups by prompt_id, each with one of its samples, after the group of a sample: samples_draw has this order.
-NEXT_GROUPS = """
-SELECT min(id), count(*) FROM samples INDEXED BY samples_draw
-WHERE prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '') AND {where}
-GROUP BY prompt_id ORDER BY prompt_id LIMIT ?
-"""
-# The condition that a row is of a group after that of one sample, and up to that of another one.
-BETWEEN_GROUPS = """
-prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '')
-AND prompt_id <= (SELECT prompt_id FROM samples WHERE id = ?)
-"""
-
-# The first row of each response of a run to a prompt.
-REWARDS = f"""
-SELECT id, version, reward FROM samples WHERE id IN (
-  SELECT min(id) FROM samples
-  WHERE prompt_id = ? AND redone = 0 AND state = {SCORED} AND run = ? AND version >= 0
-  GROUP BY episode, CASE WHEN episode IS NULL THEN id END
-) ORDER BY id
-"""
-
-BY_ID = f"{SELECT} WHERE id = ?"
-
-# Those of some prompt_ids that samples have.
-STORED_PROMPTS = """
-SELECT value FROM json_each(?)
-WHERE EXISTS (SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)
-"""
-# One sample of a group, and its prompt.
-PROMPT_OF = "SELECT id, prompt, messages FROM samples WHERE prompt_id = ? AND redone = 0 LIMIT 1"
-
-# The groups that have samples of some files with higher ids than one, and the rows of some of these groups:
-# which of them are those samples.
-NEW_GROUPS = """
-CREATE TEMP TABLE new_groups AS
-SELECT row_number() OVER (ORDER BY prompt_id) AS place, prompt_id FROM (
-  SELECT DISTINCT prompt_id FROM samples
-  WHERE id > ?1 AND file IN (SELECT value FROM json_each(?2)) AND prompt_id <> '' AND redone = 0
-) AS found
-"""
-INDEX_NEW_GROUPS = "CREATE INDEX temp.new_groups_place ON new_groups (place)"
-NEW_GROUP_ROWS = """
-SELECT prompt_id, id, response,
-  id > ?1 AND coalesce(file IN (SELECT value FROM json_each(?2)), FALSE)
-FROM samples INDEXED BY samples_draw
-WHERE prompt_id IN (SELECT prompt_id FROM temp.new_groups WHERE place > ?3 AND place <= ?4) AND redone = 0
-ORDER BY prompt_id
-"""
-
-# The use of groups by a run, counted from its draws: the steps that drew from a group, and the last of them.
-COUNTED_USES = """
-SELECT prompt_id, count(DISTINCT draws.step), max(draws.step)
-FROM draws JOIN samples ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id
-"""
-# The groups of some samples, and their use by a run as it was counted before.
-USES_OF = """
-SELECT DISTINCT s.prompt_id, coalesce(u.uses, 0), u.last FROM samples s
-LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
-WHERE s.id IN (SELECT value FROM json_each(?))
-"""
-
-NUMBER = "number_of(meta, 'index')"
-# Oldest first; in a step by number of the response, since responses are stored in the order of finishing.
-BY_NUMBER = f"ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id"
-
-# The groups of samples, by number of the response, not in the order of finishing.
-GROUPS_OF = f"""
-SELECT id, prompt_id, episode FROM samples WHERE id IN (SELECT value FROM json_each(?)) ORDER BY {NUMBER}, id
-"""
-
-NEXT_NUMBER = """
-SELECT coalesce(max(number_of(meta, 'index')) + 1, 0) FROM samples
-WHERE sampling IS NOT NULL AND number_of(sampling, 'seed') = ?
-"""
-
-# What a run drew, in the order in which it did.
-DRAWN = """
-SELECT d.step, d.sample, s.reward, s.role, s.source, s.run IS d.run,
-  CASE WHEN s.run IS d.run AND s.version >= 0 THEN s.version END, s.action
-FROM draws d JOIN samples s ON s.id = d.sample WHERE d.run = ? ORDER BY d.rowid
-"""
+NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampled with one seed

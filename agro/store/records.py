@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
@@ -141,16 +142,20 @@ class Damage:
 
     def __str__(self) -> str:
         lines = []
-        if self.structure:
-            lines.append(f"the file's structure is damaged: {'; '.join(self.structure[:3])}")
         names = {"group_uses": "draw count", "imports": "imported file", "identities": "repeated response"}
         for table, rows in asdict(self).items():
-            if rows and table != "structure":
+            if table == "structure" and rows:
+                lines.append(f"the file's structure is damaged: {'; '.join(rows[:3])}")
+            elif rows:
                 name = names.get(table, table.removesuffix("s"))
                 plural = "s" if len(rows) > 1 else ""
-                ids = ", ".join(map(str, rows[:5])) + (", …" if len(rows) > 5 else "")
-                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {ids}")
+                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {first_of(rows, 5)}")
         return "; ".join(lines) or "intact"
+
+
+def first_of(ids: Sequence[int], n: int) -> str:
+    """The first `n` of many ids, for a message."""
+    return ", ".join(map(str, ids[:n])) + (", …" if len(ids) > n else "")
 
 
 class LedgerSample(NamedTuple):
@@ -180,18 +185,13 @@ class DrawnGroups:
     damaged: list[DamagedSample] = field(default_factory=list)  # samples that aren't as they were written
 
 
-AROUND = 20  # characters shown before the first difference of two prompts
-
-
 class OtherPrompt(Refused):
     """A prompt_id that names another prompt already: a group has one, whoever adds samples."""
 
     def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
         """`location`: of the prompt that the id names, `got`: the other one."""
         texts = [p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in (prompt, got)]
-        a, b = texts
-        difference = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-        start = max(0, difference - AROUND)
+        start = max(0, len(commonprefix(texts)) - 20)  # noqa: RUF071  some of what these texts share
         first, second = (("…" if start else "") + text[start : start + 80] for text in texts)
         super().__init__(
             f"prompt_id: expected {prompt_id} to name one prompt, {first!r} ({location}), got {second!r}; "

@@ -1,4 +1,4 @@
-"""How a `Sample` is stored in SQLite: the schema, and a row from a sample and back, bit by bit.
+"""How a `Sample` is stored in SQLite: a row from a sample and back, bit by bit.
 
 Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Kept
 sets, which may be much larger than all else, are compressed with zlib. Text is TEXT, or a BLOB of its bytes
@@ -43,15 +43,37 @@ def ledger_of(run: str) -> str:
     return f"run:{run}"
 
 
+ARRAYS = {  # columns of arrays, and the type of their values; "": bits
+    "tokens": "<i4",
+    "action": "",
+    "learn": "",
+    "behavior_logp": "<f4",
+    "context_tokens": "<i4",
+    "token_reward": "<f4",
+    "versions": "<i4",
+    "kept": "<i4",
+    "kept_count": "<i4",
+}
+COMPRESSED = ("kept", "kept_count")
 COLUMNS = (
     *("prompt_id", "episode", "state", "role", "source", "version", "run", "step"),
     *("knows_behavior", "knows_tokens", "knows_kept", "file", "record", "part", "reward", "prompt"),
-    *("messages", "response", "tokenizer", "sampling", "meta", "tokens", "action", "learn", "behavior_logp"),
-    *("context_tokens", "token_reward", "versions", "kept", "kept_count"),
+    *("messages", "response", "tokenizer", "sampling", "meta", *ARRAYS),
 )
 SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # all columns of samples
 REWARD = ("state", "reward", "meta")  # what a later scoring changes
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
+TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
+# Columns that are the sample's field of that name.
+SAME = (
+    *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
+)
+_AT = {name: i for i, name in enumerate(SAMPLE)}
+PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
+_fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
+_reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
+_texts, _same = (itemgetter(*(_AT[name] for name in names)) for names in (TEXTS, SAME))
+_RUN, _STEP, _FILE, _PART, _REDONE = (_AT[name] for name in ("run", "step", "file", "part", "redone"))
 
 
 def insert_into(table: str, columns: Sequence[str], key: Sequence[str] = ()) -> str:
@@ -65,21 +87,6 @@ def in_place(columns: Sequence[str], key: Sequence[str]) -> str:
         return ""
     changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
     return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changed}"
-
-
-_AT = {name: i for i, name in enumerate(SAMPLE)}
-_fixed = itemgetter(_AT["id"], *(_AT[name] for name in COLUMNS if name not in REWARD))
-_reward = itemgetter(_AT["id"], *(_AT[name] for name in REWARD))
-_REDONE, _PROMPT_ID = _AT["redone"], _AT["prompt_id"]
-PROMPT = slice(_AT["prompt"], _AT["messages"] + 1)  # what `prompt_columns` returns
-_RUN, _STEP, _FILE, _RECORD, _PART = (_AT[name] for name in ("run", "step", "file", "record", "part"))
-_NO_ARRAYS = (None,) * 9  # of `_array_columns`
-_TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
-# Columns that are the sample's field of that name.
-_SAME = (
-    *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
-)
-_texts, _same = itemgetter(*(_AT[name] for name in _TEXTS)), itemgetter(*(_AT[name] for name in _SAME))
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -114,7 +121,7 @@ def is_valid(row: Sequence[Any]) -> bool:
 
 def is_valid_sample(row: Sequence[Any]) -> bool:
     """Whether a row of `SAMPLE` is as it was written."""
-    return len(row) == len(SAMPLE) and row[_AT["redone"]] in (0, 1) and sample_checksum(row) == row[-1]
+    return len(row) == len(SAMPLE) and row[_REDONE] in (0, 1) and sample_checksum(row) == row[-1]
 
 
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:
@@ -137,7 +144,15 @@ class SampleRow:
     def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
         """Raises `Refused` where `meta` or the like can't be stored as JSON."""
         prefix = f"sample of prompt {sample.prompt_id}"
-        is_text = sample.tokens is None and sample.context_tokens is None
+        if sample.tokens is None and sample.context_tokens is None:
+            arrays: list[bytes | None] = [None] * len(ARRAYS)
+        else:
+            versions = sample.version if isinstance(sample.version, np.ndarray) else None
+            fields = (
+                *(sample.tokens, sample.action, sample.learn, sample.behavior_logp, sample.context_tokens),
+                *(sample.token_reward, versions, sample.kept, sample.kept_count),
+            )
+            arrays = [None if array is None else _blob(name, array) for name, array in zip(ARRAYS, fields)]
         row = (
             0,
             encode_text(sample.prompt_id),
@@ -158,42 +173,19 @@ class SampleRow:
             encode_text(sample.tokenizer),
             None if sample.sampling is None else encode_text(dumps(sample.sampling, f"{prefix}: sampling")),
             encode_text(dumps(sample.meta, f"{prefix}: meta")) if sample.meta else "{}",
-            *(_NO_ARRAYS if is_text else _array_columns(sample)),
+            *arrays,
             0,
         )
         return cls((*row, 0))  # `placed` makes the checksum
 
     @property
-    def id(self) -> int:
-        return int(self.values[_AT["id"]])
-
-    @property
-    def checksum(self) -> int:
-        return int(self.values[-1])
-
-    @property
     def prompt_id(self) -> str:
-        prompt_id = self.values[_PROMPT_ID]
-        return prompt_id if isinstance(prompt_id, str) else str(decode_text(prompt_id))
+        return str(decode_text(self.values[_AT["prompt_id"]]))
 
     @property
     def origin(self) -> Origin | None:
-        file, record, part = (self.values[_AT[name]] for name in Origin._fields)
+        file, record, part = self.values[_FILE : _PART + 1]
         return None if file is None else Origin(file, record, decode_text(part))
-
-    @property
-    def prompt(self) -> Text:
-        messages = self.values[_AT["messages"]]
-        text: Text = decode_text(self.values[_AT["prompt"]])
-        return text if messages is None else loads(decode_text(messages))
-
-    def set_aside(self) -> SampleRow:
-        """The same sample, redone: its place is for another one."""
-        values = list(self.values)
-        values[_FILE] = values[_RECORD] = values[_PART] = None
-        values[_REDONE] = 1
-        values[-1] = sample_checksum(values)
-        return SampleRow(tuple(values))
 
     def placed(
         self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None
@@ -204,8 +196,17 @@ class SampleRow:
         row[0], row[PROMPT] = i, prompt
         row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), step, 0
         if origin is not None:
-            row[_FILE], row[_RECORD], row[_PART] = origin.file, origin.record, encode_text(origin.part)
+            row[_FILE : _PART + 1] = map(encode_text, origin)
         return (*row, sample_checksum(row))
+
+
+def set_aside(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The row of a sample that is redone, whose place is for another one."""
+    values = list(row)
+    values[_FILE : _PART + 1] = None, None, None
+    values[_REDONE] = 1
+    values[-1] = sample_checksum(values)
+    return tuple(values)
 
 
 def run_of(row: Sequence[Any]) -> str | None:
@@ -221,21 +222,18 @@ def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _array_columns(sample: Sample) -> tuple[bytes | None, ...]:
-    versions = sample.version if isinstance(sample.version, np.ndarray) else None
-    return (
-        *(_blob(sample.tokens, "<i4"), _bits(sample.action), _bits(sample.learn)),
-        *(_blob(sample.behavior_logp, "<f4"), _blob(sample.context_tokens, "<i4")),
-        *(_blob(sample.token_reward, "<f4"), _blob(versions, "<i4")),
-        *(_packed(sample.kept), _packed(sample.kept_count)),
-    )
-
-
 def prompt_columns(prompt: Text, prefix: str) -> tuple[Any, Any]:
     """The values of the columns `prompt` and `messages`, of which one is NULL."""
     if isinstance(prompt, str):
         return encode_text(prompt), None
     return None, encode_text(dumps(prompt, f"{prefix}: prompt"))
+
+
+def prompt_of(columns: Sequence[Any]) -> Text:
+    """The prompt that has these columns."""
+    prompt, messages = map(decode_text, columns)
+    text: Text = prompt if messages is None else loads(messages)
+    return text
 
 
 def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
@@ -246,8 +244,8 @@ def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     types = set(map(type, _texts(row)))
     if bytes in types or Wtf8 in types:
-        row = tuple(decode_text(x) if name in _TEXTS else x for name, x in zip(SAMPLE, row))
-    r, fields = dict(zip(SAMPLE, row)), dict(zip(_SAME, _same(row)))
+        row = tuple(decode_text(x) if name in TEXTS else x for name, x in zip(SAMPLE, row))
+    r, fields = dict(zip(SAMPLE, row)), dict(zip(SAME, _same(row)))
     if r["prompt"] is None:
         fields["prompt"] = loads_own(r["messages"])
     if r["sampling"] is not None:
@@ -258,17 +256,12 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
         fields["context_tokens"] = np.frombuffer(r["context_tokens"], "<i4")
     if r["knows_tokens"]:  # a value for each token, also the version where they differ
         T = len(r["tokens"]) // 4
-        action = _unbits(r["action"], T)
-        fields |= {
-            "tokens": _unblob(r["tokens"], "<i4"),
-            "action": action,
-            "learn": action if r["learn"] == r["action"] else _unbits(r["learn"], T),
-            "behavior_logp": _unblob(r["behavior_logp"], "<f4"),
-            "kept": _unpacked(r["kept"]),
-            "kept_count": _unpacked(r["kept_count"]),
-            "token_reward": _unblob(r["token_reward"], "<f4"),
-            "version": r["version"] if r["versions"] is None else _unblob(r["versions"], "<i4"),
-        }
+        for name in ("tokens", "action", "behavior_logp", "kept", "kept_count", "token_reward"):
+            fields[name] = _array(name, r[name], T)
+        is_same = r["learn"] == r["action"]
+        fields["learn"] = fields["action"] if is_same else _array("learn", r["learn"], T)
+        if r["versions"] is not None:
+            fields["version"] = _array("versions", r["versions"], T)
     return fields
 
 
@@ -276,43 +269,35 @@ class Wtf8(bytes):
     """The bytes of a text that UTF-8 can't encode: SQLite has them as a blob, PostgreSQL escaped."""
 
 
-def encode_text(text: Any) -> Any:
-    """The value that SQLite stores for a text, None included."""
+def encode_text(value: Any) -> Any:
+    """The value that SQLite stores for a text; any other value as it is."""
     try:
-        if text is not None and not text.isascii():
-            text.encode()
+        if isinstance(value, str) and not value.isascii():
+            value.encode()
     except UnicodeEncodeError:
-        return Wtf8(text.encode("utf-8", "surrogatepass"))
-    return text
+        return Wtf8(value.encode("utf-8", "surrogatepass"))
+    return value
 
 
 def decode_text(value: Any) -> Any:
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
-def _blob(array: NDArray[Any] | None, dtype: str) -> bytes | None:
-    return None if array is None else array.astype(dtype, copy=False).tobytes()
+def _blob(name: str, array: NDArray[Any]) -> bytes:
+    """An array as its column has it."""
+    kind = ARRAYS[name]
+    if not kind:
+        return np.packbits(array).tobytes()
+    blob = array.astype(kind, copy=False).tobytes()
+    return zlib.compress(blob, 1) if name in COMPRESSED else blob
 
 
-def _unblob(blob: bytes | None, dtype: str) -> NDArray[Any] | None:
-    return None if blob is None else np.frombuffer(blob, dtype)
-
-
-def _packed(array: NDArray[np.int32] | None) -> bytes | None:
-    return None if array is None else zlib.compress(array.astype("<i4", copy=False).tobytes(), 1)
-
-
-def _unpacked(blob: bytes | None) -> NDArray[np.int32] | None:
-    return None if blob is None else np.frombuffer(zlib.decompress(blob), "<i4")
-
-
-def _bits(array: NDArray[np.bool_] | None) -> bytes | None:
-    return None if array is None else np.packbits(array).tobytes()
-
-
-def _unbits(blob: bytes | None, count: int | None) -> NDArray[np.bool_] | None:
+def _array(name: str, blob: bytes | None, T: int) -> NDArray[Any] | None:
+    """The array of a column; `T`: tokens of the sample."""
     if blob is None:
         return None
-    bits = np.unpackbits(np.frombuffer(blob, np.uint8), count=count).view(np.bool_)
+    if ARRAYS[name]:
+        return np.frombuffer(zlib.decompress(blob) if name in COMPRESSED else blob, ARRAYS[name])
+    bits = np.unpackbits(np.frombuffer(blob, np.uint8), count=T).view(np.bool_)
     bits.flags.writeable = False
     return bits

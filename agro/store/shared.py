@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
-from agro.store.database import BUSY_TIMEOUT
 from agro.store.location import Location
 from agro.store.store import Store, opened
 
 RENEWALS = 4  # of a lease before it runs out
 RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
 PIECE_BYTES = 1 << 20
-WITHIN = "(name > ? AND name < ?)"
+WITHIN = "(name > ? AND name < ?)"  # FOLDER/ and FOLDER0: 0 is the character after /
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
 
 
@@ -99,32 +97,31 @@ class DatabaseFolder(LocalFolder):
     def __init__(self, url: str, run: str) -> None:
         """`run`: its id."""
         self._url, self._run = url, run
-        self._database = opened(url, read_only=False, create=True, timeout=BUSY_TIMEOUT)
+        self._db = opened(url, read_only=False, create=True)
 
     def __str__(self) -> str:
         return self._url
 
     def read(self, name: str) -> bytes | None:
-        rows = self._database.run("SELECT content FROM shared WHERE run = ? AND name = ?", [self._run, name])
+        rows = self._db.run("SELECT content FROM shared WHERE run = ? AND name = ?", [self._run, name])
         return rows[0][0] if rows else None
 
     def write(self, name: str, content: bytes) -> None:
-        columns = ("run", "name", "content", "written")
-        row = (self._run, name, content, self._database.now())
-        self._database.insert("shared", columns, [row], key=("run", "name"))
+        row, columns = (self._run, name, content, self._db.now()), ("run", "name", "content", "written")
+        self._db.insert("shared", columns, [row], key=columns[:2])
 
     def names(self, folder: str) -> list[str]:
         names = set[str]()
         for table in ("shared", "pieces"):
             sql = f"SELECT DISTINCT name FROM {table} WHERE run = ? AND {WITHIN}"
-            for (name,) in self._database.run(sql, [self._run, *_within(folder)]):
+            for (name,) in self._db.run(sql, [self._run, f"{folder}/", f"{folder}0"]):
                 entry, _, file = name.removeprefix(f"{folder}/").partition("/")
                 if file in ("", MANIFEST):
                     names.add(f"{folder}/{entry}")
         return sorted(names)
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
-        if self._manifest(name) is not None:
+        if self._piece(f"{name}/{MANIFEST}", 0) is not None:
             return
         with tempfile.TemporaryDirectory(prefix="agro-") as temporary:
             folder = Path(temporary) / "folder"
@@ -142,18 +139,19 @@ class DatabaseFolder(LocalFolder):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
-        manifest = self._manifest(name)
+        missing = Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
+        manifest = self._piece(f"{name}/{MANIFEST}", 0)
         if manifest is None:
-            raise self._missing(name)
+            raise missing
         with tempfile.TemporaryDirectory(prefix="agro-") as temporary:
-            for file, expected in manifest.items():
+            for file, expected in json.loads(manifest).items():
                 path, total = Path(temporary) / file, hashlib.sha256()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as target:
                     for number in range(expected["pieces"]):
                         piece = self._piece(f"{name}/{file}", number)
                         if piece is None:
-                            raise self._missing(name)
+                            raise missing
                         target.write(piece)
                         total.update(piece)
                 if total.hexdigest() != expected["sha256"]:
@@ -163,32 +161,21 @@ class DatabaseFolder(LocalFolder):
     def remove(self, name: str) -> None:
         for table in ("shared", "pieces"):
             sql = f"DELETE FROM {table} WHERE run = ? AND (name = ? OR {WITHIN})"
-            self._database.run(sql, [self._run, name, *_within(name)])
-
-    def _manifest(self, name: str) -> dict[str, dict[str, Any]] | None:
-        content = self._piece(f"{name}/{MANIFEST}", 0)
-        return None if content is None else dict(json.loads(content))
+            self._db.run(sql, [self._run, name, f"{name}/", f"{name}0"])
 
     def _put(self, name: str, number: int, content: bytes) -> None:
-        row, key = (self._run, name, number, content), ("run", "name", "number")
-        self._database.insert("pieces", ("run", "name", "number", "content"), [row], key=key)
+        columns = ("run", "name", "number", "content")
+        self._db.insert("pieces", columns, [(self._run, name, number, content)], key=columns[:3])
 
     def _piece(self, name: str, number: int) -> bytes | None:
         sql = "SELECT content FROM pieces WHERE run = ? AND name = ? AND number = ?"
-        rows = self._database.run(sql, [self._run, name, number])
+        rows = self._db.run(sql, [self._run, name, number])
         return rows[0][0] if rows else None
-
-    def _missing(self, name: str) -> Refused:
-        return Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
-
-
-def _within(folder: str) -> tuple[str, str]:
-    return f"{folder}/", f"{folder}0"  # 0 is the character after /
 
 
 def shared_runs(url: str) -> list[str]:
     """The ids of the runs that shared something in a database, the one that began last at the end."""
-    with opened(url, read_only=True, create=False, timeout=BUSY_TIMEOUT) as database:
+    with opened(url, read_only=True, create=False) as database:
         rows = database.run("SELECT run FROM shared WHERE name = 'config.json' ORDER BY written, run")
     return [run for (run,) in rows]
 

@@ -28,7 +28,7 @@ class Split:
     """The prompts of a store that are held out, and those that are trained on."""
 
     def __init__(self, survey: Survey, database: Database) -> None:
-        self._survey, self._database = survey, database
+        self._survey, self._db = survey, database
         self._clusters: Clusters | None = None
         self._of_runs: dict[str, Clusters | None] = {}
         self._of_store: dict[float, Clusters] = {}
@@ -40,17 +40,17 @@ class Split:
     def keep(self, run: str, clusters: Clusters) -> None:
         """Split by these, in every process of the run."""
         self.use(clusters)
-        with self._database.transaction():
-            self._database.run(TABLE)
+        with self._db.transaction():
+            self._db.run(TABLE)
             row = (run, json.dumps(dict(clusters)))
-            self._database.insert("clusters", ("run", "clusters"), [row], key=("run",))
+            self._db.insert("clusters", ("run", "clusters"), [row], key=("run",))
         self._of_runs.pop(run, None)
 
     def of(self, run: str) -> Clusters | None:
         """Those of a run; None where it keeps none."""
         if run not in self._of_runs:
-            exists = self._database.has("clusters")
-            rows = exists and self._database.run("SELECT clusters FROM clusters WHERE run = ?", [run])
+            exists = self._db.has("clusters")
+            rows = exists and self._db.run("SELECT clusters FROM clusters WHERE run = ?", [run])
             self._of_runs[run] = loads(rows[0][0]) if rows else None
         return self._of_runs[run]
 
@@ -79,13 +79,9 @@ class Split:
         if not data.hold_out or data.hold_out_most is not None:
             return None
         clusters = self.of(run) if run else self._clusters
-        return self.near_copies(data.near_copies) if clusters is None else clusters
-
-    def near_copies(self, limit: float) -> Clusters:
-        """Those of the store; `limit`: data.near_copies."""
-        if limit not in self._of_store:
-            self._of_store[limit] = clusters_in(self._survey.each_prompt(), limit)
-        return self._of_store[limit]
+        if clusters is None and data.near_copies not in self._of_store:
+            self._of_store[data.near_copies] = clusters_in(self._survey.each_prompt(), data.near_copies)
+        return self._of_store[data.near_copies] if clusters is None else clusters
 
 
 def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:

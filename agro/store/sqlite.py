@@ -10,16 +10,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from agro.errors import Refused, Unwritable
 from agro.store.database import LEDGERS, PAGE_BYTES, SCHEMA, TABLES, Database, Row
-from agro.store.sample_rows import SAMPLE, insert_into
+from agro.store.sample_rows import SAMPLE, encode_text, insert_into
 
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 SHORTEST = 512  # bytes of a file that isn't empty: one page
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
-_ERRORS = (OverflowError, UnicodeError, sqlite3.DatabaseError)
 
 
 class SqliteDatabase(Database):
@@ -38,7 +37,7 @@ class SqliteDatabase(Database):
         mode = "rwc" if create else "rw"
         self._connection = self._connect("ro" if read_only else mode)
         try:
-            self._prepare(read_only, create)
+            self._prepare(create)
         except BaseException:
             self._connection.close()
             raise
@@ -58,7 +57,7 @@ class SqliteDatabase(Database):
         if self._connection.in_transaction:
             yield
             return
-        [(synchronous,)] = [(None,)] if durable else self.run("PRAGMA synchronous")
+        synchronous = None if durable else self.run("PRAGMA synchronous")[0][0]
         if synchronous:
             self.run("PRAGMA synchronous = NORMAL")
         try:
@@ -85,8 +84,7 @@ class SqliteDatabase(Database):
     def now(self) -> float:
         return time.time()
 
-    def damage(self) -> list[str]:
-        """What SQLite reports of its pages and indexes."""
+    def damaged_structure(self) -> list[str]:
         lines = [" ".join(str(line).split()) for (line,) in self.run("PRAGMA integrity_check(10)")]
         return [] if lines == ["ok"] else lines
 
@@ -95,23 +93,21 @@ class SqliteDatabase(Database):
         """Overwriting what is deleted, without a write-ahead log, which SQLite allows to the only connection.
         Raises `Refused` where another process has the store open."""
         self.run("PRAGMA secure_delete = ON")
-        self._end_log()
+        self._set_journal("delete")
         try:
             yield
             self.run("VACUUM")
         finally:
-            self._begin_log()
+            self._set_journal("wal")
 
-    def run(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._connection.execute(sql, args).fetchall()
-        except _ERRORS as error:
-            self._refuse(error)
+    def run(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+        with self._plainly():
+            return self._connection.execute(sql, [*map(encode_text, args)]).fetchall()
 
     def first(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
         """Fewer rows where they have `PAGE_BYTES`."""
         page, size = list[Row](), 0
-        with self._plainly(), closing(self._connection.execute(sql, args)) as query:
+        with self._plainly(), closing(self._connection.execute(sql, [*map(encode_text, args)])) as query:
             for row in query:
                 page.append(row)
                 size += sum([len(value) for value in row if isinstance(value, (str, bytes))])
@@ -139,24 +135,23 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
+        """Raises what an error of SQLite means for a user; the error itself where it is none of theirs."""
         try:
             yield
-        except _ERRORS as error:
-            self._refuse(error)
-
-    def _refuse(self, error: Exception) -> NoReturn:
-        """Raise what an error of SQLite means for a user; the error itself where it is none of theirs."""
-        if isinstance(error, OverflowError):
+        except OverflowError as error:
             raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
-        # In SQLite's own message, or in damaged text that is written again.
-        if isinstance(error, UnicodeError):
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=self.way_out())}") from error
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code not in _REASONS:
-            raise error
-        reason = _REASONS[code].format(timeout=self.timeout, way_out=self.way_out())
-        kind = Unwritable if code in _UNWRITABLE else Refused
-        raise kind(f"{self.path}: {reason} ({error})") from error
+        except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
+            raise self._damaged() from error
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code not in _REASONS:
+                raise
+            reason = _REASONS[code].format(timeout=self.timeout, way_out=self.way_out())
+            kind = Unwritable if code in _UNWRITABLE else Refused
+            raise kind(f"{self.path}: {reason} ({error})") from error
+
+    def _damaged(self) -> Refused:
+        return Refused(f"{self.path}: {_DAMAGED.format(way_out=self.way_out())}")
 
     def _connect(self, mode: str, *options: str) -> sqlite3.Connection:
         uri = f"{self.path.absolute().as_uri()}?{'&'.join([f'mode={mode}', *options])}"
@@ -166,75 +161,26 @@ class SqliteDatabase(Database):
         connection.create_function("number_of", 2, _number_of, deterministic=True)
         return connection
 
-    def _prepare(self, read_only: bool, create: bool) -> None:
-        if read_only and _is_still(self.path):
+    def _prepare(self, create: bool) -> None:
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        has_writer = wal.exists() and wal.stat().st_size > 0
+        if self.read_only and not has_writer and not _allowed(self.path.parent, os.W_OK):
             # WAL can't make its side files in a folder that we can't write to; without a -wal there is no
             # writer.
             self._connection.close()
             self._connection = self._connect("ro", "immutable=1")
-        if self._is_empty() and not read_only and create:
+        if not self.read_only and create and self._is_empty():
             with self.transaction():
                 if self._is_empty():  # no other process was faster
                     for statement in TABLES.split(";"):
                         self.run(statement)
                     self.run(f"PRAGMA application_id = {APPLICATION_ID}")
                     self.run(f"PRAGMA user_version = {SCHEMA}")
-        self._check_schema()
-        if not read_only:
-            if self._begin_log() != "wal":
-                raise Refused(
-                    f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk"
-                )
-            self.run("PRAGMA synchronous = FULL")
-            self.run(f"PRAGMA cache_size = -{CACHE}")
-            self.run("PRAGMA foreign_keys = ON")
-
-    def _begin_log(self) -> Any:
-        """Set the journal's mode to "wal", and return it.
-
-        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
-        """
-        ends = time.monotonic() + self.timeout
-        with self._plainly():
-            while True:
-                try:
-                    return self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
-                        raise
-                time.sleep(0.01)
-
-    def _end_log(self) -> None:
-        ends = time.monotonic() + self.timeout
-        mode = None
-        while mode != "delete":
-            try:
-                [(mode,)] = self._connection.execute("PRAGMA journal_mode = DELETE")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise
-            if mode != "delete" and time.monotonic() > ends:
-                raise Refused(
-                    f"{self.path}: another process has the store open; end it (a run can be resumed later), "
-                    "then try again. Nothing was deleted"
-                )
-            time.sleep(0.01)
-
-    def _is_empty(self) -> bool:
-        tables = self.run("SELECT 1 FROM sqlite_master LIMIT 1")
-        return self.run("PRAGMA application_id") == [(0,)] and not tables
-
-    def _check_schema(self) -> None:
         [(application,)] = self.run("PRAGMA application_id")
         [(schema,)] = self.run("PRAGMA user_version")
         if application != APPLICATION_ID:
             raise Refused(
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
-            )
-        if self.run("SELECT 1 FROM sqlite_master WHERE name = 'shard'"):
-            raise Refused(
-                f"{self.path}: a part of several stores that were one, which aren't read any more. "
-                "What to do: agro store merge of all parts with the version of agro that wrote them"
             )
         if schema != SCHEMA:
             raise Refused(
@@ -244,7 +190,42 @@ class SqliteDatabase(Database):
         with self._plainly():
             fits = columns_fit(self._connection)
         if not fits:
-            raise Refused(f"{self.path}: {DAMAGED.format(way_out=self.way_out())}")
+            raise self._damaged()
+        if not self.read_only:
+            if self._set_journal("wal") != "wal":
+                raise Refused(
+                    f"{self.path}: SQLite can't keep a write-ahead log here; put the store on a local disk"
+                )
+            self.run("PRAGMA synchronous = FULL")
+            self.run(f"PRAGMA cache_size = -{CACHE}")
+            self.run("PRAGMA foreign_keys = ON")
+
+    def _is_empty(self) -> bool:
+        tables = self.run("SELECT 1 FROM sqlite_master LIMIT 1")
+        return self.run("PRAGMA application_id") == [(0,)] and not tables
+
+    def _set_journal(self, mode: str) -> str:
+        """Set the mode of the journal, "wal" or "delete", and return the mode that it has.
+
+        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
+        """
+        ends = time.monotonic() + self.timeout
+        while True:
+            with self._plainly():
+                try:
+                    [(got,)] = self._connection.execute(f"PRAGMA journal_mode = {mode}")
+                    if got == mode or mode == "wal":
+                        return str(got)
+                except sqlite3.OperationalError as error:
+                    is_busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                    if not is_busy or (mode == "wal" and time.monotonic() > ends):
+                        raise
+            if time.monotonic() > ends:
+                raise Refused(
+                    f"{self.path}: another process has the store open; end it (a run can be resumed later), "
+                    "then try again. Nothing was deleted"
+                )
+            time.sleep(0.01)
 
 
 def _number_of(text: Any, key: str) -> int | None:
@@ -261,7 +242,7 @@ def read_text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
-DAMAGED = "the store's file is damaged. {way_out}"
+_DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
         "another process has been writing for more than {timeout:g} s; try again when it is done"
@@ -274,7 +255,7 @@ _REASONS = {
     sqlite3.SQLITE_NOTADB: (
         "not a store (not an SQLite file); give another path, or import it if it is a log"
     ),
-    sqlite3.SQLITE_CORRUPT: DAMAGED,
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_FULL: (
         "the disk is full; make room and try again. Nothing of it was stored; earlier writes are intact"
     ),
@@ -317,9 +298,3 @@ def _check_path(path: Path, read_only: bool, create: bool) -> None:
 
 def _allowed(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _is_still(path: Path) -> bool:
-    """Whether nobody writes to the store and we can't make the files that reading beside a writer takes."""
-    wal = path.with_name(f"{path.name}-wal")
-    return not _allowed(path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size)

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Unpack
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.store import queries
-from agro.store.database import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES
+from agro.store.database import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Database
 from agro.store.queries import Filter
 from agro.store.records import Counts, Group, SampleSummary
-from agro.store.sample_rows import STATES, decode_text
-from agro.store.tables import Tables
+from agro.store.sample_rows import STATES, decode_text, prompt_of
 from agro.types import Text, truncation
 
 
@@ -49,58 +48,92 @@ class Scale(NamedTuple):
         return max(abs(self.lowest), abs(self.highest))
 
 
-# Of some groups, in the order of samples_draw, so that nothing is sorted.
-GROUP_ROWS = f"""
-SELECT id, prompt_id, episode, reward, role, source, version, knows_behavior, knows_tokens, action,
-  meta, response
-FROM samples INDEXED BY samples_draw WHERE {queries.BETWEEN_GROUPS} AND redone = 0 ORDER BY prompt_id
+# An episode is one response, scored when all of its rows are.
+GROUPS = f"""
+SELECT prompt_id, count(*), count(CASE WHEN scored THEN 1 END), avg(reward), min(reward), max(reward) FROM (
+  SELECT prompt_id, min(id) AS first, min(state) = {queries.SCORED} AS scored,
+    CASE WHEN min(state) = {queries.SCORED} THEN min(reward) END AS reward
+  FROM samples WHERE {{where}} GROUP BY prompt_id, episode, CASE WHEN episode IS NULL THEN id END
+) AS responses GROUP BY prompt_id ORDER BY {{order}}
 """
-PROMPTS = """
-SELECT id, prompt_id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))
+# Groups by prompt_id, each with one of its samples, after the group of a sample: samples_draw has this order.
+AFTER_GROUP = "prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '')"
+NEXT_GROUPS = f"""
+SELECT min(id), count(*) FROM samples INDEXED BY samples_draw WHERE {AFTER_GROUP} AND {{where}}
+GROUP BY prompt_id ORDER BY prompt_id LIMIT ?
 """
-SCALES = """
-SELECT source, min(reward), max(reward) FROM samples
-WHERE prompt_id <> '' AND redone = 0 AND reward IS NOT NULL GROUP BY source
-"""
-# The sets of sources that scored responses of one group have.
-TOGETHER = """
-SELECT names, count(*), min(prompt_id) FROM (
-  SELECT prompt_id, json_group_array(DISTINCT CAST(source AS TEXT)) AS names
-  FROM samples WHERE {where} AND reward IS NOT NULL GROUP BY prompt_id HAVING min(source) <> max(source)
-) AS sets GROUP BY names
-"""
+# The condition that a row is of a group after that of one sample, and up to that of another one.
+BETWEEN_GROUPS = f"{AFTER_GROUP} AND prompt_id <= (SELECT prompt_id FROM samples WHERE id = ?)"
 
 
 class Survey:
     """What there is in a store, without the samples themselves."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables, self._database = tables, tables.database
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
+        """The groups of the chosen samples in the order in which they began."""
+        clause, args = queries.build_condition(**chosen)
+        rows = self._db.run(GROUPS.format(where=clause, order="min(first)"), args)
+        return [Group(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
+
+    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
+        """The groups of the chosen samples by prompt_id, in constant memory."""
+        clause, args = queries.build_condition(**chosen)
+        sql = GROUPS.format(where=f"{BETWEEN_GROUPS} AND {clause}", order="prompt_id")
+        for cursor, ids in self._each_page(**chosen):
+            for prompt_id, *numbers in self._db.run(sql, [cursor, ids[-1], *args]):
+                yield Group(decode_text(prompt_id), *numbers)
 
     def each_group_rows(self) -> Iterator[list[SurveyRow]]:
         """The rows of each group, by prompt_id, without checking that they are as they were written."""
-        self._tables.check_once("structure")
+        self._db.check_once("structure")
+        sql = (  # in the order of samples_draw, so that nothing is sorted
+            "SELECT id, prompt_id, episode, reward, role, source, version, knows_behavior, knows_tokens, "
+            f"action, meta, response FROM samples INDEXED BY samples_draw WHERE {BETWEEN_GROUPS} "
+            "AND redone = 0 ORDER BY prompt_id"
+        )
         for cursor, ids in self._each_page():
-            rows = self._database.run(GROUP_ROWS, [cursor, ids[-1]])
-            groups = groupby(map(_to_survey_row, rows), key=attrgetter("prompt_id"))
-            yield from (list(group) for _, group in groups)
+            rows = map(_to_survey_row, self._db.run(sql, [cursor, ids[-1]]))
+            yield from (list(group) for _, group in groupby(rows, key=attrgetter("prompt_id")))
 
     def each_prompt(self) -> Iterator[tuple[str, Text]]:
         """The id and the prompt of each group."""
+        sql = (
+            "SELECT id, prompt_id, prompt, messages FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+        )
         for _, ids in self._each_page():
-            rows = self._database.run(PROMPTS, [self._database.listed(ids)])
-            prompts: dict[int, tuple[str, Text]] = {}
-            for i, name, prompt, messages in rows:
-                text = decode_text(prompt) if messages is None else loads(decode_text(messages))
-                prompts[i] = decode_text(name), text
+            rows = self._db.run(sql, [self._db.listed(ids)])
+            prompts = {
+                i: (decode_text(name), prompt_of((text, messages))) for i, name, text, messages in rows
+            }
             yield from (prompts[i] for i in ids)
 
-    def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
-        """The groups of the chosen samples by prompt_id."""
+    def _each_page(self, **chosen: Unpack[Filter]) -> Iterator[tuple[int, list[int]]]:
+        """A sample of each of the next groups, by prompt_id, and one of the group before them.
+
+        Raises `Refused` where that one was erased meanwhile.
+        """
         clause, args = queries.build_condition(**chosen)
-        sql = queries.GROUPS.format(where=f"{queries.BETWEEN_GROUPS} AND {clause}", order="prompt_id")
-        for cursor, ids in self._each_page(**chosen):
-            yield from map(_to_group, self._database.run(sql, [cursor, ids[-1], *args]))
+        sql, before = NEXT_GROUPS.format(where=clause), 0
+        while True:
+            if self._db.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [before]):
+                raise Refused(
+                    f"{self._db.path}: samples were replaced or forgotten while the store was read. "
+                    "What to do: start again"
+                )
+            ids, responses = list[int](), 0
+            for i, count in self._db.run(sql, [before, *args, PAGE_GROUPS]):
+                ids.append(i)
+                responses += count
+                if responses >= PAGE_RESPONSES:
+                    break
+            if ids:
+                yield before, ids
+            if len(ids) < PAGE_GROUPS and responses < PAGE_RESPONSES:
+                return
+            before = ids[-1]
 
     def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
         """What is known of each of the chosen samples, without reading it."""
@@ -113,60 +146,26 @@ class Survey:
             f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
             f"role FROM samples WHERE {clause} AND id > ? ORDER BY id"
         )
-        return map(_to_summary, chain.from_iterable(self._database.pages(sql, args, rows=PAGE_ENTRIES)))
-
-    def spread_of_rewards(self) -> tuple[float, float] | None:
-        """The lowest and the highest known reward."""
-        scales = self.scales()
-        if not scales:
-            return None
-        return min(s.lowest for s in scales), max(s.highest for s in scales)
-
-    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
-        """The groups of the chosen samples in the order in which they began."""
-        clause, args = queries.build_condition(**chosen)
-        rows = self._database.run(queries.GROUPS.format(where=clause, order="min(first)"), args)
-        return list(map(_to_group, rows))
-
-    def _each_page(self, **chosen: Unpack[Filter]) -> Iterator[tuple[int, list[int]]]:
-        """A sample of each of the next groups, by prompt_id, and one of the group before them.
-
-        Raises `Refused` where that one was erased meanwhile.
-        """
-        clause, args = queries.build_condition(**chosen)
-        sql, before = queries.NEXT_GROUPS.format(where=clause), 0
-        while True:
-            if self._database.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [before]):
-                raise Refused(
-                    f"{self._database.path}: samples were replaced or forgotten while the store was read. "
-                    "What to do: start again"
-                )
-            ids, responses = list[int](), 0
-            for i, count in self._database.run(sql, [before, *args, PAGE_GROUPS]):
-                ids.append(i)
-                responses += count
-                if responses >= PAGE_RESPONSES:
-                    break
-            if ids:
-                yield before, ids
-            if len(ids) < PAGE_GROUPS and responses < PAGE_RESPONSES:
-                return
-            before = ids[-1]
+        for row in chain.from_iterable(self._db.pages(sql, args, rows=PAGE_ENTRIES)):
+            i, prompt_id, scored, behavior, sampling, kept, episode, role = row
+            cut = "" if sampling is None else _truncation(sampling, kept)
+            known = bool(scored), bool(behavior)
+            yield SampleSummary(i, decode_text(prompt_id), *known, cut, decode_text(episode), role)
 
     def counts(self) -> Counts:
-        self._tables.check_once("structure")
-        [(samples, tokens, behavior)] = self._database.run(
+        """How many rows there are, by what is known of them."""
+        self._db.check_once("structure")
+        run = self._db.run
+        [(samples, tokens, behavior)] = run(
             "SELECT count(*), sum(knows_tokens), sum(knows_behavior) FROM samples WHERE redone = 0"
         )
         # Alone it reads only samples_draw, in its order.
-        [(groups,)] = self._database.run("SELECT count(DISTINCT prompt_id) FROM samples WHERE redone = 0")
+        [(groups,)] = run("SELECT count(DISTINCT prompt_id) FROM samples WHERE redone = 0")
         counts: dict[str, dict[Any, int]] = {}
         for column in ("state", "source", "role"):
-            sql = f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}"
-            counts[column] = dict(self._database.run(sql))
-        [(pairs, ties)] = self._database.run(
-            f"SELECT count(*), count(CASE WHEN NOT {queries.WON} THEN 1 END) FROM pairs"
-        )
+            rows = run(f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}")
+            counts[column] = dict(rows)
+        [(pairs, ties)] = run(f"SELECT count(*), count(CASE WHEN NOT {queries.WON} THEN 1 END) FROM pairs")
         return Counts(
             samples=samples,
             groups=groups,
@@ -174,53 +173,61 @@ class Survey:
             with_behavior=int(behavior or 0),
             pairs=pairs - ties,
             ties=ties,
-            sources={decode_text(k): n for k, n in counts["source"].items()},
+            sources={decode_text(source): n for source, n in counts["source"].items()},
             roles=counts["role"],
             **{name: counts["state"].get(i, 0) for i, name in enumerate(STATES)},
         )
 
     def scales(self) -> list[Scale]:
         """The range of the known rewards of each source that has any."""
-        return [Scale(decode_text(source), *rewards) for source, *rewards in self._database.run(SCALES)]
+        rows = self._db.run(
+            "SELECT source, min(reward), max(reward) FROM samples "
+            "WHERE prompt_id <> '' AND redone = 0 AND reward IS NOT NULL GROUP BY source"
+        )
+        return [Scale(decode_text(source), *rewards) for source, *rewards in rows]
+
+    def spread_of_rewards(self) -> tuple[float, float] | None:
+        """The lowest and the highest known reward."""
+        scales = self.scales()
+        return (min(s.lowest for s in scales), max(s.highest for s in scales)) if scales else None
 
     def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
         """The sets of sources that have scored responses to one prompt, of the chosen ones: how many prompts,
         and one of them."""
         clause, args = queries.build_condition(**chosen)
-        rows = self._database.run(TOGETHER.format(where=clause), args)
+        rows = self._db.run(
+            f"""
+            SELECT names, count(*), min(prompt_id) FROM (
+              SELECT prompt_id, json_group_array(DISTINCT CAST(source AS TEXT)) AS names
+              FROM samples WHERE {clause} AND reward IS NOT NULL
+              GROUP BY prompt_id HAVING min(source) <> max(source)
+            ) AS sets GROUP BY names
+            """,
+            args,
+        )
         return [(loads(names), count, decode_text(prompt_id)) for names, count, prompt_id in rows]
 
 
-def _to_group(row: tuple[Any, ...]) -> Group:
-    prompt_id, *numbers = row
-    return Group(decode_text(prompt_id), *numbers)
-
-
-def _to_summary(row: tuple[Any, ...]) -> SampleSummary:
-    i, prompt_id, scored, knows_behavior, sampling, knows_kept, episode, role = row
-    truncated = "" if sampling is None else _truncation(sampling, knows_kept)
-    known = bool(scored), bool(knows_behavior)
-    return SampleSummary(i, decode_text(prompt_id), *known, truncated, decode_text(episode), role)
-
-
 def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
-    values = dict(zip(SurveyRow._fields, row, strict=True))
-    for name in ("prompt_id", "episode", "source", "response"):
-        values[name] = decode_text(values[name])
-    values["finish"] = _finish(values["finish"])
-    for name in ("knows_behavior", "knows_tokens"):
-        values[name] = bool(values[name])
-    if values["length"] is not None:  # of the bits of `action`
-        values["length"] = int.from_bytes(values["length"], "big").bit_count()
-    return SurveyRow(**values)
-
-
-def _finish(meta: Any) -> Any:
-    """`meta["finish"]`; None where the text is damaged."""
+    i, prompt_id, episode, reward, role, source, version, behavior, tokens, action, meta, response = row
     try:
-        return loads(decode_text(meta)).get("finish") if meta != "{}" else None
+        finish = loads(decode_text(meta)).get("finish") if meta != "{}" else None
     except (TypeError, ValueError, AttributeError):
-        return None
+        finish = None  # the text is damaged
+    return SurveyRow(
+        i,
+        decode_text(prompt_id),
+        decode_text(episode),
+        reward,
+        role,
+        decode_text(source),
+        version,
+        bool(behavior),
+        bool(tokens),
+        None if action is None else int.from_bytes(action, "big").bit_count(),
+        finish,
+        decode_text(response),
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -78,7 +78,7 @@ class Measured:
         self.costs: dict[str, list[tuple[float, float, float, int]]] = {}
 
     def call(self, name: str, method: Callable[[], Any]) -> Any:
-        database: Any = self.store.tables.database
+        database: Any = self.store.tables
         trips, server = getattr(database, "trips", 0), self.cpu()
         wall, client = time.perf_counter(), time.process_time()
         result = method()

@@ -20,10 +20,9 @@ from tiny_runs import done, tiny, write_prompts, write_toml
 from agro.cli.runs import ps
 from agro.errors import Refused
 from agro.pages.run.live import LivePage
-from agro.place import run as placing
-from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand
-from agro.place.run import place
-from agro.place.supervisor import log_file
+from agro.place import supervisor
+from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand, log_file
+from agro.place.supervisor import place
 
 STEPS = 8
 
@@ -61,7 +60,7 @@ def forking(logs: Path, environment: Mapping[str, str]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "launch_here", forking)
+    monkeypatch.setattr(supervisor, "launch_here", forking)
 
 
 def command(folder: Path, **changes: object) -> TrainCommand:

@@ -16,8 +16,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.place import on_ray
-from agro.place.placement import PlacedProcess, Placement, Role
-from agro.place.supervisor import LOST
+from agro.place.placement import LOST, PlacedProcess, Placement, Role
 
 
 def test_without_ray_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

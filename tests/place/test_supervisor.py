@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agro.place import supervisor
-from agro.place.placement import PlacedProcess, Placement, Plan, Role
-from agro.place.supervisor import LOST, Supervised, Supervisor, death_words, launch_here
+from agro.place.placement import LOST, PlacedProcess, Role
+from agro.place.supervisor import Supervised, Supervisor, death_words, launch_here
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -33,10 +33,9 @@ class Watched:
         self.said: list[str] = []
         self.records: list[list[dict[str, object]]] = []
         self.step = 0
-        plan = Plan(Placement("local"), processes, "http://127.0.0.1:1")
         launcher = launch_here(folder / "logs", {"VARIABLE": "1"})
         self.supervisor = Supervisor(
-            plan, launcher, restarts, lambda: self.step, self._record, self.said.append
+            processes, launcher, restarts, lambda: self.step, self._record, self.said.append
         )
 
     def _record(self, processes: Sequence[Supervised]) -> None:

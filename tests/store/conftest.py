@@ -21,3 +21,10 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
 def store(path: Any) -> Iterator[Store]:
     with Store.open(path) as store:
         yield store
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Iterator[Store]:
+    """A store in a file, for logs."""
+    with Store.open(tmp_path / "s.db") as store:
+        yield store

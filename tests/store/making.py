@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,12 @@ def sample(prompt: str = "1+1=", response: str = "2", reward: float | None = 1.0
 
 def group(name: str, rewards: list[float | None], **fields: Any) -> list[Sample]:
     return [sample(name, f"response {i}", r, **fields) for i, r in enumerate(rewards)]
+
+
+def write_lines(path: Path, *rows: Any) -> Path:
+    """A log of these records, or of these lines."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
 
 
 def random_samples(seed: int, n: int, words: list[str] = WORDS) -> list[Sample]:

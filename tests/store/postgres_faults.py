@@ -231,7 +231,7 @@ class Torture:
             ip("netns", "del", NAMESPACE)
         near = [took for name, began, took in waits if name != "far" and not self.is_away(name, began, took)]
         with Store.open(self.url) as store:
-            run = store.tables.database.run
+            run = store.tables.run
             drawn = Counter(draw.sample for draw in store.draws.drawn(RUN))
             origins = "SELECT file, record, part FROM samples WHERE file IS NOT NULL GROUP BY 1, 2, 3"
             done = {number for (number,) in run("SELECT number FROM requests WHERE done = 1")}

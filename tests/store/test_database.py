@@ -110,12 +110,8 @@ def test_another_schema_is_refused_by_its_number(path: Path, schema: int, option
         Store.open(path, **options)
 
 
-def test_one_of_several_stores_is_refused_and_several_in_a_configuration(path: Path) -> None:
+def test_several_stores_in_a_configuration_are_refused() -> None:
     """Earlier versions divided the prompts of one store among several files."""
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE shard (number INTEGER, count INTEGER)")
-    with pytest.raises(Refused, match=r"s\.db: a part of several stores.*agro store merge"):
-        Store.open(path)
     with pytest.raises(Refused, match=r"data\.store: .*got \['a\.db', 'b\.db'\].*agro store .*merge"):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
     with pytest.raises(Refused, match=r"data\.store=.*expected one store.*agro store .*merge"):

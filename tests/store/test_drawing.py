@@ -39,14 +39,8 @@ def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finishe
     assert responses(drawn.samples) == ["response 0", "response 1", "0", "1", "2", "10"]
     assert not drawn.damaged
     assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn.samples]
-    assert [s.version for s in drawn.samples] == [
-        -1,
-        -1,
-        1,
-        1,
-        1,
-        1,
-    ]  # "old" is no run's: its version is unknown
+    # "old" is no run's: its version is unknown.
+    assert [s.version for s in drawn.samples] == [-1, -1, 1, 1, 1, 1]
 
 
 def test_only_what_was_made_is_drawn_without_a_rule(store: Store) -> None:

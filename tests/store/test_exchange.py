@@ -121,10 +121,8 @@ def test_mask_is_what_to_learn_from_and_action_what_was_chosen() -> None:
     record = to_record(s)
     assert record["mask"] == [False, False, True]
     assert record["action"] == [False, True, True]
-    assert from_record({"prompt": "", "response": "", "tokens": [1, 2], "mask": [0, 1]}).action.tolist() == [
-        False,
-        True,
-    ]
+    read = from_record({"prompt": "", "response": "", "tokens": [1, 2], "mask": [0, 1]})
+    assert read.action.tolist() == [False, True]
 
 
 def test_what_is_not_a_field_is_kept_in_meta() -> None:
@@ -252,11 +250,8 @@ def test_content_is_known_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> No
     (tmp_path / "table").write_bytes((tmp_path / "a.parquet").read_bytes())
     for name in ("packed", "plain.gz", "table"):
         assert list(read_samples(tmp_path / name)) == [sample()]
-    assert (
-        fingerprint(tmp_path / "packed")
-        == fingerprint(tmp_path / "a.jsonl")
-        != fingerprint(tmp_path / "table")
-    )
+    packed, plain, table = (fingerprint(tmp_path / name) for name in ("packed", "a.jsonl", "table"))
+    assert packed == plain != table
 
 
 def test_places_that_can_not_be_written_or_read(tmp_path: Path) -> None:

@@ -24,12 +24,6 @@ from agro.store import Store, recover, write_samples
 FLIPS = 40
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "into.db") as store:
-        yield store
-
-
 def damaged(content: bytes, times: int) -> Iterator[bytes]:
     """The content with a few flipped bits; every tenth time cut off as well."""
     rng = random.Random(0)
@@ -54,27 +48,27 @@ def refusals(path: Path, use: Callable[[], object], times: int = FLIPS) -> list[
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
-def test_an_export_with_flipped_bits(store: Store, tmp_path: Path, ending: str) -> None:
+def test_an_export_with_flipped_bits(into: Store, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x{ending}"
     write_samples(path, random_samples(3, 20))
 
     def use() -> None:
-        import_files(store, [path])
+        import_files(into, [path])
         list(read_samples(path))
 
     assert len(refusals(path, use)) > FLIPS // 2
 
 
-def test_a_table_of_another_program_with_flipped_bits(store: Store, tmp_path: Path) -> None:
+def test_a_table_of_another_program_with_flipped_bits(into: Store, tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     rows = [{"prompt": f"é {i}", "response": "a", "reward": [0.5, i]} for i in range(20)]
     parquet.write_table(pa.Table.from_pylist(rows), path)
-    assert refusals(path, lambda: import_files(store, [path], mapping={"meta.r": "reward"}))
+    assert refusals(path, lambda: import_files(into, [path], mapping={"meta.r": "reward"}))
 
 
-def test_csv_with_flipped_bits(store: Store, tmp_path: Path) -> None:
+def test_csv_with_flipped_bits(into: Store, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("prompt,response\nQ,A\n")
-    use = partial(import_files, store, [tmp_path / "x.csv"])
+    use = partial(import_files, into, [tmp_path / "x.csv"])
     assert len(refusals(tmp_path / "x.csv", use)) > FLIPS // 2
 
 
@@ -89,7 +83,7 @@ def test_prompts_with_flipped_bits(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("depth", [800, 990, 5000, 200_000])
 @pytest.mark.parametrize("value", ["[", '{"a":'])
-def test_deeply_nested_values(store: Store, tmp_path: Path, depth: int, value: str) -> None:
+def test_deeply_nested_values(into: Store, tmp_path: Path, depth: int, value: str) -> None:
     closing = {"[": "]", '{"a":': "}"}[value]
     deep = f"{value * depth}1{closing * depth}"
     path = tmp_path / "x.jsonl"
@@ -100,7 +94,7 @@ def test_deeply_nested_values(store: Store, tmp_path: Path, depth: int, value: s
         f'{{"prompt": "", "response": "", "tokens": {deep}}}',
     ):
         path.write_text(text)
-        for use in (load_prompts, lambda path: import_files(store, [path])):
+        for use in (load_prompts, lambda path: import_files(into, [path])):
             with suppress(Refused):
                 use(path)
 
@@ -127,18 +121,18 @@ def test_a_store_with_flipped_bits(tmp_path: Path) -> None:
     refusals(path, recovered, 10)
 
 
-def test_values_that_python_does_not_have_are_refused_by_the_row(store: Store, tmp_path: Path) -> None:
+def test_values_that_python_does_not_have_are_refused_by_the_row(into: Store, tmp_path: Path) -> None:
     """A date after the year 9999, and nanoseconds; the other rows are taken."""
     path = tmp_path / "x.parquet"
     rest = {"prompt": ["Q", "Q", "Q"], "response": ["a", "b", "c"]}
     for values in (pa.array([None, 10**8, None], pa.date32()), pa.array([None, 1, None], pa.timestamp("ns"))):
         parquet.write_table(pa.table({**rest, "reward": values}), path)
-        report = import_files(store, [path])
+        report = import_files(into, [path])
         assert (report.samples, [r.where for r in report.refused]) == (2, [f"{path}:2"])
 
 
-def test_columns_of_the_same_name(store: Store, tmp_path: Path) -> None:
+def test_columns_of_the_same_name(into: Store, tmp_path: Path) -> None:
     table = pa.table([["Q"], ["A"], [1.0], [0.0]], names=["prompt", "response", "reward", "reward"])
     parquet.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(Refused, match="expected different columns"):
-        import_files(store, [tmp_path / "x.parquet"])
+        import_files(into, [tmp_path / "x.parquet"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 
 import pytest
+from making import write_lines
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
@@ -18,13 +18,9 @@ ROWS = [("alice", 1.0), ("alice", 3.0), ("bob", 10.0), ("bob", 10.0), ("carol", 
 
 @pytest.fixture
 def log(tmp_path):
-    path = tmp_path / "log.jsonl"
-    lines = [
-        {"prompt": f"{i}?", "response": "x", "reward": reward, "user": user}
-        for i, (user, reward) in enumerate(ROWS)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    record = {"response": "x"}
+    lines = [record | {"prompt": f"{i}?", "reward": r, "user": user} for i, (user, r) in enumerate(ROWS)]
+    return write_lines(tmp_path / "log.jsonl", *lines)
 
 
 def test_a_field_that_a_scored_record_lacks_takes_nothing(tmp_path, log):

@@ -41,7 +41,7 @@ RESULTS: dict[str, Callable[[Store], Iterator[Any]]] = {
 
 @pytest.fixture
 def small_pages(monkeypatch) -> None:
-    for module in ("samples", "tables", "survey"):
+    for module in ("samples", "database", "survey"):
         for name, rows in (("PAGE_ROWS", 64), ("PAGE_ENTRIES", 64), ("PAGE_GROUPS", 32)):
             monkeypatch.setattr(f"agro.store.{module}.{name}", rows, raising=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -22,8 +21,9 @@ from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
 from agro.store.postgres import HOLD
-from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
+from agro.store.postgres_dialect import LONG, SCHEMA, encoded, restored, to_postgres
 from agro.store.records import OtherPrompt
+from agro.store.sample_rows import encode_text
 from agro.store.shared import DatabaseFolder, shared_runs
 
 ELSEWHERE = """
@@ -47,7 +47,7 @@ def stop(database, batch):
         print("ready", flush=True)
         time.sleep(600)
     return send(database, batch)
-LOCK = b"hashtextextended('agro store " + store.tables.database.schema.encode() + b"', 0)"
+LOCK = b"hashtextextended('agro store " + store.tables.schema.encode() + b"', 0)"
 PostgresDatabase._trip = stop
 store.append([Sample("late", "1")])
 """
@@ -86,7 +86,7 @@ def test_others_go_on_where_a_client_is_stopped_inside_a_write(
 
 def ends_at_commit(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> list[int]:
     """Cut the connection once, before the server has a COMMIT or after it; returns how often it was."""
-    database: Any = store.tables.database
+    database: Any = store.tables
     send, cuts = database._trip, list[int]()
 
     def trip(batch: Any) -> Any:
@@ -108,34 +108,28 @@ def test_what_a_lost_connection_wrote_counts_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     """Judgments, and samples without an origin, have no key: the number of the transaction has."""
-    total = 0
     ids = store.append([sample("a", str(n)) for n in range(3)])
-    with monkeypatch.context() as patched:
-        cuts = ends_at_commit(store, patched, after=after)
-        store.add_pairs([Pair(ids[0], ids[1])])
-    total += len(cuts)
+    results = []
+    for write in (
+        lambda: store.add_pairs([Pair(ids[0], ids[1])]),
+        lambda: store.append([sample("b")]),
+        lambda: store.requests.claim("r", "me", maximum=2, ahead=8),
+        lambda: store.split.keep("r", {"a": "b"}),
+    ):
+        with monkeypatch.context() as patched:
+            cuts = ends_at_commit(store, patched, after=after)
+            results.append(write())
+        assert len(cuts) == 1
+    assert results == [None, [4], [0, 1], None]
     assert len(list(store.pairs())) == 1
-    with monkeypatch.context() as patched:
-        cuts = ends_at_commit(store, patched, after=after)
-        assert store.append([sample("b")]) == [4]
-    total += len(cuts)
-    with monkeypatch.context() as patched:
-        cuts = ends_at_commit(store, patched, after=after)
-        claimed = store.requests.claim("r", "me", maximum=2, ahead=8)
-    total += len(cuts)
-    with monkeypatch.context() as patched:
-        cuts = ends_at_commit(store, patched, after=after)
-        store.split.keep("r", {"a": "b"})
-    assert store.split.of("r") == {"a": "b"}
-    assert claimed == [0, 1]
     assert [s.id for s in store.samples()] == [1, 2, 3, 4]
-    assert total + len(cuts) == 4
+    assert store.split.of("r") == {"a": "b"}
 
 
 def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
     """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also
     in a trip that fails: the connection knows of those, and goes on."""
-    database: Any = store.tables.database
+    database: Any = store.tables
     send, met, pid = database._trip, [], database._pid
     with Store.open(postgres_url) as other:
 
@@ -163,7 +157,7 @@ def test_several_that_make_a_store_at_once(postgres_url: str) -> None:
 
 
 def test_a_draw_takes_few_trips(store: Store) -> None:
-    database: Any = store.tables.database
+    database: Any = store.tables
     rule = DrawRule(2, DataConfig(), 2)
     for step in range(1, 4):
         for name in range(4):
@@ -177,45 +171,30 @@ def test_a_draw_takes_few_trips(store: Store) -> None:
 
 
 def test_text_that_postgres_has_not() -> None:
-    for text in ("", "plain", "\0", "a\0b", "\uffff", "\uffff0000", "é\0ß"):
-        assert decoded(encoded(text).decode()) == text
-    for text in LONE:
-        assert decoded(encoded(text).decode()) == text.encode("utf-8", "surrogatepass")
+    for text in ("", "plain", "\0", "a\0b", "\uffff", "\uffff0000", "é\0ß", *LONE):
+        [(value, number)] = restored([(encoded(text).decode(), 1)], [0])
+        assert (value, number) == (encode_text(text), 1)
 
 
-def long_text(start: str, seed: int, bytes_: int = 100_000) -> str:
-    """That no compression makes short."""
-    letters = random.Random(seed).choices(range(33, 0xD800), k=bytes_ // 3)
-    return start + "".join(map(chr, letters))
-
-
-def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> None:
-    """Alike but for their ends; what needs escapes is at the place where they are cut, and in the end."""
-    start = "x" * (LONG // 2 - 2) + "\0" + "é\ud800" * 300 + long_text("", 0)
-    names = [start + end for end in ("a", "b", "\0", "\ud800", "\uffff", "\uffff#" + "0" * 64)]
-    rule, ids = DrawRule(len(names), DataConfig(), 2), list[int]()
+def test_ids_have_the_length_that_an_index_takes(store: Store) -> None:
+    """1,000 bytes, which count escapes: alike but for their ends, and each is another id."""
+    start = "\0é\ud800" * 58
+    names = [start + end for end in ("a", "b", "\0", "\ud800", "\uffff", "x" * 72)]
+    assert len(encoded(names[-1])) == LONG
     for name in names:
-        ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name) for i in (0.0, 1.0)])
-        ids += store.append([sample(name[-1:], "2", 1.0, prompt_id=name, episode=name) for _ in (0, 1)])
-    assert store.append([sample("other")]) == [len(ids) + 1]
-    for location in (tmp_path / "s.db", f"{postgres_url}_2"):
-        copy(postgres_url if location == tmp_path / "s.db" else tmp_path / "s.db", location)
-    for location in (postgres_url, tmp_path / "s.db", f"{postgres_url}_2"):
-        with Store.open(location) as each:
-            stored = list(each.samples())[:-1]
-            assert [s.prompt_id for s in stored] == [name for name in names for _ in range(4)]
-            assert [s.episode for s in stored[2::4]] == names
-            assert [s.prompt_id for s in each.samples(prompt_id=names[1])] == [names[1]] * 4
-            assert each.experience.find(prompt_id=names[2]) == ids[8:12]
-            assert {group.prompt_id for group in each.groups()} >= {*names}
-            with pytest.raises(OtherPrompt):
-                each.append([sample("another prompt", prompt_id=names[3])])
-            for step in (1, 2):
-                assert {s.prompt_id for s in each.draw(rule, At("r", step, 0, step)).samples} == {*names}
-            assert not each.tables.damage()
-    store.imports.forget(ids[:4])
-    assert [s.prompt_id for s in store.samples()][:-1] == [name for name in names[1:] for _ in range(4)]
-    assert store._database.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
+        store.append([sample(name[-1:], f"{i}", i, prompt_id=name, episode=name) for i in (0.0, 1.0)])
+    stored = list(store.samples())
+    assert [s.prompt_id for s in stored] == [s.episode for s in stored] == [n for n in names for _ in (0, 1)]
+    assert [s.prompt_id for s in store.samples(prompt_id=names[1])] == [names[1]] * 2
+    assert store.experience.find(prompt_id=names[2]) == [5, 6]
+    with pytest.raises(OtherPrompt):
+        store.append([sample("another prompt", prompt_id=names[3])])
+    drawn = store.draw(DrawRule(len(names), DataConfig()), At("r", 1, 0, 1)).samples
+    assert {s.prompt_id for s in drawn} == {*names}
+    assert not store.tables.damage()
+    for fields in ({"prompt_id": names[-1] + "x"}, {"prompt_id": "", "episode": "e" * 1001}):
+        with pytest.raises(Refused, match=r"at most 1000 bytes, got 1001. What to do: a shorter one"):
+            store.append([sample(**fields)])
 
 
 def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
@@ -298,7 +277,7 @@ def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: 
             Store.open(f"postgresql://{url}")
         assert "very-secret-1" not in str(refused.value)
     with Store.open(postgres_url) as store:
-        with pytest.raises(Refused, match=r"expected the name of a run .* at most 1000 bytes, got 1001"):
+        with pytest.raises(Refused, match=r"the name of a run .* at most 1000 bytes, got 1001"):
             store.append([sample()], run="r" * 1001)
         store.append([sample("after it")])
         store._database.run("UPDATE about SET schema = 1")

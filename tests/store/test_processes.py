@@ -47,18 +47,14 @@ def draw_whole_groups(path: Path, out: Any, together: Any) -> None:
             step += 1
             drawn = store.draw(DrawRule(1, min_group=2), At("trainer", step, seed=0, version=0))
             seen[len(drawn.samples)] += 1
-            time.sleep(
-                0.002
-            )  # a trainer computes between draws; SQLite's turns aren't fair to writers that wait
+            # A trainer computes between draws; SQLite's turns aren't fair to writers that wait.
+            time.sleep(0.002)
         out.put((step, dict(seen)))
 
 
 def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
-    path, out, together = (
-        tmp_path / "s.db",
-        fork.Queue(),
-        fork.Barrier(3),
-    )  # nobody has made the store: the first of them does
+    # Nobody has made the store: the first of them does.
+    path, out, together = tmp_path / "s.db", fork.Queue(), fork.Barrier(3)
     work = [
         fork.Process(target=append_groups, args=(path, "a", 40, together)),
         fork.Process(target=append_groups, args=(path, "b", 40, together)),
@@ -92,7 +88,7 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
             return getattr(self.connection, name)
 
         def execute(self, sql: str, *args: Any) -> Any:
-            if sql == "PRAGMA journal_mode = WAL":
+            if sql == "PRAGMA journal_mode = wal":
                 asked.append(sql)
                 if len(asked) < 3:
                     error = sqlite3.OperationalError("database is locked")
@@ -160,10 +156,8 @@ def test_what_was_said_to_be_stored_outlives_a_kill(tmp_path: Path) -> None:
         assert {g.size for g in store.groups()} == {50}
         kept = Counter(str(s.prompt).split()[0] for s in store.samples())
     for name, count in said.items():
-        assert kept[str(name)] in (
-            50 * count,
-            50 * (count + 1),
-        )  # at most the one that it couldn't say any more
+        # At most the one that it couldn't say any more.
+        assert kept[str(name)] in (50 * count, 50 * (count + 1))
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from making import sample
+from making import write_lines as write
 
 from agro.errors import Refused
 from agro.logs import format_table
 from agro.logs.importing import import_files
 from agro.store import Pair, Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def log(folder: Path) -> Path:
@@ -38,13 +26,13 @@ A = {"prompt": "q", "response": "a", "reward": "x"}
 B = {"prompt": "q", "response": "b", "reward": "y"}
 
 
-def test_another_map_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+def test_another_map_is_refused_by_name(into: Store, tmp_path: Path) -> None:
     path = log(tmp_path)
-    import_files(store, [path], mapping=A)
+    import_files(into, [path], mapping=A)
     with pytest.raises(Refused, match=r"--map was .*response=a.*, is .*response=b.*--replace"):
-        import_files(store, [path], mapping=B)
-    assert [s.response for s in store.samples()] == ["a0", "a1", "a2"]
-    assert import_files(store, [path], mapping=A).duplicates == 3
+        import_files(into, [path], mapping=B)
+    assert [s.response for s in into.samples()] == ["a0", "a1", "a2"]
+    assert import_files(into, [path], mapping=A).duplicates == 3
 
 
 @pytest.mark.parametrize(
@@ -59,109 +47,109 @@ def test_another_map_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     ],
 )
 def test_each_option_of_reading_is_compared(
-    store: Store, tmp_path: Path, option: dict[str, Any], said: str
+    into: Store, tmp_path: Path, option: dict[str, Any], said: str
 ) -> None:
     path = write(tmp_path / "log.jsonl", {"prompt": "Q", "response": "A", "x": 1})
-    import_files(store, [path])
+    import_files(into, [path])
     with pytest.raises(Refused) as refusal:
-        import_files(store, [path], **option)
+        import_files(into, [path], **option)
     assert said in str(refusal.value)
 
 
-def test_replace_takes_the_records_anew(store: Store, tmp_path: Path) -> None:
+def test_replace_takes_the_records_anew(into: Store, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", {"prompt": "Q0", "response": "kept", "reward": 5})
     path = log(tmp_path)
-    import_files(store, [path], mapping=A)
-    import_files(store, [other])
-    ids = [s.id for s in store.samples()]
-    store.add_pairs([Pair(ids[1], ids[0]), Pair(ids[3], ids[0])])
-    report = import_files(store, [path], mapping=B, replace=True)
+    import_files(into, [path], mapping=A)
+    import_files(into, [other])
+    ids = [s.id for s in into.samples()]
+    into.add_pairs([Pair(ids[1], ids[0]), Pair(ids[3], ids[0])])
+    report = import_files(into, [path], mapping=B, replace=True)
     assert (report.samples, report.scored, report.replaced, report.duplicates) == (3, 3, 3, 0)
     assert "replaced: 3 samples" in str(report)
-    now = {s.response: (s.reward, s.id) for s in store.samples()}
+    now = {s.response: (s.reward, s.id) for s in into.samples()}
     assert {k: v[0] for k, v in now.items()} == {"kept": 5, "b0": 0, "b1": -1, "b2": -2}
     assert min(now[f"b{i}"][1] for i in range(3)) > max(ids)  # no id is given twice
-    assert (store.counts().samples, list(store.pairs())) == (4, [])
-    assert [s.response for s in store.samples(redone=True)] == ["kept", "b0", "b1", "b2"]
-    assert not store.tables.damage()
-    assert import_files(store, [path], mapping=B).duplicates == 3
+    assert (into.counts().samples, list(into.pairs())) == (4, [])
+    assert [s.response for s in into.samples(redone=True)] == ["kept", "b0", "b1", "b2"]
+    assert not into.tables.damage()
+    assert import_files(into, [path], mapping=B).duplicates == 3
     with pytest.raises(Refused, match=r"response=b.* is .*response=a"):
-        import_files(store, [path], mapping=A)
+        import_files(into, [path], mapping=A)
 
 
-def test_replace_where_all_is_refused_leaves_what_was(store: Store, tmp_path: Path) -> None:
+def test_replace_where_all_is_refused_leaves_what_was(into: Store, tmp_path: Path) -> None:
     path = log(tmp_path)
-    import_files(store, [path], mapping=A)
+    import_files(into, [path], mapping=A)
     with pytest.raises(Refused, match="all records are refused"):
-        import_files(store, [path], mapping={**A, "response": "x"}, replace=True)
-    assert [s.response for s in store.samples()] == ["a0", "a1", "a2"]
-    assert import_files(store, [path], mapping=A).duplicates == 3
+        import_files(into, [path], mapping={**A, "response": "x"}, replace=True)
+    assert [s.response for s in into.samples()] == ["a0", "a1", "a2"]
+    assert import_files(into, [path], mapping=A).duplicates == 3
 
 
-def test_what_a_run_drew_is_not_replaced(store: Store, tmp_path: Path) -> None:
+def test_what_a_run_drew_is_not_replaced(into: Store, tmp_path: Path) -> None:
     path = log(tmp_path)
-    import_files(store, [path], mapping=A)
-    store.draws.record("first", 4, [1, 2])
-    store.draws.record("first", 6, [1])
-    store.draws.record("second", 1, [3])
+    import_files(into, [path], mapping=A)
+    into.draws.record("first", 4, [1, 2])
+    into.draws.record("first", 6, [1])
+    into.draws.record("second", 1, [3])
     with pytest.raises(Refused, match=r"first \(2 samples, steps 4 to 6\); second \(1 samples, step 1\)"):
-        import_files(store, [path], mapping=B, replace=True)
-    assert [s.response for s in store.samples()] == ["a0", "a1", "a2"]
+        import_files(into, [path], mapping=B, replace=True)
+    assert [s.response for s in into.samples()] == ["a0", "a1", "a2"]
 
 
-def test_strict_stores_nothing_where_a_record_is_refused(store: Store, tmp_path: Path) -> None:
+def test_strict_stores_nothing_where_a_record_is_refused(into: Store, tmp_path: Path) -> None:
     good = [{"prompt": "Q", "response": str(i)} for i in range(700)]  # more than one transaction takes
     path = write(tmp_path / "log.jsonl", *good, {"prompt": "Q", "response": None})
     with pytest.raises(Refused, match=r"--strict: .* got 1 refused[^$]*log\.jsonl:701: response"):
-        import_files(store, [path], strict=True)
-    assert (store.counts().samples, store.imports.provenance()) == (0, [])
-    assert import_files(store, [path]).samples == 700
+        import_files(into, [path], strict=True)
+    assert (into.counts().samples, into.imports.provenance()) == (0, [])
+    assert import_files(into, [path]).samples == 700
     fine = write(tmp_path / "fine.jsonl", *good)
-    assert import_files(store, [fine], strict=True).samples == 700
+    assert import_files(into, [fine], strict=True).samples == 700
 
 
 def completion(step: int, text: str) -> dict[str, Any]:
     return {"step": step, "prompt": "Q", "completion": text, "reward": 1.0, "advantage": 0.0}
 
 
-def test_files_of_a_queue_repeat_its_rows(store: Store, tmp_path: Path) -> None:
+def test_files_of_a_queue_repeat_its_rows(into: Store, tmp_path: Path) -> None:
     """TRL writes its queue, whose last rows are in the next file again; two responses may be equal."""
     first = write(tmp_path / "1.jsonl", *(completion(1, text) for text in ("a", "b", "b")))
     second = write(tmp_path / "2.jsonl", *(completion(2, text) for text in ("b", "b", "b", "c")))
-    report = import_files(store, [first, second])
+    report = import_files(into, [first, second])
     assert (report.samples, report.repeated) == (5, {"TRL's queue": 2})
     assert "repeats of TRL's queue: 2 not taken again" in str(report)
-    assert [s.response for s in store.samples()] == ["a", "b", "b", "b", "c"]
-    again = import_files(store, [second])
+    assert [s.response for s in into.samples()] == ["a", "b", "b", "b", "c"]
+    again = import_files(into, [second])
     assert (again.samples, again.duplicates, again.repeated) == (0, 2, {"TRL's queue": 2})
 
 
-def test_a_format_whose_identities_are_unique(store: Store, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_format_whose_identities_are_unique(into: Store, tmp_path: Path, monkeypatch: Any) -> None:
     once = replace(format_table.get("trl-completions"), once=True)
     monkeypatch.setitem(format_table.FORMATS, "trl-completions", once)
     path = write(tmp_path / "1.jsonl", *(completion(1, text) for text in ("a", "b", "b")))
-    assert import_files(store, [path]).repeated == {"TRL's queue": 1}
-    assert [s.response for s in store.samples()] == ["a", "b"]
+    assert import_files(into, [path]).repeated == {"TRL's queue": 1}
+    assert [s.response for s in into.samples()] == ["a", "b"]
 
 
-def test_a_replaced_file_gives_its_identities_back(store: Store, tmp_path: Path) -> None:
+def test_a_replaced_file_gives_its_identities_back(into: Store, tmp_path: Path) -> None:
     first, second = (write(tmp_path / f"{i}.jsonl", completion(i, "a")) for i in (1, 2))
-    import_files(store, [first])
-    report = import_files(store, [first], replace=True)
+    import_files(into, [first])
+    report = import_files(into, [first], replace=True)
     assert (report.samples, report.replaced, report.repeated) == (1, 1, {})
-    assert import_files(store, [second]).repeated == {"TRL's queue": 1}
+    assert import_files(into, [second]).repeated == {"TRL's queue": 1}
 
 
-def test_license_and_provenance_of_sources(store: Store, tmp_path: Path) -> None:
+def test_license_and_provenance_of_sources(into: Store, tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", {"prompt": "Q", "response": "1", "source": "alice"})
     two = write(tmp_path / "two.jsonl", *({"prompt": "Q", "response": r, "source": "bob"} for r in "23"))
-    import_files(store, [one], license="CC-BY-4.0")
-    import_files(store, [two])
-    store.append([sample("Q2", source="policy")])
-    found = [(p.source, p.samples, p.file, p.license) for p in store.imports.provenance()]
+    import_files(into, [one], license="CC-BY-4.0")
+    import_files(into, [two])
+    into.append([sample("Q2", source="policy")])
+    found = [(p.source, p.samples, p.file, p.license) for p in into.imports.provenance()]
     assert found == [("alice", 1, "one.jsonl", "CC-BY-4.0"), ("bob", 2, "two.jsonl", None)]
-    assert import_files(store, [two], license="MIT").duplicates == 2  # a later import may say it
-    import_files(store, [two])
-    assert [p.license for p in store.imports.provenance()] == ["CC-BY-4.0", "MIT"]
-    store.draws.record("run", 1, [2])
-    assert [(p.source, p.samples) for p in store.imports.provenance("run")] == [("bob", 1)]
+    assert import_files(into, [two], license="MIT").duplicates == 2  # a later import may say it
+    import_files(into, [two])
+    assert [p.license for p in into.imports.provenance()] == ["CC-BY-4.0", "MIT"]
+    into.draws.record("run", 1, [2])
+    assert [(p.source, p.samples) for p in into.imports.provenance("run")] == [("bob", 1)]

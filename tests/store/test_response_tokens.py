@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from making import write_lines
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
@@ -33,28 +33,20 @@ class Letters:
         return "".join(map(chr, ids)).replace("\0", "")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s.db") as store:
-        yield store
-
-
 def row(text: str = "ab", **changes: Any) -> dict[str, Any]:
     ids = [*map(ord, text), 0]
     return {"prompt": "Q", "completion": text, "token_ids": ids, "logprobs": [-0.5] * len(ids), **changes}
 
 
 def log(tmp_path: Path, *rows: dict[str, Any]) -> Path:
-    path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
+    return write_lines(tmp_path / "log.jsonl", *rows)
 
 
 @pytest.mark.parametrize("prompt", ["Q", [{"role": "user", "content": "Q"}]])
-def test_the_prompts_tokens_are_put_before_them(store: Store, tmp_path: Path, prompt: Text) -> None:
+def test_the_prompts_tokens_are_put_before_them(into: Store, tmp_path: Path, prompt: Text) -> None:
     path = log(tmp_path, row(prompt=prompt, token_reward=[0, 1, 2], version=[4, 4, 5]))
-    import_files(store, [path], mapping=MAP, tokenizer=Letters())
-    (s,) = store.samples()
+    import_files(into, [path], mapping=MAP, tokenizer=Letters())
+    (s,) = into.samples()
     assert (s.prompt, s.response, s.tokenizer) == (prompt, "ab", "letters")
     assert s.tokens.tolist() == [*PROMPT, 97, 98, 0]
     assert s.action.tolist() == [False] * 3 + [True] * 3
@@ -65,11 +57,11 @@ def test_the_prompts_tokens_are_put_before_them(store: Store, tmp_path: Path, pr
     assert s.oldest_version == 4
 
 
-def test_lists_of_responses_bring_a_list_of_tokens_each(store: Store, tmp_path: Path) -> None:
+def test_lists_of_responses_bring_a_list_of_tokens_each(into: Store, tmp_path: Path) -> None:
     rows = [row(text) for text in ("ab", "c")]
     lists = {name: [r[name] for r in rows] for name in ("completion", "token_ids", "logprobs")}
-    import_files(store, [log(tmp_path, {"prompt": "Q", **lists})], mapping=MAP, tokenizer=Letters())
-    assert [s.tokens.tolist()[3:] for s in store.samples()] == [[97, 98, 0], [99, 0]]
+    import_files(into, [log(tmp_path, {"prompt": "Q", **lists})], mapping=MAP, tokenizer=Letters())
+    assert [s.tokens.tolist()[3:] for s in into.samples()] == [[97, 98, 0], [99, 0]]
 
 
 @pytest.mark.parametrize(
@@ -88,19 +80,19 @@ def test_lists_of_responses_bring_a_list_of_tokens_each(store: Store, tmp_path: 
     ],
 )
 def test_tokens_that_are_not_the_response_s(
-    store: Store, tmp_path: Path, changes: dict[str, Any], message: str
+    into: Store, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = log(tmp_path, row(), row(**changes))
-    report = import_files(store, [path], mapping=MAP, tokenizer=Letters())
+    report = import_files(into, [path], mapping=MAP, tokenizer=Letters())
     assert report.samples == 1
     (refusal,) = report.refused
     with pytest.raises(Refused, match=message):
         raise Refused(refusal.reason)
 
 
-def test_without_a_tokenizer_they_are_refused_with_the_way_out(store: Store, tmp_path: Path) -> None:
+def test_without_a_tokenizer_they_are_refused_with_the_way_out(into: Store, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"tokens: .*--tokenizer MODEL"):
-        import_files(store, [log(tmp_path, row())], mapping=MAP)
+        import_files(into, [log(tmp_path, row())], mapping=MAP)
 
 
 def test_a_prompt_that_only_the_tokens_have() -> None:
