@@ -182,6 +182,8 @@ class SqliteDatabase(Database):
             raise Refused(
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
             )
+        if self.has("shard"):
+            raise Refused(f"{self.path}: one of several stores that were one, which aren't read any more")
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "

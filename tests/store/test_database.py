@@ -118,6 +118,14 @@ def test_several_stores_in_a_configuration_are_refused() -> None:
         RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on
 
 
+def test_one_of_several_stores_that_were_one_is_refused(path: Path) -> None:
+    """Earlier versions divided the prompts of one store among several files."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE shard (number INTEGER, count INTEGER)")
+    with pytest.raises(Refused, match=r"s\.db: one of several stores"):
+        Store.open(path)
+
+
 def test_a_damaged_store(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[4096:] = b"\xff" * (len(raw) - 4096)
