@@ -21,9 +21,9 @@ from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import SET_ASIDE, STAGE, Run, check_out
-from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.progress import Progress, RunActivity
 from agro.runs.side_by_side import SideBySide, place
-from agro.runs.track import Trackers, check_trackers, load_trackers
+from agro.runs.track import Trackers, check_trackers
 from agro.store import Store
 from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
@@ -121,23 +121,20 @@ class BaseTrainer:
 
     def _run(self) -> None:
         store = self._prepare()
-        interruption = Interruption()
         try:
             self.policy, self.reference = self._load()
             digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
             before: dict[str, Any] = {"resume": self.resume, "accept": self.accept}
             self.folder = Run(self.out, self.config, inputs=digests, epochs=self.epochs, **before)
-            self.progress = Progress.on(self.phases[-1].ends, store)
-            self.trackers = load_trackers(self.config, self.folder, self.progress.say)
-            watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
-            self.activity = RunActivity(self.progress, watchdog, interruption, self.out / STAGE)
+            self.progress = Progress(self.phases[-1].ends)
+            self.trackers = Trackers.of(self.config, self.folder, self.progress.say)
+            self.activity = RunActivity(self.progress, self.config.guard.stage_seconds, self.out / STAGE)
             with (
                 closing(self.folder),
                 closing(self.progress),
                 closing(self.trackers),
                 Store.open(store) as self.store,
-                interruption.on_signals(self.progress.say, self.activity.pending),
-                watchdog,
+                self.activity,
             ):
                 self._train()
         finally:
@@ -381,8 +378,6 @@ class BaseTrainer:
                 )
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
-        if len(config.reward.functions) > 1:
-            monitors.append(heldout.RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 

@@ -23,7 +23,6 @@ from agro.runs.problems import (
     Problem,
     kept_share,
     problems,
-    steps_of,
     way_out,
     without_share,
     without_signal,
@@ -426,11 +425,11 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
     if signal is not None:
         data = run.config.phase(run.spans[-1].name).data
         ways = ". ".join(f"{reason}: {way_out(reason, data)}" for reason in signal.reasons)
-        unsignaled = replace(unsignaled, value=steps_of(signal), note=ways, bad=signal.is_said)
+        unsignaled = replace(unsignaled, value=signal.text, note=ways, bad=signal.is_said)
     facts += [equal_groups, unsignaled]
     if share is not None and share.count:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
-        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
+        facts.append(Fact("steps with less replay", share.text, note, bad=share.is_said))
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
     measured, said = np.isfinite(norm), ""
     if measured.any():
