@@ -169,7 +169,7 @@ class Run:
         return any(step for _, step in _lines(self.metrics_file))
 
     def forget_after(self, step: int) -> list[int]:
-        """Drop what was logged of uncommitted steps; return the numbers of other unreadable lines of metrics."""
+        """Drop what was logged of uncommitted steps; return the unreadable lines of metrics by number."""
         forget_after(self.folder, step)
         _drop_after(self.held_out_file, step)
         return _drop_after(self.metrics_file, step)

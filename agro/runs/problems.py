@@ -321,9 +321,9 @@ def _way_out(row: Row, config: RunConfig) -> str:
     """What keeps a policy that trains on stored data from leaving it."""
     entry = get(config.objective.name)
     option = entry.options.model_fields.get("weight")
-    if option is not None and "reference" in get_args(option.annotation):
-        if (entry.defaults() | config.objective.options)["weight"] != "reference":
-            return 'objective.weight = "reference"'
+    can_weigh = option is not None and "reference" in get_args(option.annotation)
+    if can_weigh and (entry.defaults() | config.objective.options)["weight"] != "reference":
+        return 'objective.weight = "reference"'
     return toward_reference(row.get("kl_to_reward_spread"))
 
 
