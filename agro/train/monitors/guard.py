@@ -172,6 +172,7 @@ class Best(Monitor):
     def after(self, view: View) -> None:
         rule, name, reasons = view.phase.config.evaluate, view.phase.config.followed, []
         value = view.metrics.get(name) if name is not None else None
+        decides = rule.keep_best or rule.patience or rule.target is not None
         if name is not None and value is not None and not math.isnan(value):
             sign = -1 if FOLLOWED[name].lower else 1  # times a value: more is better
             self.waited += 1
@@ -185,15 +186,13 @@ class Best(Monitor):
             elif rule.patience and self.waited >= rule.patience:
                 best = f"{name} = {self.value:.4f}, which step {self.step} had"
                 reasons.append(f"{self.waited} evaluations without better than {best}")
-        elif view.step == 0 and name not in (None, "eval_reward"):
+        elif view.step == 0 and name not in (None, "eval_reward") and decides:
             # A reward may be known at the next step; what stored groups don't have stays so.
-            if rule.keep_best or rule.patience or rule.target is not None:
-                raise Refused(
-                    f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
-                    "patience or target follow it. eval_auc needs responses of different rewards in a group. "
-                    "What to do: hold out more groups (data.hold_out, data.eval_store), or follow another "
-                    "metric"
-                )
+            raise Refused(
+                f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, patience "
+                "or target follow it. eval_auc needs responses of different rewards in a group. What to do: "
+                "hold out more groups (data.hold_out, data.eval_store), or follow another metric"
+            )
         kl = view.metrics["eval_kl_ref"]
         if rule.target_kl is not None and kl is not None and kl >= rule.target_kl:
             reasons.append(

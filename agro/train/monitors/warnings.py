@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from agro.config import DataConfig, RunConfig
+from agro.config import RunConfig
 from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
@@ -148,8 +148,8 @@ class Signal(Monitor):
             if choice:
                 way = f"check the choice by {', '.join(choice)}, or lower data.replay"
             self.say(
-                f"step {view.step}: data.replay = {data.replay} asks for {requested} groups of the store, and "
-                f"{requested - missing} could be drawn, again; the others are sampled. What to do: {way}"
+                f"step {view.step}: data.replay = {data.replay} asks for {requested} groups of the store, "
+                f"and {requested - missing} could be drawn, again; the others are sampled. What to do: {way}"
             )
 
     def _is_time(self, in_a_row: int) -> bool:
@@ -198,8 +198,8 @@ class Warnings(Monitor):
                 if "average" in entry.options.model_fields:
                     way += ', or objective.average = "token"'
             text = (
-                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), "
-                f"so that updates mainly follow the log-ratios: β = {view.options['beta']:.3g}, responses of "
+                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), so "
+                f"that updates mainly follow the log-ratios: β = {view.options['beta']:.3g}, responses of "
                 f"{length:.0f} tokens. What to do: {way}"
             )
             self._warn("spread", view.step, text)
