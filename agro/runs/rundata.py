@@ -216,7 +216,7 @@ def load_run(folder: Path) -> RunData:
     rows, torn = _read_metrics(folder / "metrics.jsonl")
     if best_path.exists():
         measured = _read_object(best_path, "the measurement of the best model")
-        metric = measured.get("metric")
+        metric: Any = measured.get("metric")
         _expect(metric in FOLLOWED, f"{best_path}: metric", f"one of {', '.join(FOLLOWED)}", metric)
         for key in ("step", metric):
             value = measured.get(key)

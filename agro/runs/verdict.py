@@ -147,7 +147,7 @@ class Difference:
         for row in reversed(run.rows):
             if row.get(metric) is not None and row["step"]:
                 by: Any = "reward" if metric == GAIN else "off-policy"
-                numbers = {name: row.get(f"{metric}_{name}") for name in NUMBERS}
+                numbers: dict[str, Any] = {name: row.get(f"{metric}_{name}") for name in NUMBERS}
                 return cls(by, row[metric], **numbers, step=row["step"], kl=row.get("eval_kl_ref")), row
         return None
 

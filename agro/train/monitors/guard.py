@@ -189,9 +189,9 @@ class Best(Monitor):
         elif view.step == 0 and name not in (None, "eval_reward") and decides:
             # A reward may be known at the next step; what stored groups don't have stays so.
             raise Refused(
-                f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, patience "
-                "or target follow it. eval_auc needs responses of different rewards in a group. What to do: "
-                "hold out more groups (data.hold_out, data.eval_store), or follow another metric"
+                f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
+                "patience or target follow it. eval_auc needs responses of different rewards in a group. "
+                "What to do: hold out more groups (data.hold_out, data.eval_store), or another metric"
             )
         kl = view.metrics["eval_kl_ref"]
         if rule.target_kl is not None and kl is not None and kl >= rule.target_kl:

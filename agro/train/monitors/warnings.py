@@ -198,8 +198,8 @@ class Warnings(Monitor):
                 if "average" in entry.options.model_fields:
                     way += ', or objective.average = "token"'
             text = (
-                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), so "
-                f"that updates mainly follow the log-ratios: β = {view.options['beta']:.3g}, responses of "
+                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), "
+                f"so that updates mainly follow the log-ratios: β = {view.options['beta']:.3g}, responses of "
                 f"{length:.0f} tokens. What to do: {way}"
             )
             self._warn("spread", view.step, text)
