@@ -29,7 +29,6 @@ from agro.types import Sample, Text
 
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
-LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 PAUSE = 0.1  # seconds at least between two redrawings of a stage
 CLEAR = "\r\x1b[K"  # the line that the cursor is in
 KINDS = 10  # of failures of rewards that are shown

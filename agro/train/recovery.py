@@ -245,7 +245,7 @@ def _of_code(
 
 
 def _of_files(section: str, options: Mapping[str, Any], written: str = "") -> dict[str, str]:
-    """Of the files whose path is the text of an option, but for the one that is `written`; nested ones too."""
+    """Of the files whose path is the text of an option, also of a nested one, but for that of `written`."""
     digests: dict[str, str] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):

@@ -3,9 +3,7 @@ about steps from which nothing can be learned."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from agro.config import RunConfig
@@ -179,7 +177,6 @@ class Warnings(Monitor):
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.given: set[str] = set()
-        self.norms: deque[float] = deque(maxlen=WINDOW)
         self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its last ones
 
     def after(self, view: View) -> None:
@@ -197,22 +194,12 @@ class Warnings(Monitor):
                 way += f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
                 if "average" in entry.options.model_fields:
                     way += ', or objective.average = "token"'
+            beta = f"β = {view.options['beta']:.3g}, responses of {length:.0f} tokens"
             text = (
                 f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), "
-                f"so that updates mainly follow the log-ratios: β = {view.options['beta']:.3g}, responses of "
-                f"{length:.0f} tokens. What to do: {way}"
+                f"so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
             )
             self._warn("spread", view.step, text)
-        if metrics["grad_norm"] is not None:
-            self.norms.append(metrics["grad_norm"])
-            if len(self.norms) == WINDOW and min(self.norms) > config.train.clip:
-                text = (
-                    f"note: each of the last {WINDOW} gradients was clipped (median norm "
-                    f"{median(self.norms):.3g}, train.clip = {config.train.clip:g}). All have the same norm "
-                    "then, and train.lr alone decides how far a step goes. That is no error; a larger "
-                    "train.clip lets the gradients differ"
-                )
-                self._warn("clip", view.step, text)
         # What the page, too, would say of the phase if it ended here.
         evaluated = any(v is not None for k, v in metrics.items() if k.startswith("eval_"))
         self.rows.append(metrics)
