@@ -196,8 +196,8 @@ class Warnings(Monitor):
                     way += ', or objective.average = "token"'
             beta = f"β = {view.options['beta']:.3g}, responses of {length:.0f} tokens"
             text = (
-                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), "
-                f"so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
+                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum),"
+                f" so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
             )
             self._warn("spread", view.step, text)
         # What the page, too, would say of the phase if it ended here.
