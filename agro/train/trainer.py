@@ -384,20 +384,21 @@ class BaseTrainer:
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
+        is_held_out = self.store.split.held_out(config.data)
         try:
-            groups = heldout.HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
+            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters, is_held_out)
         except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
             return []
-        check_heldout(trained, groups.prompt_ids, "data.eval_store")
-        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in groups.prompt_ids})
-        measured = f"{len(groups.prompt_ids)} stored groups are measured and not trained on"
-        if clusters < len(groups.prompt_ids):
+        check_heldout(trained, log.prompt_ids, "data.eval_store")
+        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in log.prompt_ids})
+        measured = f"{len(log.prompt_ids)} stored groups are measured and not trained on"
+        if clusters < len(log.prompt_ids):
             measured += f", in {clusters} clusters of near-copies"
         self.progress.say(f"{name}: {measured}")
-        return [heldout.HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
+        return [log]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""

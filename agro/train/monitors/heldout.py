@@ -51,102 +51,6 @@ class NothingToRank(Refused):
     """No held-out prompt has two scored responses."""
 
 
-class HeldOutGroups:
-    """Encoded groups with their log-probs under π_ref.
-
-    `rewards`: [N] of each response, and `prompt_of` the id of its prompt. `log_weights`: [N] what the last
-    `measure` found as Σ log π − log μ; empty where log μ of some isn't known, or tokens were excluded when it
-    was sampled, so that nothing can be estimated off-policy.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[Sample]], learner: Learner, *, dropped: int = 0) -> None:
-        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid."""
-        self.dropped = dropped
-        self.log_weights: list[float] = []
-        self.knows_behavior = all(s.knows_behavior and not s.truncation for s in chain.from_iterable(groups))
-        self.prompt_ids = [samples[0].prompt_id for samples in groups]
-        self.rewards: list[float] = []
-        self.prompt_of: list[str] = []
-        self._batches: list[Batch] = []
-        for start in range(0, len(groups), TOGETHER):
-            batch = collate(list(chain.from_iterable(groups[start : start + TOGETHER])), 0)
-            ref_logp = learner.logp(batch, "reference")
-            batch = batch.to(ref_logp.device).replace(ref_logp=ref_logp)
-            of_batch = Groups.of(batch)
-            self._batches.append(batch)
-            self.rewards += of_batch.reward.tolist()
-            self.prompt_of += [batch.group_names[group] for group in of_batch.group.tolist()]
-        of_best = np.concatenate([measure.kl_of_best(batch) for batch in self._batches])
-        self._kl_of_best = summary("eval_kl_of_best", of_best, error=False)
-
-    @classmethod
-    def load(
-        cls, config: RunConfig, learner: Learner, is_held_out: Callable[[str], bool] | None = None
-    ) -> HeldOutGroups:
-        """The groups of `data.eval_store`, or of the prompts of `data.store` that are held out.
-
-        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
-        Without invalid samples; raises `Refused` where no group remains.
-        """
-        data = config.data
-        path = data.eval_store or data.store
-        assert path is not None
-        chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
-        with Store.open(location_of(path), read_only=True, create=False) as store:
-            stored = store.samples(**chosen)
-            if data.hold_out:
-                is_held_out = is_held_out or store.split.held_out(data)
-                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
-            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
-            samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
-        samples = rescaled(samples, data)
-        valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
-        groups_of: dict[str, list[Sample]] = {}
-        for sample in valid.samples:
-            groups_of.setdefault(sample.prompt_id, []).append(sample)
-        groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
-        if not groups:
-            key = "hold_out" if data.hold_out else "eval_store"
-            raise NothingToRank(
-                f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
-                f"{len(order)} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
-                f"What to do: remove data.{key}, or measure the model's own responses "
-                "(data.eval_prompts and a reward)"
-            )
-        return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
-
-    def measure(self, learner: Learner, beta: float | None, average: str = "sum") -> dict[str, Any]:
-        """Means over groups with their standard errors, groups being the independent units.
-
-        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
-        """
-        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
-        self.log_weights = []
-        for batch in self._batches:
-            assert batch.ref_logp is not None
-            logp = learner.logp(batch)
-            if self.knows_behavior:
-                assert batch.behavior_logp is not None
-                self.log_weights += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
-            best, worst = measure.best_and_worst(batch, logp)
-            found["eval_auc"].append(measure.ranking(batch, logp, average))
-            found["eval_log_ratio_best"].append(best)
-            found["eval_log_ratio_worst"].append(worst)
-            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
-            if beta:
-                half = measure.distances(batch, logp, beta, average)[0]
-                start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
-                found["eval_consistency"].append(half)
-                found["eval_consistency_fall"].append(start - half)
-        values = {name: np.concatenate(parts) for name, parts in found.items()}
-        metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
-        metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
-        metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
-        for name, of_groups in values.items():
-            metrics |= summary(name, of_groups)
-        return metrics
-
-
 class HeldOutPrompts(Monitor):
     """Held-out reward and its parts, and its difference to the start's on the same prompts; on samples of the
     policy itself also KL to the reference, ½ Var(R) and regret.
@@ -328,10 +232,11 @@ class MeasuredShift(Monitor):
 
 
 class HeldOutLog(Monitor):
-    """AUC, and with a β ½ Var(R), within the groups of `data.eval_store`, at the same steps.
+    """AUC, and with a β ½ Var(R), within groups of `data.eval_store`, or of held-out prompts of `data.store`,
+    when held-out data are measured.
 
-    Where the log has behavior log-probs, also an off-policy estimate of the gain over the start. Its state
-    are the start's log-weights.
+    Where the log has behavior log-probs of all tokens that could be sampled, also an off-policy estimate of
+    the gain over the start. Its state are the start's log-weights: [N] Σ log π − log μ of each response.
     """
 
     name = "held-out log"
@@ -340,32 +245,123 @@ class HeldOutLog(Monitor):
         self,
         phase: Phase,
         learner: Learner,
-        groups: HeldOutGroups,
+        groups: Sequence[Sequence[Sample]],
         activity: Activity,
         clusters: Mapping[str, str],
+        dropped: int = 0,
     ) -> None:
-        """`clusters`: by prompt id the name of its near-copies; a prompt without any is its own."""
-        self.phase, self.learner, self.groups, self.activity = phase, learner, groups, activity
-        self.labels = np.array(_labels(clusters.get(key, key) for key in groups.prompt_of), np.int64)
-        self.start: list[float] = []
+        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid.
+
+        `clusters`: by prompt id the name of its near-copies; a prompt without any is its own.
+        """
+        self.phase, self.learner, self.activity, self.dropped = phase, learner, activity, dropped
+        self.knows_behavior = all(s.knows_behavior and not s.truncation for s in chain.from_iterable(groups))
+        self.prompt_ids = [samples[0].prompt_id for samples in groups]
+        self.start: list[float] = []  # log-weights
+        self.latest: list[float] = []
+        self._batches: list[Batch] = []  # with their log-probs under π_ref
+        for begin in range(0, len(groups), TOGETHER):
+            batch = collate(list(chain.from_iterable(groups[begin : begin + TOGETHER])), 0)
+            ref_logp = learner.logp(batch, "reference")
+            self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
+        names: list[str] = []
+        rewards: list[float] = []
+        for batch in self._batches:
+            of_batch = Groups.of(batch)
+            rewards += of_batch.reward.tolist()
+            keys = [batch.group_names[group] for group in of_batch.group.tolist()]
+            names += [clusters.get(key, key) for key in keys]
+        self._rewards, self._labels = np.array(rewards), np.array(_labels(names), np.int64)
+        of_best = np.concatenate([measure.kl_of_best(batch) for batch in self._batches])
+        self._kl_of_best = summary("eval_kl_of_best", of_best, error=False)
+
+    @classmethod
+    def load(
+        cls,
+        phase: Phase,
+        learner: Learner,
+        activity: Activity,
+        clusters: Mapping[str, str] | None = None,
+        is_held_out: Callable[[str], bool] | None = None,
+    ) -> HeldOutLog:
+        """Without invalid samples; raises `NothingToRank` where no group remains.
+
+        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
+        """
+        config, data = phase.config, phase.config.data
+        path = data.eval_store or data.store
+        assert path is not None
+        chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
+        with Store.open(location_of(path), read_only=True, create=False) as store:
+            stored = store.samples(**chosen)
+            if data.hold_out:
+                is_held_out = is_held_out or store.split.held_out(data)
+                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
+            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
+            samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
+        samples = rescaled(samples, data)
+        valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
+        groups_of: dict[str, list[Sample]] = {}
+        for sample in valid.samples:
+            groups_of.setdefault(sample.prompt_id, []).append(sample)
+        groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
+        if not groups:
+            key = "hold_out" if data.hold_out else "eval_store"
+            raise NothingToRank(
+                f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
+                f"{len(order)} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
+                f"What to do: remove data.{key}, or measure the model's own responses "
+                "(data.eval_prompts and a reward)"
+            )
+        return cls(phase, learner, groups, activity, clusters or {}, len(samples) - sum(map(len, groups)))
+
+    def measure(self, beta: float | None, average: str = "sum") -> dict[str, Any]:
+        """Means over groups with their standard errors, groups being the independent units.
+
+        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
+        """
+        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        self.latest = []
+        for batch in self._batches:
+            assert batch.ref_logp is not None
+            logp = self.learner.logp(batch)
+            if self.knows_behavior:
+                assert batch.behavior_logp is not None
+                self.latest += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
+            best, worst = measure.best_and_worst(batch, logp)
+            found["eval_auc"].append(measure.ranking(batch, logp, average))
+            found["eval_log_ratio_best"].append(best)
+            found["eval_log_ratio_worst"].append(worst)
+            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
+            if beta:
+                half = measure.distances(batch, logp, beta, average)[0]
+                start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
+                found["eval_consistency"].append(half)
+                found["eval_consistency_fall"].append(start - half)
+        values = {name: np.concatenate(parts) for name, parts in found.items()}
+        metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
+        metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
+        metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
+        for name, of_groups in values.items():
+            metrics |= summary(name, of_groups)
+        return metrics
 
     def after(self, view: View) -> None:
         if not view.is_due:
             return
         self.activity.stage("evaluating")
         beta = self.phase.diagnostic_beta(view.options)
-        view.metrics |= self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
+        view.metrics |= self.measure(beta, view.options.get("average", "sum"))
         if view.step == 0:
-            self.start = self.groups.log_weights
-            return
-        if not self.start or len(self.start) != len(self.groups.log_weights):
-            return
-        start, trained = np.array(self.start), np.array(self.groups.log_weights)
-        found = compare_on_log(start, trained, np.array(self.groups.rewards), self.labels)
-        view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
-        if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
-            numbers = {f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")}
-            view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.groups.prompt_ids), **numbers}
+            self.start = self.latest
+        elif self.start and len(self.start) == len(self.latest):
+            found = compare_on_log(np.array(self.start), np.array(self.latest), self._rewards, self._labels)
+            view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
+            if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
+                numbers = {
+                    f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")
+                }
+                view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.prompt_ids), **numbers}
 
     def state(self) -> Any:
         return self.start
