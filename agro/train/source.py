@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -248,10 +249,12 @@ class Sampling:
         request = FillRequest(at.step, phase.config.train.groups - len(weights), position.prompts)
         made, prompts, equal = self.fill(request, spread=data.spread is True)
         if data.complete_groups:
-            picks = [self._that_can_be_asked(picked) for picked in picks]
-            asked = [stored_prompt(self.store, prompt_id) for picked in picks for prompt_id in picked.groups]
-            joining = [prompt for prompt in asked if prompt is not None]
-            if joining:
+            asked = [self._that_can_be_asked(picked) for picked in picks]
+            picks = [
+                Selection(picked.rule, [prompt.id for prompt in prompts_of])
+                for picked, prompts_of in zip(picks, asked, strict=True)
+            ]
+            if joining := list(chain.from_iterable(asked)):
                 request = FillRequest(at.step, 0, position.prompts, joining=joining, n=data.complete_groups)
                 completed = self.source.fill(request)
                 made = joined([made, completed], (*made.ids, *completed.ids))
@@ -273,15 +276,15 @@ class Sampling:
         parts, prompts = [self.source.fill(wanted)], wanted.groups
         if not spread:
             return parts[0], prompts, 0
-        ids = self._with_spread(parts[0].ids)
-        while len(ids) < wanted.groups and len(parts) < ROUNDS:
+        groups = self._with_spread(parts[0].ids)
+        while len(groups) < wanted.groups and len(parts) < ROUNDS:
             request = FillRequest(
-                wanted.step, wanted.groups - len(ids), wanted.first + prompts, before=prompts
+                wanted.step, wanted.groups - len(groups), wanted.first + prompts, before=prompts
             )
             parts.append(self.source.fill(request))
-            ids += self._with_spread(parts[-1].ids)
+            groups += self._with_spread(parts[-1].ids)
             prompts += request.groups
-        chosen = tuple(i for group in ids for i in group)
+        chosen = tuple(chain.from_iterable(groups))
         return joined(parts, chosen), prompts, sum(len(part.ids) for part in parts) - len(chosen)
 
     def _with_spread(self, ids: Sequence[int]) -> list[list[int]]:
@@ -297,23 +300,23 @@ class Sampling:
                 spread.append([sample.id for sample in group if sample.id is not None])
         return spread
 
-    def _that_can_be_asked(self, picked: Selection) -> Selection:
-        """Those of the picked groups whose stored prompt the model can be asked."""
-        groups = []
+    def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:
+        """The stored prompts of picked groups, without those that the model can't be asked."""
+        prompts = []
         for prompt_id in picked.groups:
             prompt = stored_prompt(self.store, prompt_id)
             if prompt is None:
                 continue
             try:
                 self.learner.encoder.checked_prompt(prompt)
-                groups.append(prompt_id)
+                prompts.append(prompt)
             except InvalidSample as error:
                 if picked.rule.data.invalid_prompts == "refuse":
                     raise Refused(
-                        f"data.complete_groups: stored prompt {prompt_id} can't be sampled to: {error}. What "
+                        f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What "
                         'to do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
                     ) from None
-        return Selection(picked.rule, groups)
+        return prompts
 
     def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
         """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of

@@ -307,10 +307,10 @@ def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
 def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
     with Store.open(tmp_path / "held.db") as store:
         store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
+    [phase] = Phase.all(tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")))
     with pytest.raises(
         Refused, match="expected groups of two or more scored responses, got none among 1 groups"
     ):
-        [phase] = Phase.all(tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")))
         HeldOutLog.load(phase, Local(policy, None, print), Activity())
 
 
