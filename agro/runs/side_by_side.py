@@ -103,9 +103,11 @@ class SideBySide:
 
     def answered(self, answers: Mapping[str, Answer], step: int) -> Self:
         """With a model's answers by prompt id: of the start where `step` is 0, else of the trained model."""
-        side = "trained" if step else "start"
-        rows = tuple(replace(row, **{side: answers.get(row.prompt_id)}) for row in self.rows)
-        return replace(self, rows=rows, step=step or self.step)
+        rows = []
+        for row in self.rows:
+            answer = answers.get(row.prompt_id)
+            rows.append(replace(row, trained=answer) if step else replace(row, start=answer))
+        return replace(self, rows=tuple(rows), step=step or self.step)
 
     @property
     def sides(self) -> tuple[str, ...]:
