@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,26 +172,22 @@ def _imported(run: RunData) -> str:
 
 
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
-    end, name, results = run.steps, run.followed, dict[str, str]()
-    ends = ((0, "before"), (end, f"after {end} steps"))
-    for step, when in ends:
-        found, n = run.heldout(step, step), run.value_at(step, "eval_n")
-        mean, error = (None, None) if found is None else (found.value, found.se)
-        results[f"held-out reward {when}"] = _figure(mean, error, n)
-    kl = run.value_at(end, "eval_kl_ref")
-    results["KL to the reference then, nats per response"] = (
-        UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
-    )
-    if name is not None and name != "eval_reward":
-        for step, when in ends:
-            value = _figure(run.value_at(step, name), run.value_at(step, f"{name}_se"))
-            results[f"{FOLLOWED[name].title} {when}"] = value
+    """The held-out reward and what the run follows, before, after, and of the best model; and the KL."""
+    end, results = run.steps, dict[str, str]()
+
+    def add(metric: str, when: str, row: Mapping[str, Any]) -> None:
+        n = row.get("eval_n") if metric == "eval_reward" else ""
+        results[f"{FOLLOWED[metric].title} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
+
+    rows = {row["step"]: row for row in run.rows}
+    for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):
+        add(metric, "before", rows.get(0, {}))
+        add(metric, f"after {end} steps", rows[end])
     if best is not None:
-        metric = best["metric"]
-        n = best.get("eval_n") if metric == "eval_reward" else ""
-        title = f"{FOLLOWED[metric].title} at step {best['step']}"
-        results[title] = _figure(best[metric], best.get(f"{metric}_se"), n)
-    return results
+        add(best["metric"], f"at step {best['step']}", best)
+    kl = rows[end].get("eval_kl_ref")
+    at_end = UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
+    return {**results, "KL to the reference at the end, nats per response": at_end}
 
 
 def _figure(value: float | None, se: float | None, n: Any = "") -> str:

@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from agro.config import RunConfig, TrackConfig
 from agro.errors import Refused
@@ -16,15 +16,8 @@ from agro.runs.folder import Run
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-class Tracker(Protocol):
-    """A destination of metrics. Steps rise; a resumed run starts after its last checkpoint."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
-
-
 class TensorBoard:
-    """Event files in RUN/tensorboard."""
+    """Event files in RUN/tensorboard. Steps rise; a resumed run starts after its last checkpoint."""
 
     def __init__(self, run: Run) -> None:
         self._folder = run.folder / "tensorboard"
@@ -68,7 +61,7 @@ class Hosted:
 class Trackers:
     """All trackers of a run. One that fails is reported once and dropped."""
 
-    def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
+    def __init__(self, trackers: Mapping[str, TensorBoard | Hosted], say: Callable[[str], None]) -> None:
         self._trackers, self._say = dict(trackers), say
 
     @classmethod
