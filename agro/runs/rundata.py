@@ -29,19 +29,16 @@ NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A held-out measurement, its standard error (None: unknown), and its step."""
+    """A held-out measurement of a metric, its standard error (None: unknown), and its step."""
 
+    metric: str
     value: float
     se: float | None
     step: int
 
-
-@dataclass(frozen=True)
-class BestModel:
-    """The model in best/: the metric that it was chosen by, and its measurement."""
-
-    metric: str
-    measured: Measurement
+    @classmethod
+    def of(cls, metric: str, row: Mapping[str, Any]) -> Measurement:
+        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"])
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class PhaseSpan:
 class RunData:
     """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
 
-    `best_model`: the one in best/, where there is one.
+    `best_model`: the measurement by which the model in best/ was chosen, where there is one.
     """
 
     folder: Path
@@ -65,7 +62,7 @@ class RunData:
     config: RunConfig
     rows: list[Row]
     torn: bool
-    best_model: BestModel | None = None
+    best_model: Measurement | None = None
 
     @property
     def name(self) -> str:
@@ -151,7 +148,7 @@ class RunData:
         """The latest held-out reward of steps `start` to `end`."""
         for row in reversed(self.rows):
             if start <= row["step"] <= end and row.get("eval_reward") is not None:
-                return Measurement(row["eval_reward"], row.get("eval_reward_se"), row["step"])
+                return Measurement.of("eval_reward", row)
         return None
 
     def total(self, name: str) -> float | None:
@@ -167,7 +164,6 @@ class Outcome:
     `has_model`: the model of the best is in best/.
     """
 
-    metric: str
     best: Measurement
     latest: Measurement
     at_end: bool  # whether the latest one is of the run's last step
@@ -182,21 +178,20 @@ class Outcome:
         rows = [row for row in run.rows if row.get(metric) is not None]
         if len(rows) < 2:
             return None
-        ends = (run.rows[best_row], rows[-1])
-        best, latest = (Measurement(row[metric], row.get(f"{metric}_se"), row["step"]) for row in ends)
+        best, latest = (Measurement.of(metric, row) for row in (run.rows[best_row], rows[-1]))
         chosen = run.best_model
-        has_model = chosen is not None and (chosen.metric, chosen.measured.step) == (metric, best.step)
-        return cls(metric, best, latest, latest.step == run.steps, has_model)
+        has_model = chosen is not None and (chosen.metric, chosen.step) == (metric, best.step)
+        return cls(best, latest, latest.step == run.steps, has_model)
 
     @property
     def title(self) -> str:
         """The metric for people."""
-        return FOLLOWED[self.metric].title
+        return FOLLOWED[self.best.metric].title
 
     @property
     def text(self) -> str:
         """One line for the terminal."""
-        best = f"best {self.metric} {fixed(self.best.value)} at step {self.best.step}"
+        best = f"best {self.best.metric} {fixed(self.best.value)} at step {self.best.step}"
         if self.best.step == self.latest.step:
             return f"{best}, the last measurement"
         end = "the end" if self.at_end else f"step {self.latest.step}"
@@ -221,8 +216,7 @@ def load_run(folder: Path) -> RunData:
         for key in ("step", metric):
             value = measured.get(key)
             _expect(type(value) in (int, float), f"{best_path}: {key}", "a number", value)
-        error = measured.get(f"{metric}_se")
-        best = BestModel(metric, Measurement(measured[metric], error, measured["step"]))
+        best = Measurement.of(metric, measured)
     return RunData(folder, values, config, rows, torn, best)
 
 

@@ -206,9 +206,9 @@ class Verdict:
             difference, row = found
             sentence = f"{difference.sentence(run.steps)}{_distance(row, run)}."
             best = run.best_model
-            if best is not None and best.metric == "eval_reward" and best.measured.step != row["step"]:
+            if best is not None and best.metric == "eval_reward" and best.step != row["step"]:
                 sentence += (  # what flatters a model that these prompts chose
-                    f" The model in best/ is of step {best.measured.step}, which was chosen on these "
+                    f" The model in best/ is of step {best.step}, which was chosen on these "
                     "prompts; measure it on others (agro eval)"
                 )
             return cls(difference.answer, sentence, difference)

@@ -471,11 +471,8 @@ class CollectorSource:
         """
         if not wanted.groups:
             return CollectResult()
-        requests, seconds, max_age = (
-            self.store.requests,
-            self.config.source.wait_seconds,
-            self.config.data.max_age,
-        )
+        requests, max_age = self.store.requests, self.config.data.max_age
+        seconds = self.config.source.wait_seconds
         version = 0 if self.learner is None else self.learner.version
         deadline = time.monotonic() + seconds
         next_look = time.monotonic() + LOOK_SECONDS

@@ -318,9 +318,9 @@ def page(run: RunData) -> str:
         note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
         facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
     if run.best_model is not None:
-        best = run.best_model.measured
+        best = run.best_model
         value = fixed(best.value) if best.se is None else with_error(best.value, best.se)
-        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
+        note = f"{FOLLOWED[best.metric].title}, step {best.step}"
         facts.append(Fact("best model, kept in best/", value, note))
     for name, epochs in (run.values.get("epochs") or {}).items():
         if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
