@@ -21,7 +21,7 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import chance, fixed, none_if_nan, percent
 from agro.runs.metrics import GAIN, LOGGED
-from agro.runs.rundata import Row, RunData
+from agro.runs.rundata import RunData
 from agro.stats import sequential
 from agro.stats.blind import Test
 from agro.stats.intervals import clopper_pearson
@@ -139,16 +139,18 @@ class Difference:
     unknown_a: float | None
     unknown_b: float | None
     step: int | None = None
+    phase: str = ""
     kl: float | None = None
 
     @classmethod
-    def latest(cls, run: RunData, metric: str) -> tuple[Self, Row] | None:
+    def latest(cls, run: RunData, metric: str) -> Self | None:
         """By the last row after the start that has the metric, `GAIN` or `LOGGED`."""
         for row in reversed(run.rows):
             if row.get(metric) is not None and row["step"]:
                 by: Any = "reward" if metric == GAIN else "off-policy"
                 numbers: dict[str, Any] = {name: row.get(f"{metric}_{name}") for name in NUMBERS}
-                return cls(by, row[metric], **numbers, step=row["step"], kl=row.get("eval_kl_ref")), row
+                numbers |= {"step": row["step"], "phase": row["phase"], "kl": row.get("eval_kl_ref")}
+                return cls(by, row[metric], **numbers)
         return None
 
     @property
@@ -202,11 +204,10 @@ class Verdict:
     def of(cls, run: RunData) -> Verdict:
         """From the run's last measurement against its start; without one from blind ratings; without these
         from the last off-policy estimate."""
-        if found := Difference.latest(run, GAIN):
-            difference, row = found
-            sentence = f"{difference.sentence(run.steps)}{_distance(row, run)}."
+        if difference := Difference.latest(run, GAIN):
+            sentence = f"{difference.sentence(run.steps)}{_distance(difference, run)}."
             best = run.best_model
-            if best is not None and best.metric == "eval_reward" and best.step != row["step"]:
+            if best is not None and best.metric == "eval_reward" and best.step != difference.step:
                 sentence += (  # what flatters a model that these prompts chose
                     f" The model in best/ is of step {best.step}, which was chosen on these "
                     "prompts; measure it on others (agro eval)"
@@ -216,9 +217,8 @@ class Verdict:
             return cls.rated(
                 ratings, at="" if ratings.step in (None, run.steps) else f" at step {ratings.step}"
             )
-        if found := Difference.latest(run, LOGGED):
-            difference, row = found
-            sentence = f"{difference.sentence(run.steps)}{_distance(row, run)}. {ESTIMATED}"
+        if difference := Difference.latest(run, LOGGED):
+            sentence = f"{difference.sentence(run.steps)}{_distance(difference, run)}. {ESTIMATED}"
             return cls(difference.answer, sentence, difference)
         way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
@@ -276,16 +276,16 @@ def _times(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def _distance(row: Row, run: RunData) -> str:
+def _distance(difference: Difference, run: RunData) -> str:
     """The KL to the reference. Where that isn't the start, which the gain is against, both are named."""
-    kl = row.get("eval_kl_ref")
+    kl, phase = difference.kl, difference.phase
     if kl is None:
         return ""
-    reference = run.config.phase(row["phase"]).policy.reference
-    if reference == "start" or (reference == "phase" and row["phase"] == run.config.phase_names[0]):
+    reference = run.config.phase(phase).policy.reference
+    if reference == "start" or (reference == "phase" and phase == run.config.phase_names[0]):
         return f"; KL to the reference {fixed(kl)} nats a response"
     start = "the run's start" if run.config.policy.new is None else "random weights"
-    names = {"phase": f"the start of phase {row['phase']}", "model": "the reference model"}
+    names = {"phase": f"the start of phase {phase}", "model": "the reference model"}
     return (
         f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
     )
