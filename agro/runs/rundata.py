@@ -19,12 +19,11 @@ from agro.io.files import write
 from agro.io.numbers import fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
-from agro.runs.metrics import FOLLOWED, METRICS
+from agro.runs.metrics import FOLLOWED, METRICS, OF_PARTS
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
-OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")
-NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != "step"]
+NUMBERS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
 @dataclass(frozen=True)
