@@ -39,7 +39,7 @@ from agro.train.inputs import Budget, few_held_out, set_aside, within_budget, wr
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor, heldout
-from agro.train.monitors.guard import Best, FirstSamples, Guard
+from agro.train.monitors.guard import Best, Guard
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, Position, derive, describe, resolve
@@ -356,9 +356,8 @@ class BaseTrainer:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say = phase.config, self.progress.say
         shifts = config.objective.options.get("baseline_shift") == MEASURED
-        monitors: list[Monitor] = [Guard(config.guard, phase.name)]
-        if "shares_weights" not in capabilities(config.engine.kind):
-            monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
+        other = None if "shares_weights" in capabilities(config.engine.kind) else learner
+        monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
             parts = self._rollout(phase), self.reward, self.eval_prompts, self.activity, say

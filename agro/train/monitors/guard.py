@@ -9,8 +9,9 @@ median of 0, which is common where rewards are rare, is ignored. The actions:
 - "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from there
   on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
 
-A gradient that isn't finite is skipped whatever the rule. Other monitors here stop a run whose sampler and
-trainer have different log-probs, and follow a held-out metric: which model is saved, and when the run ends.
+A gradient that isn't finite is skipped whatever the rule. The guard also stops a run whose sampler and
+trainer have different log-probs. Another monitor follows a held-out metric: which model is saved, and when
+the run ends.
 """
 
 from __future__ import annotations
@@ -50,24 +51,32 @@ class Guard(Monitor):
     At staleness 0 trainer and sampler have the same weights, so that log π is log μ up to rounding (a mean of
     about 1e-6 nats a token in float32, .01 in bfloat16). A larger difference is a mistake of the setup, and
     training would go on with responses of another policy.
+
+    `logp_diff_fresh` compares no samplers at another temperature than the policy's, or with truncation: at
+    temperature .5 raw log-probs are 2 nats a token off. Of these the first `COMPARED` fresh responses are
+    compared at the sampler's own settings.
     """
 
     name = "guard"
 
-    def __init__(self, rule: config.GuardConfig, phase: str) -> None:
-        self.rule, self.phase = rule, phase
+    def __init__(
+        self, rule: config.GuardConfig, phase: str, learner: Learner | None = None, temperature: float = 1.0
+    ) -> None:
+        """`learner`: where the sampler doesn't share its weights, `temperature` being the policy's."""
+        self.rule, self.phase, self.learner, self.temperature = rule, phase, learner, temperature
         self.losses: tuple[float, ...] = ()  # |loss| of the last steps, the latest last
         self.rollbacks = 0
+        self.compared = 0
+        self.fresh: list[Sample] = []  # to compare
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        self.fresh = [s for s in samples if self._is_comparable(s)][: COMPARED - self.compared]
 
     def judge(self, view: View) -> Action:
-        rule, off, loss = self.rule, view.metrics["logp_diff_fresh"], view.metrics["loss"]
-        if rule.logp_diff and off is not None and off > rule.logp_diff:
-            return Action(
-                "stop",
-                f"expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
-                f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {rule.logp_diff:g}. "
-                f"{ADVICE}",
-            )
+        rule, loss = self.rule, view.metrics["loss"]
+        mismatch = self._mismatch(view.metrics["logp_diff_fresh"])
+        if mismatch:
+            return Action("stop", f"{mismatch}. {ADVICE}")
         reason = self._explosion(loss, view.metrics["kl_ref"])
         if not reason:
             self.losses = () if rule.loss is None else (*self.losses, abs(loss))[-rule.window :]
@@ -87,6 +96,43 @@ class Guard(Monitor):
             "or raise the limit of the guard",
         )
 
+    def _mismatch(self, off_fresh: float | None) -> str:
+        """How trainer and sampler differ on fresh responses, or "". `off_fresh`: see `logp_differences`."""
+        limit = self.rule.logp_diff
+        if limit and off_fresh is not None and off_fresh > limit:
+            return (
+                "expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
+                f"logp_diff_fresh = {off_fresh:.3g} nats a token, above guard.logp_diff = {limit:g}"
+            )
+        if not limit or not self.fresh or self.learner is None:
+            return ""
+        logp = np.concatenate([self.learner.logp_as_sampled(sample) for sample in self.fresh])
+        recorded = [s.behavior_logp[s.action] for s in self.fresh if s.behavior_logp is not None]
+        off = np.abs(logp - np.concatenate(recorded))
+        off = off[~np.isnan(off)]
+        self.compared += len(self.fresh)
+        outside = float(np.isinf(off).mean())
+        mean = float(np.ma.masked_invalid(off).mean()) if outside < 1 else np.inf
+        if mean <= limit and outside <= OUTSIDE:
+            return ""
+        return (
+            f"expected the sampler's log-probs of {len(self.fresh)} fresh responses to be the trainer's at "
+            f"the sampler's settings, got a difference of {mean:.3g} nats a token, above guard.logp_diff = "
+            f"{limit:g}, and {outside:.1%} of the tokens outside of its truncation"
+        )
+
+    def _is_comparable(self, sample: Sample) -> bool:
+        if self.learner is None or staleness(sample, self.learner.version) != 0:
+            return False
+        if sample.behavior_logp is None or sample.sampling is None:
+            return False
+        # Not a greedy one, which has a point mass, and none that `logp_diff_fresh` compares.
+        temperature = sample.sampling.get("temperature")
+        if not temperature or draws_from(sample, self.temperature, over_kept=False):
+            return False
+        settings = {k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
+        return draws_from(sample.replace(sampling=settings), temperature, over_kept=False)
+
     def _explosion(self, loss: float, kl: float | None) -> str:
         """Why the step explodes, or "". `kl` None: not measured."""
         rule, usual = self.rule, median(self.losses) if len(self.losses) >= LEAST else 0.0
@@ -105,52 +151,6 @@ class Guard(Monitor):
         self.rollbacks = state["rollbacks"]
         if state["phase"] == self.phase:
             self.losses = tuple(state["losses"])
-
-
-class FirstSamples(Monitor):
-    """Compares the first `COMPARED` fresh responses with the trainer, at the sampler's own settings.
-
-    For samplers at another temperature than the policy's, or with truncation, whose log-probs `Guard` can't
-    compare: at temperature .5 raw log-probs are 2 nats a token off.
-    """
-
-    def __init__(self, rule: config.GuardConfig, temperature: float, learner: Learner) -> None:
-        self.rule, self.temperature, self.learner = rule, temperature, learner
-        self.compared = 0
-        self.fresh: list[Sample] = []
-
-    def receive(self, samples: Sequence[Sample]) -> None:
-        self.fresh = [s for s in samples if self._is_comparable(s)][: COMPARED - self.compared]
-
-    def judge(self, view: View) -> Action:
-        limit = self.rule.logp_diff
-        if not limit or not self.fresh:
-            return GO
-        logp = np.concatenate([self.learner.logp_as_sampled(sample) for sample in self.fresh])
-        recorded = [s.behavior_logp[s.action] for s in self.fresh if s.behavior_logp is not None]
-        off = np.abs(logp - np.concatenate(recorded))
-        off = off[~np.isnan(off)]
-        self.compared += len(self.fresh)
-        outside = float(np.isinf(off).mean())
-        mean = float(np.ma.masked_invalid(off).mean()) if outside < 1 else np.inf
-        if mean <= limit and outside <= OUTSIDE:
-            return GO
-        return Action(
-            "stop",
-            f"expected the sampler's log-probs of {len(self.fresh)} fresh responses to be the trainer's at "
-            f"the sampler's settings, got a difference of {mean:.3g} nats a token, above guard.logp_diff = "
-            f"{limit:g}, and {outside:.1%} of the tokens outside of its truncation. {ADVICE}",
-        )
-
-    def _is_comparable(self, sample: Sample) -> bool:
-        if staleness(sample, self.learner.version) != 0 or sample.behavior_logp is None:
-            return False
-        if sample.sampling is None or not sample.sampling.get("temperature"):  # greedy: a point mass
-            return False
-        if draws_from(sample, self.temperature, over_kept=False):  # which `Guard` compares
-            return False
-        settings = {k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
-        return draws_from(sample.replace(sampling=settings), settings["temperature"], over_kept=False)
 
 
 class Best(Monitor):
