@@ -92,7 +92,7 @@ def version_of(model: Path) -> int:
         return -1
     found = load_run(run)
     best = found.best_model if model.name == "best" else None
-    last = found.steps if best is None else best.measured.step
+    last = found.steps if best is None else best.step
     versions = [
         row["version"] for row in found.rows if row["step"] == last and row.get("version") is not None
     ]

@@ -32,7 +32,6 @@ from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import Request
 from agro.rollout.engines.capabilities import ENGINES, capabilities
 from agro.rollout.rollout import embedded
-from agro.runs.progress import LONG
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.queries import chosen
@@ -43,6 +42,7 @@ from agro.train.trainable import pairs_among
 from agro.types import Prompt
 
 MEASURING = 0.8  # seconds of each measurement of a run, about
+LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 INSPECTED = 256  # prompts and stored samples, for the lengths
 SHORT = 48  # tokens of the pass that tells how much of a step can be timed
 DECODED = 8  # tokens of a response that are timed

@@ -18,7 +18,7 @@ from agro.place.placement import Placement, TrainCommand
 from agro.place.status import TITLES, RunStatus
 from agro.runs.folder import check_out
 from agro.runs.problems import problems
-from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
@@ -198,11 +198,8 @@ def collect(
     """
     from agro.place.collector import Collector
 
-    interruption = Interruption()
     progress = Progress(0)
-    watchdog = Watchdog(0.0, progress.say)
-    activity = RunActivity(progress, watchdog, interruption)
-    with interruption.on_signals(progress.say, activity.pending):
+    with RunActivity(progress) as activity:
         count = Collector.of(run, activity, progress.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 

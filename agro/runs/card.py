@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import problems
-from agro.runs.rundata import PhaseSpan, RunData, load_run
+from agro.runs.rundata import RunData, load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
 from agro.store import Store
@@ -67,6 +67,12 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         pipeline_tag="text-generation",
         tags=["agro", "reinforcement-learning"],
     )
+    chat, messages, chat_options = run.config.policy.chat, [], ""
+    if chat.wrap or chat.system is not None or chat.options:  # else the run used no chat template
+        messages = [{"role": "user", "content": "…"}]
+        if chat.system is not None:
+            messages.insert(0, {"role": "system", "content": chat.system})
+        chat_options = "".join(f", {name}={value!r}" for name, value in chat.options.items())
     model_card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -83,7 +89,8 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         verdict=Verdict.of(run).sentence,
         shown=SideBySide.load(run.folder),
         text=lambda text: literal(cut(text, LONGEST)),
-        **_chat(run),
+        messages=json.dumps(messages, ensure_ascii=False) if messages else "",
+        chat_options=chat_options,
     )
     return model_card
 
@@ -100,42 +107,51 @@ def _named(model: str) -> str:
 
 
 def _training(run: RunData) -> dict[str, str]:
+    """What the run was made of. Paths of this machine stay private."""
     c = run.config
-    reward = "from the store"
-    if c.data.prompts or c.data.eval_prompts:
-        reward = literal(re.sub(r"\S*/", "", c.reward.title))  # paths of this machine stay private
-    versions = [f"{name} {version}" for name, version in run.values.get("versions", {}).items()]
+    objectives, references, weights = [], [], []
+    for span in run.spans:
+        phase = c.phase(span.name)
+        objective, policy, decay = phase.objective, phase.policy, phase.train.weights_average
+        options = ", ".join(f"{name} = {value}" for name, value in objective.options.items())
+        named = literal(f"{objective.name} ({options})" if options else objective.name)
+        share = f"{phase.data.replay_text} of the groups from the store"
+        if not phase.data.draws_stored:
+            share = "fresh samples"
+        objectives.append(f"{named}, {share}, steps {span.begins + 1} to {span.ends}")
+        model = f" ({_named(policy.reference_model)})" if policy.reference_model else ""
+        references.append(f"{policy.reference}{model}")
+        average = "those after the last step"
+        if decay is not None:
+            average = f"an exponential moving average, decay {decay:g}"
+        weights.append(average)
+    held_out = _files(c.data.paths("eval_prompts"))
+    if c.data.hold_out and c.data.eval_prompts is None:
+        held_out = f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
+    has_reward = c.data.prompts or c.data.eval_prompts
+    reward = literal(re.sub(r"\S*/", "", c.reward.title)) if has_reward else "from the store"
+    totals = [run.total(name) for name in ("tokens", "sampled_tokens")]
+    trained, sampled = (UNKNOWN if total is None else count(total) for total in totals)
+    versions = run.values.get("versions", {})
     facts = {
-        "objective": _distinct(_objective(run, span) for span in run.spans),
-        "reference": _distinct(
-            policy.reference + (f" ({_named(policy.reference_model)})" if policy.reference_model else "")
-            for policy in (c.phase(span.name).policy for span in run.spans)
-        ),
+        "objective": "; ".join(dict.fromkeys(objectives)),
+        "reference": "; ".join(dict.fromkeys(references)),
         "prompts": _files(c.data.paths("prompts")),
-        "held-out prompts": (
-            f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
-            if c.data.hold_out and c.data.eval_prompts is None
-            else _files(c.data.paths("eval_prompts"))
-        ),
+        "held-out prompts": held_out,
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
-        **{
-            title: UNKNOWN if (total := run.total(metric)) is None else count(total)
-            for title, metric in (("tokens trained on", "tokens"), ("tokens sampled", "sampled_tokens"))
-        },
+        "tokens trained on": trained,
+        "tokens sampled": sampled,
         "seed": str(c.train.seed),
-        "versions": ", ".join(versions),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "imported data": _imported(run),
     }
-    imported = _imported(run)
-    if imported:
-        facts["imported data"] = imported
-    weights = _distinct(_weights(c.phase(span.name).train.weights_average) for span in run.spans)
-    if weights != _weights(None):
-        facts["weights"] = weights
+    if any(c.phase(span.name).train.weights_average for span in run.spans):
+        facts["weights"] = "; ".join(dict.fromkeys(weights))
     if c.policy.lora is not None:
         is_new = c.policy.lora.start is None
         facts["adapter"] = f"rank {c.policy.lora.rank}" if is_new else "continued from another"
-    return facts
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _imported(run: RunData) -> str:
@@ -155,46 +171,23 @@ def _imported(run: RunData) -> str:
     )
 
 
-def _distinct(texts: Any) -> str:
-    return "; ".join(dict.fromkeys(texts))
-
-
-def _weights(decay: float | None) -> str:
-    return "those after the last step" if decay is None else f"an exponential moving average, decay {decay:g}"
-
-
-def _objective(run: RunData, span: PhaseSpan) -> str:
-    config = run.config.phase(span.name)
-    text, options = config.objective.name, config.objective.options
-    if options:
-        text += f" ({', '.join(f'{name} = {value}' for name, value in options.items())})"
-    share = "fresh samples"
-    if config.data.draws_stored:
-        share = f"{config.data.replay_text} of the groups from the store"
-    return f"{literal(text)}, {share}, steps {span.begins + 1} to {span.ends}"
-
-
 def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
+    """The held-out reward and what the run follows, before, after, and of the best model; and the KL."""
     end, results = run.steps, dict[str, str]()
-    for step, when in ((0, "before"), (end, f"after {end} steps")):
-        found, n = run.heldout(step, step), run.value_at(step, "eval_n")
-        mean, error = (None, None) if found is None else (found.value, found.se)
-        results[f"held-out reward {when}"] = _figure(mean, error, n)
-    kl = run.value_at(end, "eval_kl_ref")
-    results["KL to the reference then, nats per response"] = (
-        UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
-    )
-    name = run.followed
-    if name is not None and name != "eval_reward":
-        for step, when in ((0, "before"), (end, f"after {end} steps")):
-            value = _figure(run.value_at(step, name), run.value_at(step, f"{name}_se"))
-            results[f"{FOLLOWED[name].title} {when}"] = value
+
+    def add(metric: str, when: str, row: Mapping[str, Any]) -> None:
+        n = row.get("eval_n") if metric == "eval_reward" else ""
+        results[f"{FOLLOWED[metric].title} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
+
+    rows = {row["step"]: row for row in run.rows}
+    for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):
+        add(metric, "before", rows.get(0, {}))
+        add(metric, f"after {end} steps", rows[end])
     if best is not None:
-        metric = best["metric"]
-        n = best.get("eval_n") if metric == "eval_reward" else ""
-        title = f"{FOLLOWED[metric].title} at step {best['step']}"
-        results[title] = _figure(best[metric], best.get(f"{metric}_se"), n)
-    return results
+        add(best["metric"], f"at step {best['step']}", best)
+    kl = rows[end].get("eval_kl_ref")
+    at_end = UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
+    return {**results, "KL to the reference at the end, nats per response": at_end}
 
 
 def _figure(value: float | None, se: float | None, n: Any = "") -> str:
@@ -202,18 +195,6 @@ def _figure(value: float | None, se: float | None, n: Any = "") -> str:
     if value is None:
         return UNKNOWN
     return with_error(value, se, 4) + ("" if n == "" else f" (n = {'unknown' if n is None else n})")
-
-
-def _chat(run: RunData) -> dict[str, str]:
-    """The messages and options of the chat template, as Python code; empty where the run used none."""
-    chat = run.config.policy.chat
-    if not (chat.wrap or chat.system is not None or chat.options):
-        return {"messages": "", "chat_options": ""}
-    messages = [{"role": "user", "content": "…"}]
-    if chat.system is not None:
-        messages.insert(0, {"role": "system", "content": chat.system})
-    options = "".join(f", {name}={value!r}" for name, value in chat.options.items())
-    return {"messages": json.dumps(messages, ensure_ascii=False), "chat_options": options}
 
 
 def literal(text: str) -> str:

@@ -18,7 +18,6 @@ from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
 from agro.io.version import __version__
-from agro.runs.side_by_side import FILE as SIDE_BY_SIDE
 from agro.runs.side_by_side import forget_after
 from agro.types import Sample
 
@@ -71,13 +70,17 @@ class Run:
         `epochs`: by phase what its steps were computed from; see `agro.train.phases`.
         """
         self.folder = folder
-        self.config_file = folder / "config.json"
-        self.metrics_file = folder / "metrics.jsonl"
-        self.held_out_file = folder / "held_out.jsonl"
-        check_out(folder, resume=resume, makes=True)
+        self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / "held_out.jsonl"
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
-        previous = self._before(config, inputs or {}, accept) if resume else {}
+        check_out(folder, resume=resume, makes=True)
+        previous: dict[str, Any] = {}
+        config_file = folder / "config.json"
+        # A run that was killed before its first step may have no configuration.
+        if resume and (config_file.exists() or self.metrics_file.exists()):
+            self._compare(RunConfig.load(config_file), config)
+            previous = json.loads(config_file.read_text(encoding="utf-8"))
+            self._compare_inputs(previous.get("inputs", {}), inputs or {}, accept)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / ".lock").open("w")
@@ -88,7 +91,7 @@ class Run:
             raise Refused(
                 f"{folder}: another process is training in this folder; wait for it, or set another --out"
             ) from None
-        self.id = str(previous.get("run", uuid.uuid4().hex))  # killed before its first step it keeps its id
+        self.id = str(previous.get("run", uuid.uuid4().hex))
         self.record = {
             **config.record(),
             "versions": versions(),
@@ -102,7 +105,7 @@ class Run:
             with writing(folder):
                 for unfinished in [*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")]:
                     remove(unfinished)
-            write(self.config_file, json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
+            write(config_file, json.dumps(self.record, indent=1, ensure_ascii=False) + "\n")
         except BaseException:
             self.close()
             raise
@@ -114,48 +117,45 @@ class Run:
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:08d}"
 
-    def _before(self, config: RunConfig, inputs: Mapping[str, str], accept: Sequence[str]) -> dict[str, Any]:
-        """The contents of `config.json`; empty where the run was killed before there was one.
-
-        Raises `Refused` where a value or an input differs that may not change on resume.
-        """
-        if not self.config_file.exists() and not self.metrics_file.exists():
-            return {}
-        saved = RunConfig.load(self.config_file)
+    def _compare(self, saved: RunConfig, config: RunConfig) -> None:
+        """Raise `Refused` where a value differs that may not change on resume."""
         self.changed = ending(saved) != ending(config)
-        saved_values, current_values = (deciding(c.record()) for c in (saved, config))
-        saved_steps, steps = take_length(saved_values), take_length(current_values)
-        if saved_steps is not None and steps is not None and steps < saved_steps:
+        before, now = (deciding(c.record()) for c in (saved, config))
+        steps_before, steps = take_length(before), take_length(now)
+        if steps_before is not None and steps is not None and steps < steps_before:
             raise Refused(
                 f"{self.folder}: --resume expects at least the steps of before: the last phase had "
-                f"{saved_steps}, now it has {steps}; to end early, stop the run with Ctrl-C"
+                f"{steps_before}, now it has {steps}; to end early, stop the run with Ctrl-C"
             )
-        if saved_steps != steps and config.train.schedule != "constant":
+        if steps_before != steps and config.train.schedule != "constant":
             self.notes.append(
-                f"train.schedule = {config.train.schedule} now runs over {steps} steps, not {saved_steps}: "
+                f"train.schedule = {config.train.schedule} now runs over {steps} steps, not {steps_before}: "
                 "the learning rate is not that of one run of that length"
             )
-        different = list(differences(saved_values, current_values))
+        different = [f"{key} was {old}, now it is {new}" for key, old, new in differences(before, now)]
         if different:
-            values = "; ".join(f"{key} was {old}, now it is {new}" for key, old, new in different)
-            raise Refused(f"{self.folder}: --resume expects the same configuration, but {values}")
-        record: dict[str, Any] = json.loads(self.config_file.read_text(encoding="utf-8"))
-        recorded = record.get("inputs", {})
-        names = list({**recorded, **inputs})
-        allowed = ", ".join(names)
+            raise Refused(
+                f"{self.folder}: --resume expects the same configuration, but {'; '.join(different)}"
+            )
+
+    def _compare_inputs(
+        self, before: Mapping[str, str], now: Mapping[str, str], accept: Sequence[str]
+    ) -> None:
+        """Raise `Refused` where an input has changed that isn't accepted. A key may name several settings."""
+        allowed = ", ".join({**before, **now})
         for name in accept:
             if name not in allowed.split(", "):
                 raise Refused(f"--accept {name}: expected an input of the run: {allowed}")
-        unknown = [name for name in names if name not in recorded]
+        unknown = ", ".join(key for key in now if key not in before)
         if unknown:
             self.notes.append(
-                f"when the run began, no fingerprint of what {', '.join(unknown)} names was recorded, so it "
-                "isn't known whether it has changed"
+                f"when the run began, no fingerprint of what {unknown} names was recorded, so it isn't known "
+                "whether it has changed"
             )
-        changed = [name for name in recorded if recorded[name] != inputs.get(name)]
-        refused = [name for name in changed if set(accept).isdisjoint(name.split(", "))]
+        changed = [key for key in before if before[key] != now.get(key)]
+        refused = [key for key in changed if set(accept).isdisjoint(key.split(", "))]
         if refused:
-            flags = " ".join(f"--accept {name.split(', ')[0]}" for name in refused)
+            flags = " ".join(f"--accept {key.split(', ')[0]}" for key in refused)
             raise Refused(
                 f"{self.folder}: --resume expects the inputs of before, but what {', '.join(refused)} names "
                 "has changed since the run began. What to do: put it back, start a new run, or go on with "
@@ -163,26 +163,20 @@ class Run:
             )
         if changed:
             self.notes.append(f"what {', '.join(changed)} names has changed since the run began (--accept)")
-        return record
 
     def has_steps(self) -> bool:
         """Whether the metrics of a step were logged, besides the measurement before the first one."""
-        if not self.metrics_file.exists():
-            return False
-        return any(_step(line) for line in self.metrics_file.read_bytes().splitlines())
+        return any(step for _, step in _lines(self.metrics_file))
 
     def forget_after(self, step: int) -> list[int]:
-        """Drop the metrics of uncommitted steps; return the numbers of other unreadable lines."""
-        if self.held_out_file.exists():
-            _drop_after(self.held_out_file, step)
-        if (self.folder / SIDE_BY_SIDE).exists():
-            forget_after(self.folder, step)
-        return _drop_after(self.metrics_file, step) if self.metrics_file.exists() else []
+        """Drop what was logged of uncommitted steps; return the unreadable lines of metrics by number."""
+        forget_after(self.folder, step)
+        _drop_after(self.held_out_file, step)
+        return _drop_after(self.metrics_file, step)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
-        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(to_json_values(metrics), allow_nan=False) + "\n")
+        self._append(self.metrics_file, to_json_values(metrics))
 
     def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
         """Append the first response to each of the first held-out prompts; of an episode its last sample."""
@@ -192,12 +186,15 @@ class Run:
             prompt_ends.setdefault(episode_ends[index].prompt_id, episode_ends[index])
         responses = []
         for sample in list(prompt_ends.values())[:KEPT]:
-            record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
             known = {name: sample.meta.get(name) for name in ("answer", "observations")}
-            known["prompt_id"] = sample.prompt_id
-            responses.append(record | {name: value for name, value in known.items() if value is not None})
-        with writing(self.held_out_file), self.held_out_file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps({"step": step, "responses": responses}) + "\n")
+            record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
+            record |= {name: value for name, value in known.items() if value is not None}
+            responses.append(record | {"prompt_id": sample.prompt_id})
+        self._append(self.held_out_file, {"step": step, "responses": responses})
+
+    def _append(self, file: Path, content: Any) -> None:
+        with writing(file), file.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(content, allow_nan=False) + "\n")
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""
@@ -206,28 +203,26 @@ class Run:
                 sync(self.metrics_file)
 
 
+def _lines(path: Path) -> list[tuple[bytes, int | None]]:
+    """The lines of a file, each with its step; None where it is unreadable."""
+    lines: list[tuple[bytes, int | None]] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            lines.append((line, int(json.loads(line)["step"])))
+        except (ValueError, TypeError, KeyError):
+            lines.append((line, None))
+    return lines
+
+
 def _drop_after(path: Path, step: int) -> list[int]:
     """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
-    remaining, unreadable = [], []
-    lines = path.read_bytes().splitlines()
-    for number, line in enumerate(lines, 1):
-        line_step = _step(line)
-        if line_step is None:
-            unreadable.append(number)
-        elif line_step <= step:
-            remaining.append(line.decode())
-    if unreadable[-1:] == [len(lines)]:  # of a run that was killed
-        unreadable.pop()
-    write(path, "".join(line + "\n" for line in remaining))
-    return unreadable
-
-
-def _step(line: bytes) -> int | None:
-    """The step of a line; None where it is unreadable."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return None
+    lines = _lines(path)
+    if not lines:
+        return []
+    remaining = [line.decode() for line, of in lines if of is not None and of <= step]
+    write(path, "".join(f"{line}\n" for line in remaining))
+    # The last line may be torn, of a run that was killed.
+    return [number for number, (_, of) in enumerate(lines[:-1], 1) if of is None]
 
 
 def to_json_values(value: Any) -> Any:

@@ -6,29 +6,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
 GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
 TABLES = (Path(__file__).parent / "metrics.md").read_text(encoding="utf-8")
-Kind = Literal["number", "text", "object"]
-KINDS: dict[str, Kind] = {  # of JSON values that aren't numbers
-    **dict.fromkeys(("phase", "no_signal"), "text"),
-    **dict.fromkeys(("reward_parts", "reward_shares", "objective"), "object"),
-    **dict.fromkeys(("eval_reward_parts", "eval_reward_parts_se"), "object"),
-    **dict.fromkeys(("servers_dropped", "dropped_reasons"), "object"),
-}
+OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")  # by part a number
+OTHERS = ("phase", "no_signal", "objective", "servers_dropped", "dropped_reasons")  # texts and objects
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its unit, a sentence for readers, how it is computed, and the kind of its JSON value."""
+    """One metric: its unit, a sentence for readers, how it is computed, and whether it is a number."""
 
     name: str
     unit: str
     caption: str
     computed: str
-    kind: Kind = "number"
+    is_number: bool = True
 
 
 def _read(tables: str) -> dict[str, Metric]:
@@ -39,7 +34,7 @@ def _read(tables: str) -> dict[str, Metric]:
             cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
             code, unit, caption, computed = cells
             name = code.strip("`")
-            metrics[name] = Metric(name, unit, caption, computed, KINDS.get(name, "number"))
+            metrics[name] = Metric(name, unit, caption, computed, name not in (*OF_PARTS, *OTHERS))
     return metrics
 
 

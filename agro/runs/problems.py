@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median, stdev
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, fixed, is_known
@@ -37,6 +37,35 @@ STILL = 0.01  # nats: no response became 1 % more or less probable
 # Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is independent of
 # them. The rest is noise.
 DWARFED = 10.0
+PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
+SPREAD = (
+    "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
+    "Otherwise "
+)
+# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
+WAYS_OUT = {
+    "no valid response": (
+        "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
+        "raise train.max_length"
+    ),
+    "all rewards are 0": (
+        "check that the reward of a right response isn't 0 (agro store show, agro score); then easier "
+        "prompts, a reward with intermediate values, or sft on good responses first"
+    ),
+    "all rewards are equal": (
+        "see whether the reward tells responses apart (agro store show, agro score): it may be a constant, "
+        "or read a column that is always the same. Where each is the highest there is, the task is learned; "
+        "else prompts that are solved sometimes, or a reward with intermediate values"
+    ),
+    "equal rewards within groups": (
+        "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
+        "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
+    ),
+    "a gradient of 0": (
+        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
+        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -56,27 +85,49 @@ class Problem:
         return f"{self.title}: {self.value}"
 
 
+@dataclass(frozen=True)
+class Shortfall:
+    """Steps without something: `count` of `steps`, `in_a_row` of them at most in a row, by reason."""
+
+    count: int
+    steps: int
+    in_a_row: int
+    reasons: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{count(self.count)} of {count(self.steps)}"
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the run warned about it."""
+        return self.in_a_row >= min(PATIENCE, self.steps)
+
+
 def problems(run: RunData) -> list[Problem]:
     """The problems of a run; those that make the headline first."""
-    rows = [row for row in run.rows if row["phase"] == run.spans[-1].name]
-    report, row = list[Problem](), _compared(run.rows)
-    if row is not None and row[f"{GAIN}_high"] < 0:
+    report: list[Problem] = []
+    compared = _compared(run.rows)
+    if compared is not None and compared[f"{GAIN}_high"] < 0:
         detail = (
             "The policy is worse than it was before. What to do: a lower train.lr; evaluate.keep_best keeps "
             "the best model, and evaluate.patience ends a run that gets worse"
         )
-        value = f"from {fixed(row['eval_reward'] - row[GAIN])} to {fixed(row['eval_reward'])}"
+        reward = compared["eval_reward"]
+        value = f"from {fixed(reward - compared[GAIN])} to {fixed(reward)}"
         report.append(Problem("held-out reward fell", value, detail, serious=True))
-    if run.spans[-1].name in run.config.phase_names:
-        report += phase_problems(rows, run.config.phase(run.spans[-1].name))
-    totals = {title: run.total(name) for name, title in COUNTED.items()}
-    report += [Problem(title, count(n)) for title, n in totals.items() if n]
+    phase = run.spans[-1].name
+    if phase in run.config.phase_names:
+        report += phase_problems([row for row in run.rows if row["phase"] == phase], run.config.phase(phase))
+    for name, title in COUNTED.items():
+        if total := run.total(name):
+            report.append(Problem(title, count(total)))
     signal, share = without_signal(run), without_share(run)
     if signal is not None and signal.is_said:
-        value = f"{steps_of(signal)}, {signal.reasons[0]}"
+        value = f"{signal.text}, {signal.reasons[0]}"
         report.append(Problem("steps from which nothing could be learned", value))
     if share is not None and share.is_said:
-        report.append(Problem("steps with less of the store than data.replay", steps_of(share)))
+        report.append(Problem("steps with less of the store than data.replay", share.text))
     return sorted(report, key=lambda problem: not problem.serious)
 
 
@@ -88,14 +139,13 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
     otherwise.
     """
     report = [_best_that_fall(rows, config), _stillness(rows, config), _overshoot(rows, config)]
-    functions = config.reward.functions
-    measured_alone = [p.label or p.name for p in functions if not p.weight and p.gate is None]
+    measured_alone = [p.label or p.name for p in config.reward.functions if not p.weight and p.gate is None]
     title = config.reward.title
     if any(title in (row.get("reward_parts") or {}) for row in rows):  # beside one that a source gives
         measured_alone = [title]
     report += [_parted(rows, name) for name in measured_alone]
-    row = _compared(rows)
-    has_risen = row is not None and row[f"{GAIN}_low"] > 0
+    compared = _compared(rows)
+    has_risen = compared is not None and compared[f"{GAIN}_low"] > 0
     if REWARD in get(config.objective.name).needed(config.objective.options) and not has_risen:
         report += [_distance(rows, config), _ratios(rows, config)]
     return [problem for problem in report if problem is not None]
@@ -104,6 +154,17 @@ def phase_problems(rows: Sequence[Row], config: RunConfig) -> list[Problem]:
 def _compared(rows: Sequence[Row]) -> Row | None:
     """The last comparison with the start, prompt by prompt, if its interval is known."""
     return next((row for row in reversed(rows) if row.get(f"{GAIN}_low") is not None), None)
+
+
+def _recent(rows: Sequence[Row], name: str) -> list[float]:
+    """The values of a metric in the last steps, where it is known."""
+    return [row[name] for row in rows[-WINDOW:] if row.get(name) is not None]
+
+
+def _kl_error(row: Row) -> float:
+    """The standard error of `eval_kl_ref`, 0 where there is none."""
+    error = row.get("eval_kl_ref_se")
+    return error if error is not None and is_known(error) else 0.0
 
 
 def _best_that_fall(rows: Sequence[Row], config: RunConfig) -> Problem | None:
@@ -134,12 +195,10 @@ def _distance(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     limit, groups = row.get("eval_kl_of_best"), row.get("eval_auc_groups")
     if limit is None:  # of the last steps, where no groups are held out
         stored = [row for row in earlier if row.get("staleness_mean") is None]
-        limits, counts = (_recent(stored, name) for name in ("kl_of_best", "kl_of_best_groups"))
+        limits, counts = _recent(stored, "kl_of_best"), _recent(stored, "kl_of_best_groups")
         limit, groups = (fmean(limits) if limits else None), (int(sum(counts)) if counts else None)
-    if groups is not None and groups < FEW:
-        return None
     kl = row["eval_kl_ref"]
-    if limit is None or kl - 2 * _error(row.get("eval_kl_ref_se")) <= limit:
+    if limit is None or kl - 2 * _kl_error(row) <= limit or (groups is not None and groups < FEW):
         return None
     detail = (
         f"eval_kl_ref is {kl:.3g} nats per response. If the reference writes as the store does, a policy "
@@ -167,17 +226,42 @@ def _ratios(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     return Problem("π/π_ref of stored responses", f"{ratio:.3g} on average", detail, serious=True)
 
 
+class _Measured(NamedTuple):
+    """The reward and one part of it at a step, with their standard errors."""
+
+    step: int
+    reward: float
+    reward_se: float
+    part: float
+    part_se: float
+
+
 def _parted(rows: Sequence[Row], name: str) -> Problem | None:
     """Where a part that isn't trained on has fallen since it was best, and the reward has risen.
 
-    The part has to have fallen by 3 standard errors, since its best mean is chosen, and the reward to have
-    risen by 2.
+    On held-out prompts where these were measured twice, else on `WINDOW` steps each, counted from the last
+    one back. The part has to have fallen by 3 standard errors, since its best mean is chosen, and the reward
+    to have risen by 2.
     """
-    course = _course(rows, name)
+    course = []
+    for row in rows:
+        part, error = ((row.get(f"eval_reward_parts{end}") or {}).get(name) for end in ("", "_se"))
+        if part is not None and error is not None and row.get("eval_reward_se") is not None:
+            course.append(_Measured(row["step"], row["eval_reward"], row["eval_reward_se"], part, error))
+    if len(course) < 2:
+        course = []
+        known = [
+            (row["step"], row["reward_mean"], row["reward_parts"][name])
+            for row in rows
+            if row.get("reward_mean") is not None and (row.get("reward_parts") or {}).get(name) is not None
+        ]
+        for end in range(len(known), WINDOW - 1, -WINDOW):
+            steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
+            errors = [stdev(values) / math.sqrt(WINDOW) for values in (rewards, parts)]
+            course.insert(0, _Measured(steps[-1], fmean(rewards), errors[0], fmean(parts), errors[1]))
     if len(course) < 2:
         return None
-    *earlier, last = course
-    best = max(earlier, key=lambda at: at.part)
+    last, best = course[-1], max(course[:-1], key=lambda at: at.part)
     fall, rise = best.part - last.part, last.reward - best.reward
     has_fallen = fall > 3 * math.hypot(best.part_se, last.part_se)
     if not has_fallen or rise <= 2 * math.hypot(best.reward_se, last.reward_se):
@@ -191,40 +275,6 @@ def _parted(rows: Sequence[Row], name: str) -> Problem | None:
     return Problem("over-optimized", value, detail, serious=True)
 
 
-class _Measured(NamedTuple):
-    """The reward and one part of it at a step, with their standard errors."""
-
-    step: int
-    reward: float
-    reward_se: float
-    part: float
-    part_se: float
-
-
-def _course(rows: Sequence[Row], name: str) -> list[_Measured]:
-    """On held-out prompts where these were measured twice, else on `WINDOW` steps each, counted from the last
-    one back."""
-    course = []
-    for row in rows:
-        part = (row.get("eval_reward_parts") or {}).get(name)
-        error = (row.get("eval_reward_parts_se") or {}).get(name)
-        if part is not None and error is not None and row.get("eval_reward_se") is not None:
-            course.append(_Measured(row["step"], row["eval_reward"], row["eval_reward_se"], part, error))
-    if len(course) > 1:
-        return course
-    known = [
-        (row["step"], row["reward_mean"], row["reward_parts"][name])
-        for row in rows
-        if row.get("reward_mean") is not None and (row.get("reward_parts") or {}).get(name) is not None
-    ]
-    course = []
-    for end in range(len(known), WINDOW - 1, -WINDOW):
-        steps, rewards, parts = zip(*known[end - WINDOW : end], strict=True)
-        errors = [stdev(values) / math.sqrt(WINDOW) for values in (rewards, parts)]
-        course.append(_Measured(steps[-1], fmean(rewards), errors[0], fmean(parts), errors[1]))
-    return course[::-1]
-
-
 def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     """Where the policy is still the reference after many updates, although there was something to learn."""
     trained = [row for row in rows if row.get("loss") is not None and not row.get("no_signal")]
@@ -234,7 +284,7 @@ def _stillness(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     moved = [abs(x) for name in names for x in _recent(trained, name)]
     for row in rows[-WINDOW:]:
         if row["step"] != 0 and row.get("eval_kl_ref") is not None:
-            moved.append(abs(row["eval_kl_ref"]) + 2 * _error(row.get("eval_kl_ref_se")))
+            moved.append(abs(row["eval_kl_ref"]) + 2 * _kl_error(row))
     if not moved or max(moved) >= STILL:
         return None
     detail = (
@@ -267,30 +317,14 @@ def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:
     return Problem("steps overshoot", f"{share:.2g} of what they promise is kept", detail)
 
 
-def _recent(rows: Sequence[Row], name: str) -> list[float]:
-    """The values of a metric in the last steps, where it is known."""
-    return [row[name] for row in rows[-WINDOW:] if row.get(name) is not None]
-
-
-def _error(error: float | None) -> float:
-    """A standard error, 0 where there is none."""
-    return error if error is not None and is_known(error) else 0.0
-
-
 def _way_out(row: Row, config: RunConfig) -> str:
     """What keeps a policy that trains on stored data from leaving it."""
-    if may_weigh(config.objective.name, config.objective.options):
+    entry = get(config.objective.name)
+    option = entry.options.model_fields.get("weight")
+    can_weigh = option is not None and "reference" in get_args(option.annotation)
+    if can_weigh and (entry.defaults() | config.objective.options)["weight"] != "reference":
         return 'objective.weight = "reference"'
     return toward_reference(row.get("kl_to_reward_spread"))
-
-
-def may_weigh(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the objective could weigh responses by min(1, π/π_ref), and doesn't."""
-    entry = get(name)
-    option = entry.options.model_fields.get("weight")
-    if option is None or "reference" not in get_args(option.annotation):
-        return False
-    return bool((entry.defaults() | dict(options))["weight"] != "reference")
 
 
 def toward_reference(ratio: float | None) -> str:
@@ -303,80 +337,28 @@ def toward_reference(ratio: float | None) -> str:
     return "a larger objective.beta or a lower train.lr"
 
 
-def steps_of(missing: Shortfall) -> str:
-    return f"{count(missing.count)} of {count(missing.steps)}"
-
-
-# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
-PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
-
-WAYS_OUT = {
-    "no valid response": (
-        "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
-        "raise train.max_length"
-    ),
-    "all rewards are 0": (
-        "check that the reward of a right response isn't 0 (agro store show, agro score); then easier "
-        "prompts, a reward with intermediate values, or sft on good responses first"
-    ),
-    "all rewards are equal": (
-        "see whether the reward tells responses apart (agro store show, agro score): it may be a constant, "
-        "or read a column that is always the same. Where each is the highest there is, the task is learned; "
-        "else prompts that are solved sometimes, or a reward with intermediate values"
-    ),
-    "equal rewards within groups": (
-        "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
-        "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
-    ),
-    "a gradient of 0": (
-        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
-        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
-    ),
-}
-
-
-SPREAD = (
-    "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
-    "Otherwise "
-)
-
-
 def way_out(reason: str, data: DataConfig) -> str:
     """What to do about a reason, a key of `WAYS_OUT`; `data`: of the phase."""
     could_spread = "reward" in reason and data.draws_stored and not data.spread
     return (SPREAD if could_spread else "") + WAYS_OUT[reason]
 
 
-def longest_run(flags: Sequence[bool]) -> int:
-    """The most true values in a row."""
-    return max((len(list(same)) for flag, same in groupby(flags) if flag), default=0)
-
-
-@dataclass(frozen=True)
-class Shortfall:
-    """Steps without something: `count` of `steps`, `in_a_row` of them at most in a row, by reason."""
-
-    count: int
-    steps: int
-    in_a_row: int
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def is_said(self) -> bool:
-        """Whether the run warned about it."""
-        return self.in_a_row >= min(PATIENCE, self.steps)
-
-
 def without_signal(run: RunData) -> Shortfall | None:
     """The steps from which nothing could be learned; None where that wasn't recorded."""
-    reasons = [row["no_signal"] for row in run.rows if "no_signal" in row and row["step"]]
-    counts = Counter(filter(None, reasons))
-    names = tuple(reason for reason, _ in counts.most_common())
-    in_a_row = longest_run(list(map(bool, reasons)))
-    return Shortfall(counts.total(), len(reasons), in_a_row, names) if reasons else None
+    return _shortfall([row["no_signal"] for row in run.rows if "no_signal" in row and row["step"]])
 
 
 def without_share(run: RunData) -> Shortfall | None:
     """The steps for which the store had fewer groups than asked for; None where that wasn't recorded."""
-    flags = [row["replay_missing"] > 0 for row in run.rows if row.get("replay_missing") is not None]
-    return Shortfall(sum(flags), len(flags), longest_run(flags)) if flags else None
+    missing = [row["replay_missing"] for row in run.rows if row.get("replay_missing") is not None]
+    return _shortfall(["too few groups" if groups else None for groups in missing])
+
+
+def _shortfall(reasons: Sequence[str | None]) -> Shortfall | None:
+    """`reasons`: of each step; None where it lacked nothing."""
+    if not reasons:
+        return None
+    counts = Counter(filter(None, reasons))
+    names = tuple(reason for reason, _ in counts.most_common())
+    in_a_row = max((len(list(same)) for lacks, same in groupby(reasons, bool) if lacks), default=0)
+    return Shortfall(counts.total(), len(reasons), in_a_row, names)

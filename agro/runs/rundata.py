@@ -19,29 +19,25 @@ from agro.io.files import write
 from agro.io.numbers import fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
-from agro.runs.metrics import FOLLOWED, METRICS
+from agro.runs.metrics import FOLLOWED, METRICS, OF_PARTS
 
 Row = dict[str, Any]
 Values = NDArray[np.float64]
-OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")
-NUMBERS = [m.name for m in METRICS.values() if m.kind == "number" and m.name != "step"]
+NUMBERS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A held-out measurement, its standard error (None: unknown), and its step."""
+    """A held-out measurement of a metric, its standard error (None: unknown), and its step."""
 
+    metric: str
     value: float
     se: float | None
     step: int
 
-
-@dataclass(frozen=True)
-class BestModel:
-    """The model in best/: the metric that it was chosen by, and its measurement."""
-
-    metric: str
-    measured: Measurement
+    @classmethod
+    def of(cls, metric: str, row: Mapping[str, Any]) -> Measurement:
+        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"])
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class PhaseSpan:
 class RunData:
     """A run. `values`: config.json as it is. `torn`: the last line of the metrics is incomplete.
 
-    `best_model`: the one in best/, where there is one.
+    `best_model`: the measurement by which the model in best/ was chosen, where there is one.
     """
 
     folder: Path
@@ -65,7 +61,7 @@ class RunData:
     config: RunConfig
     rows: list[Row]
     torn: bool
-    best_model: BestModel | None = None
+    best_model: Measurement | None = None
 
     @property
     def name(self) -> str:
@@ -151,7 +147,7 @@ class RunData:
         """The latest held-out reward of steps `start` to `end`."""
         for row in reversed(self.rows):
             if start <= row["step"] <= end and row.get("eval_reward") is not None:
-                return Measurement(row["eval_reward"], row.get("eval_reward_se"), row["step"])
+                return Measurement.of("eval_reward", row)
         return None
 
     def total(self, name: str) -> float | None:
@@ -167,7 +163,6 @@ class Outcome:
     `has_model`: the model of the best is in best/.
     """
 
-    metric: str
     best: Measurement
     latest: Measurement
     at_end: bool  # whether the latest one is of the run's last step
@@ -176,27 +171,26 @@ class Outcome:
     @classmethod
     def of(cls, run: RunData) -> Outcome | None:
         """None where the metric was measured less than twice."""
-        metric, row = run.followed, run.best_row
-        if metric is None or row is None:
+        metric, best_row = run.followed, run.best_row
+        if metric is None or best_row is None:
             return None
-        measured = np.flatnonzero(np.isfinite(run.column(metric)))
-        if len(measured) < 2:
+        rows = [row for row in run.rows if row.get(metric) is not None]
+        if len(rows) < 2:
             return None
-        rows = [run.rows[int(index)] for index in (row, measured[-1])]
-        best, latest = (Measurement(r[metric], r.get(f"{metric}_se"), r["step"]) for r in rows)
+        best, latest = (Measurement.of(metric, row) for row in (run.rows[best_row], rows[-1]))
         chosen = run.best_model
-        has_model = chosen is not None and (chosen.metric, chosen.measured.step) == (metric, best.step)
-        return cls(metric, best, latest, latest.step == run.steps, has_model)
+        has_model = chosen is not None and (chosen.metric, chosen.step) == (metric, best.step)
+        return cls(best, latest, latest.step == run.steps, has_model)
 
     @property
     def title(self) -> str:
         """The metric for people."""
-        return FOLLOWED[self.metric].title
+        return FOLLOWED[self.best.metric].title
 
     @property
     def text(self) -> str:
         """One line for the terminal."""
-        best = f"best {self.metric} {fixed(self.best.value)} at step {self.best.step}"
+        best = f"best {self.best.metric} {fixed(self.best.value)} at step {self.best.step}"
         if self.best.step == self.latest.step:
             return f"{best}, the last measurement"
         end = "the end" if self.at_end else f"step {self.latest.step}"
@@ -216,44 +210,44 @@ def load_run(folder: Path) -> RunData:
     rows, torn = _read_metrics(folder / "metrics.jsonl")
     if best_path.exists():
         measured = _read_object(best_path, "the measurement of the best model")
-        metric = measured.get("metric")
-        if metric not in FOLLOWED:
-            raise Refused(f"{best_path}: metric: expected one of {', '.join(FOLLOWED)}, got {metric!r:.80}")
+        metric: Any = measured.get("metric")
+        _expect(metric in FOLLOWED, f"{best_path}: metric", f"one of {', '.join(FOLLOWED)}", metric)
         for key in ("step", metric):
-            if not _is_number(measured.get(key)):
-                raise Refused(f"{best_path}: {key}: expected a number, got {measured.get(key)!r:.80}")
-        error = measured.get(f"{metric}_se")
-        best = BestModel(metric, Measurement(measured[metric], error, measured["step"]))
+            value = measured.get(key)
+            _expect(type(value) in (int, float), f"{best_path}: {key}", "a number", value)
+        best = Measurement.of(metric, measured)
     return RunData(folder, values, config, rows, torn, best)
 
 
-def _read_object(path: Path, description: str) -> dict[str, Any]:
-    content = _read_bytes(path)
+def _read_bytes(path: Path) -> bytes:
     try:
-        values = loads(content.decode("utf-8"))
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(f"{path}: can't be read: {error.strerror}; expected a run folder") from None
+
+
+def _read_object(path: Path, description: str) -> dict[str, Any]:
+    try:
+        values = loads(_read_bytes(path).decode("utf-8"))
     except ValueError as error:
         raise Refused(f"{path}: expected {description} as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise Refused(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return values
+    _expect(isinstance(values, dict), str(path), "a JSON object", values)
+    return dict(values)
 
 
 def _read_metrics(path: Path) -> tuple[list[Row], bool]:
-    """The rows, and whether the last line is incomplete."""
-    rows: list[Row] = []
-    torn = False
+    """The rows, and whether a kill left the last line incomplete and without its newline."""
+    rows, torn = list[Row](), False
     *lines, last = _read_bytes(path).split(b"\n")
-    if last:  # without its newline: a kill in the middle of writing leaves that
-        lines.append(last)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate([*lines, last] if last else lines, 1):
         location = f"{path}:{number}"
         if not line:
             raise Refused(f"{location}: expected a JSON object, got an empty line")
         try:
             row = loads(line.decode("utf-8"))
         except ValueError as error:
-            torn = bool(last) and number == len(lines)
-            if torn:
+            if number > len(lines):
+                torn = True
                 break
             raise Refused(
                 f"{location}: {error}; only the last line may be torn, all others are JSON"
@@ -267,39 +261,28 @@ def _read_metrics(path: Path) -> tuple[list[Row], bool]:
 
 def _check(row: Any, previous: int, location: str) -> None:
     """Raise `Refused` where a row is not what a run writes. `previous`: the step of the row above it."""
-    if not isinstance(row, dict):
-        raise Refused(f"{location}: expected a JSON object, got {row!r:.80}")
+    _expect(isinstance(row, dict), location, "a JSON object", row)
     step, phase, reason = (row.get(key) for key in ("step", "phase", "no_signal"))
-    if isinstance(step, bool) or not isinstance(step, int) or step <= previous:
-        raise Refused(f"{location}: step: expected a whole number above {previous}, got {step!r:.80}")
-    if not isinstance(phase, str):
-        raise Refused(f"{location}: phase: expected text, got {phase!r:.80}")
-    if not isinstance(reason, str | None):
-        raise Refused(f"{location}: no_signal: expected text or null, got {reason!r:.80}")
+    is_next = type(step) is int and step > previous
+    _expect(is_next, f"{location}: step", f"a whole number above {previous}", step)
+    _expect(isinstance(phase, str), f"{location}: phase", "text", phase)
+    _expect(isinstance(reason, str | None), f"{location}: no_signal", "text or null", reason)
     for key in NUMBERS:
         check_number(row.get(key), f"{location}: {key}")
     for key in OF_PARTS:
         parts = row.get(key)
-        if not isinstance(parts, dict | None):
-            raise Refused(f"{location}: {key}: expected an object or null, got {parts!r:.80}")
+        _expect(isinstance(parts, dict | None), f"{location}: {key}", "an object or null", parts)
         for name, value in (parts or {}).items():
             check_number(value, f"{location}: {key}: {name}")
 
 
 def check_number(value: Any, location: str) -> None:
-    if value is not None and not _is_number(value):
-        raise Refused(f"{location}: expected a number or null, got {value!r:.80}")
+    _expect(value is None or type(value) in (int, float), location, "a number or null", value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused(f"{path}: can't be read: {error.strerror}; expected a run folder") from None
+def _expect(holds: bool, location: str, expected: str, got: Any) -> None:
+    if not holds:
+        raise Refused(f"{location}: expected {expected}, got {got!r:.80}")
 
 
 FILE = "held_out_rewards.json"

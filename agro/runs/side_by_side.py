@@ -103,10 +103,11 @@ class SideBySide:
 
     def answered(self, answers: Mapping[str, Answer], step: int) -> Self:
         """With a model's answers by prompt id: of the start where `step` is 0, else of the trained model."""
-        if step:
-            rows = tuple(replace(row, trained=answers.get(row.prompt_id)) for row in self.rows)
-            return replace(self, rows=rows, step=step)
-        return replace(self, rows=tuple(replace(row, start=answers.get(row.prompt_id)) for row in self.rows))
+        rows = []
+        for row in self.rows:
+            answer = answers.get(row.prompt_id)
+            rows.append(replace(row, trained=answer) if step else replace(row, start=answer))
+        return replace(self, rows=tuple(rows), step=step or self.step)
 
     @property
     def sides(self) -> tuple[str, ...]:

@@ -6,31 +6,26 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from agro.config import RunConfig, TrackConfig
 from agro.errors import Refused
 from agro.runs.folder import Run
 
-
-class Tracker(Protocol):
-    """A destination of metrics. Steps rise; a resumed run starts after its last checkpoint."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
+# The module that each needs; in all but the first one a run is begun, logged to and finished alike.
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard."""
+    """Event files in RUN/tensorboard. Steps rise; a resumed run starts after its last checkpoint."""
 
-    def __init__(self, run: Run, config: RunConfig) -> None:
+    def __init__(self, run: Run) -> None:
         self._folder = run.folder / "tensorboard"
         self._writer: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._writer is None:  # the steps of a resumed run replace those before
-            tensorboard = importlib.import_module("torch.utils.tensorboard")
+            tensorboard = importlib.import_module(MODULES["tensorboard"])
             self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=step)
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
@@ -63,64 +58,55 @@ class Hosted:
         self._run.finish()
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Run, RunConfig], Tracker]]] = {  # name: (module it needs, tracker)
-    "tensorboard": ("torch.utils.tensorboard", TensorBoard),
-    "wandb": ("wandb", partial(Hosted, "wandb")),
-    "trackio": ("trackio", partial(Hosted, "trackio")),
-}
-
-
 class Trackers:
     """All trackers of a run. One that fails is reported once and dropped."""
 
-    def __init__(self, trackers: Mapping[str, Tracker], say: Callable[[str], None]) -> None:
+    def __init__(self, trackers: Mapping[str, TensorBoard | Hosted], say: Callable[[str], None]) -> None:
         self._trackers, self._say = dict(trackers), say
+
+    @classmethod
+    def of(cls, config: RunConfig, run: Run, say: Callable[[str], None]) -> Trackers:
+        """Start the trackers of `track.to`."""
+        trackers = cls({}, say)
+        for name in dict.fromkeys(config.track.to):
+            with trackers._reported(name):
+                is_hosted = name != "tensorboard"
+                trackers._trackers[name] = Hosted(name, run, config) if is_hosted else TensorBoard(run)
+        return trackers
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Log the known numbers of a step."""
         numbers = {k: v for k, v in _numbers(metrics) if k != "step"}
-        working: dict[str, Tracker] = {}
-        for name, tracker in self._trackers.items():
-            with _reported(name, self._say):
-                tracker.log(metrics["step"], numbers)
-                working[name] = tracker
-        self._trackers = working
+        for name in list(self._trackers):
+            with self._reported(name):
+                self._trackers[name].log(metrics["step"], numbers)
 
     def close(self) -> None:
-        for name, tracker in self._trackers.items():
-            with _reported(name, self._say):
-                tracker.close()
-        self._trackers = {}
+        for name in list(self._trackers):
+            with self._reported(name):
+                self._trackers.pop(name).close()
+
+    @contextmanager
+    def _reported(self, name: str) -> Iterator[None]:
+        """Report an error, drop the tracker and continue."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
+            self._trackers.pop(name, None)
+            why = f"{type(error).__name__}: {error}"
+            self._say(f"tracker {name} failed and is dropped; the run continues: {why}")
 
 
 def check_trackers(config: TrackConfig) -> None:
     """Raise `Refused` where a tracker of `track.to` can't be imported."""
     for name in config.to:
         try:
-            importlib.import_module(TRACKERS[name][0])
+            importlib.import_module(MODULES[name])
         except ImportError as error:
             raise Refused(
                 f"track.to: {name} can't be imported ({error}). "
                 f"What to do: pip install {name}, or remove {name} from track.to"
             ) from None
-
-
-def load_trackers(config: RunConfig, run: Run, say: Callable[[str], None]) -> Trackers:
-    """Start the trackers of `track.to`. One that can't start is reported by `say` and dropped."""
-    started: dict[str, Tracker] = {}
-    for name in dict.fromkeys(config.track.to):
-        with _reported(name, say):
-            started[name] = TRACKERS[name][1](run, config)
-    return Trackers(started, say)
-
-
-@contextmanager
-def _reported(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Report an error and continue."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  # a tracker may fail in any way
-        say(f"tracker {name} failed and is dropped; the run continues: {type(error).__name__}: {error}")
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

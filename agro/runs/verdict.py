@@ -9,10 +9,9 @@ writes has become gibberish.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,9 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.numbers import chance, fixed, percent
+from agro.io.numbers import chance, fixed, none_if_nan, percent
 from agro.runs.metrics import GAIN, LOGGED
-from agro.runs.rundata import Row, RunData
+from agro.runs.rundata import RunData
 from agro.stats import sequential
 from agro.stats.blind import Test
 from agro.stats.intervals import clopper_pearson
@@ -32,6 +31,19 @@ from agro.stats.paired import LEVEL, Comparison, mcnemar, verdict_of
 Answer = Literal["better", "worse", "not shown", "not measured"]
 COUNTS = ("wins", "losses", "ties", "unrated")
 NUMBERS = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")  # of a comparison
+RATE = "agro rate RUN{} shows a person the answers of both, blind, and says when it is decided"
+ESTIMATED = (
+    "This is an off-policy estimate from responses of the log, not of the model's own; agro eval RUN "
+    f"--against start compares these with a reward, or {RATE.format('')}"
+)
+WAY_OUT = (
+    "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
+    f"--prompts FILE --reward NAME; without a reward {RATE.format(' --prompts FILE')}"
+)
+SET_ASIDE = (
+    "What to do: agro eval RUN --against start --reward NAME compares the answers to the {} held-out prompts "
+    f"that the run set aside; without a reward {RATE.format('')}"
+)
 
 
 @dataclass(frozen=True)
@@ -110,36 +122,104 @@ class Ratings:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """What was measured of the result against the start, as in `Comparison`; None where it is unknown.
+
+    `step`: the result's; None apart from a run. `kl`: to the reference, in nats per response.
+    """
+
+    by: Literal["reward", "off-policy"]
+    gain: float
+    n: int
+    low: float | None
+    high: float | None
+    p: float | None
+    clusters: int | None
+    detectable: float | None
+    unknown_a: float | None
+    unknown_b: float | None
+    step: int | None = None
+    phase: str = ""
+    kl: float | None = None
+
+    @classmethod
+    def latest(cls, run: RunData, metric: str) -> Self | None:
+        """By the last row after the start that has the metric, `GAIN` or `LOGGED`."""
+        for row in reversed(run.rows):
+            if row.get(metric) is not None and row["step"]:
+                by: Any = "reward" if metric == GAIN else "off-policy"
+                numbers: dict[str, Any] = {name: row.get(f"{metric}_{name}") for name in NUMBERS}
+                numbers |= {"step": row["step"], "phase": row["phase"], "kl": row.get("eval_kl_ref")}
+                return cls(by, row[metric], **numbers)
+        return None
+
+    @property
+    def answer(self) -> Answer:
+        return verdict_of(self.p, self.gain)
+
+    def sentence(
+        self, steps: int | None, prompts: str = "held-out prompts", measure: str = "mean reward"
+    ) -> str:
+        """The difference with its interval, and what was compared. `steps`: of the run."""
+        answer, at = self.answer, "" if self.step == steps else f" at step {self.step}"
+        on = f"{self.n} {prompts}"
+        if self.clusters is not None and self.clusters < self.n:
+            on += f" in {self.clusters} clusters of near-copies"
+        unknown = ""
+        if self.unknown_a or self.unknown_b:
+            before, after = percent(self.unknown_a or 0.0), percent(self.unknown_b or 0.0)
+            counted = "which differ" if self.p is None else "in the interval as the worst and the best"
+            unknown = f"; unknown are {before} of the rewards before and {after} after, {counted}"
+        sign = -1 if answer == "worse" else 1
+        size = fixed(sign * self.gain)
+        if self.low is not None and self.high is not None:
+            low, high = sorted((sign * self.low, sign * self.high))
+            size += f" ({fixed(low)} to {fixed(high)}"
+            if self.p is not None and self.p >= LEVEL and not low <= 0 <= high:
+                size += f", {chance(self.p)}"  # slightly above .05, which the interval doesn't say
+            size += ")"
+        if answer != "not shown":
+            assert self.p is not None
+            return f"{answer.capitalize()}{at} by {size} in {measure} on {on}, {chance(self.p)}{unknown}"
+        if self.gain == self.low == self.high == 0:
+            return f"Not shown better{at}: the {measure} is the same on each of {on}"
+        power = ""
+        if self.detectable is not None:
+            power = f", which show {fixed(self.detectable)} or more four times out of five"
+        elif self.by == "reward":
+            power = ", too few to show a difference"
+        return f"Not shown better{at}: the {measure} changed by {size} on {on}{power}{unknown}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer, the sentence that says it with its interval, and the measurement behind it, if any."""
 
     answer: Answer
     sentence: str
-    measured: Row | None = None
+    measured: Difference | None = None
     ratings: Ratings | None = None
-    metric: str = GAIN  # of the measurement: its numbers have this prefix
 
     @classmethod
     def of(cls, run: RunData) -> Verdict:
         """From the run's last measurement against its start; without one from blind ratings; without these
         from the last off-policy estimate."""
-        row = _latest(run, GAIN)
-        if row is not None:
-            sentence, best = f"{_compared(row, run.steps)}{_distance(row, run)}.", run.best_model
-            if best is not None and best.metric == "eval_reward" and best.measured.step != row["step"]:
+        if difference := Difference.latest(run, GAIN):
+            sentence = f"{difference.sentence(run.steps)}{_distance(difference, run)}."
+            best = run.best_model
+            if best is not None and best.metric == "eval_reward" and best.step != difference.step:
                 sentence += (  # what flatters a model that these prompts chose
-                    f" The model in best/ is of step {best.measured.step}, which was chosen on these "
+                    f" The model in best/ is of step {best.step}, which was chosen on these "
                     "prompts; measure it on others (agro eval)"
                 )
-            return cls(_answer(row), sentence, row)
-        ratings = Ratings.load(run.folder)
-        if ratings is not None:
-            at = "" if ratings.step in (None, run.steps) else f" at step {ratings.step}"
-            return cls.rated(ratings, at=at)
-        row = _latest(run, LOGGED)
-        if row is not None:
-            sentence = f"{_compared(row, run.steps, LOGGED)}{_distance(row, run)}. {ESTIMATED}"
-            return cls(_answer(row, LOGGED), sentence, row, metric=LOGGED)
+            return cls(difference.answer, sentence, difference)
+        if ratings := Ratings.load(run.folder):
+            return cls.rated(
+                ratings, at="" if ratings.step in (None, run.steps) else f" at step {ratings.step}"
+            )
+        if difference := Difference.latest(run, LOGGED):
+            sentence = f"{difference.sentence(run.steps)}{_distance(difference, run)}. {ESTIMATED}"
+            return cls(difference.answer, sentence, difference)
         way_out = SET_ASIDE.format(run.set_aside) if run.set_aside else WAY_OUT
         return cls("not measured", f"Not measured whether the model got better{_ranking(run)}. {way_out}.")
 
@@ -148,16 +228,31 @@ class Verdict:
         cls, comparison: Comparison, prompts: str = "held-out prompts", measure: str = "mean reward"
     ) -> Verdict:
         """Of two results that were measured apart from a run, by a `measure` of these `prompts`."""
-        numbers = {name: getattr(comparison, name) for name in NUMBERS}
-        row: Row = {"step": None, GAIN: comparison.difference}
-        row |= {f"{GAIN}_{name}": None if math.isnan(x) else x for name, x in numbers.items()}
-        return cls(_answer(row), f"{_compared(row, None, prompts=prompts, measure=measure)}.", row)
+        numbers = {name: none_if_nan(getattr(comparison, name)) for name in NUMBERS}
+        difference = Difference("reward", comparison.difference, **numbers)
+        return cls(difference.answer, f"{difference.sentence(None, prompts, measure)}.", difference)
 
     @classmethod
     def rated(cls, ratings: Ratings, against: str = "the start", at: str = "") -> Verdict:
         """By blind ratings of a result `at` a step and of what it was compared with."""
         answer = verdict_of(ratings.p, ratings.wins - ratings.losses)
-        return cls(answer, _preference(ratings, answer, against, at), ratings=ratings)
+        rest = f"; {_times(ratings.ties, 'tie')}"
+        if ratings.unrated:
+            rest += f", {_times(ratings.unrated, 'row')} left empty"
+        if ratings.interval is None:
+            neither = f"blind ratings preferred neither the result nor {against}"
+            return cls(answer, f"Not shown better{at}: {neither}{rest}.", ratings=ratings)
+        low, high = ratings.interval
+        preferred, prefix = ratings.wins, f"Preferred to {against}{at}"
+        if answer == "worse":
+            low, high, preferred = 1 - high, 1 - low, ratings.losses
+            prefix = f"Worse{at}: {against} was preferred"
+        if answer == "not shown":
+            prefix = f"Not shown better{at}: preferred to {against}"
+        share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
+        on = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
+        test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
+        return cls(answer, f"{prefix} on {on}, {chance(ratings.p)}{test}{rest}.", ratings=ratings)
 
     def to_json(self) -> dict[str, Any]:
         """Answer, sentence and numbers; None where unknown.
@@ -169,132 +264,28 @@ class Verdict:
         `kl`: to the reference, in nats per response. `by`: "reward", "ratings" or "off-policy".
         `ratings`: where these gave the answer.
         """
-        row = self.measured or {}
-        numbers = {name: row.get(f"{self.metric}_{name}") for name in NUMBERS}
-        by = None if self.measured is None else BY[self.metric]
-        return {
-            "answer": self.answer,
-            "sentence": self.sentence,
-            "step": row.get("step"),
-            "by": "ratings" if self.ratings is not None else by,
-            "gain": row.get(self.metric),
-            **numbers,
-            "kl": row.get("eval_kl_ref"),
-            "ratings": None if self.ratings is None else self.ratings.to_json(),
-        }
-
-
-BY = {GAIN: "reward", LOGGED: "off-policy"}
-RATE = "agro rate RUN{} shows a person the answers of both, blind, and says when it is decided"
-ESTIMATED = (
-    "This is an off-policy estimate from responses of the log, not of the model's own; agro eval RUN "
-    f"--against start compares these with a reward, or {RATE.format('')}"
-)
-WAY_OUT = (
-    "What to do: data.eval_prompts and a reward compare it with the start, or agro eval RUN --against start "
-    f"--prompts FILE --reward NAME; without a reward {RATE.format(' --prompts FILE')}"
-)
-SET_ASIDE = (
-    "What to do: agro eval RUN --against start --reward NAME compares the answers to the {} held-out prompts "
-    f"that the run set aside; without a reward {RATE.format('')}"
-)
-
-
-def _latest(run: RunData, metric: str) -> Row | None:
-    """The last row after the start that has the metric."""
-    rows = (row for row in reversed(run.rows) if row.get(metric) is not None and row["step"])
-    return next(rows, None)
-
-
-def _answer(row: Row, metric: str = GAIN) -> Answer:
-    return verdict_of(row.get(f"{metric}_p"), row[metric])
-
-
-def _compared(
-    row: Row,
-    steps: int | None,
-    metric: str = GAIN,
-    prompts: str = "held-out prompts",
-    measure: str = "mean reward",
-) -> str:
-    """The difference with its interval, and what was compared."""
-    answer, prompts = _answer(row, metric), f"{row[f'{metric}_n']} {prompts}"
-    clusters = row.get(f"{metric}_clusters")
-    if clusters is not None and clusters < row[f"{metric}_n"]:
-        prompts += f" in {clusters} clusters of near-copies"
-    at = "" if row["step"] == steps else f" at step {row['step']}"
-    if answer == "not shown":
-        if row[metric] == row.get(f"{metric}_low") == row.get(f"{metric}_high") == 0:
-            return f"Not shown better{at}: the {measure} is the same on each of {prompts}"
-        least = row.get(f"{metric}_detectable")
-        power = "" if metric == LOGGED else ", too few to show a difference"
-        if least is not None:
-            power = f", which show {fixed(least)} or more four times out of five"
-        change = f"the {measure} changed by {_size(row, 1, metric)}"
-        return f"Not shown better{at}: {change} on {prompts}{power}{_unknown(row, metric)}"
-    p = chance(row[f"{metric}_p"])
-    size = _size(row, 1 if answer == "better" else -1, metric)
-    return f"{answer.capitalize()}{at} by {size} in {measure} on {prompts}, {p}{_unknown(row, metric)}"
-
-
-def _unknown(row: Row, metric: str) -> str:
-    """Which share of each side's rewards is unknown, and that the answer is for any values of these."""
-    before, after = (row.get(f"{metric}_unknown_{side}") for side in "ab")
-    if not before and not after:
-        return ""
-    shares = f"; unknown are {percent(before or 0.0)} of the rewards before and {percent(after or 0.0)} after"
-    if row.get(f"{metric}_p") is None:
-        return f"{shares}, which differ"
-    return f"{shares}, in the interval as the worst and the best"
-
-
-def _preference(ratings: Ratings, answer: Answer, against: str, at: str) -> str:
-    """Who was preferred on how many prompts, and what else was rated."""
-    rest = f"; {_times(ratings.ties, 'tie')}"
-    if ratings.unrated:
-        rest += f", {_times(ratings.unrated, 'row')} left empty"
-    if ratings.interval is None:
-        return f"Not shown better{at}: blind ratings preferred neither the result nor {against}{rest}."
-    low, high = ratings.interval
-    preferred, prefix = ratings.wins, f"Preferred to {against}{at}"
-    if answer == "worse":
-        low, high, preferred = 1 - high, 1 - low, ratings.losses
-        prefix = f"Worse{at}: {against} was preferred"
-    if answer == "not shown":
-        prefix = f"Not shown better{at}: preferred to {against}"
-    share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
-    prompts = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
-    test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
-    return f"{prefix} on {prompts}, {chance(ratings.p)}{test}{rest}."
+        names = ("step", "by", "gain", *NUMBERS, "kl")
+        numbers = {name: getattr(self.measured, name, None) for name in names}
+        if self.ratings is not None:
+            numbers["by"] = "ratings"
+        ratings = None if self.ratings is None else self.ratings.to_json()
+        return {"answer": self.answer, "sentence": self.sentence, **numbers, "ratings": ratings}
 
 
 def _times(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
-def _size(row: Row, sign: int, metric: str) -> str:
-    """The difference, times `sign`, and its interval where it is known."""
-    interval = ""
-    if row.get(f"{metric}_low") is not None:
-        low, high = sorted(sign * row[f"{metric}_{end}"] for end in ("low", "high"))
-        interval = f"{fixed(low)} to {fixed(high)}"
-        p = row.get(f"{metric}_p")
-        if p is not None and p >= LEVEL and not low <= 0 <= high:
-            interval += f", {chance(p)}"  # slightly above .05, which the interval doesn't say
-        interval = f" ({interval})"
-    return f"{fixed(sign * row[metric])}{interval}"
-
-
-def _distance(row: Row, run: RunData) -> str:
+def _distance(difference: Difference, run: RunData) -> str:
     """The KL to the reference. Where that isn't the start, which the gain is against, both are named."""
-    kl = row.get("eval_kl_ref")
+    kl, phase = difference.kl, difference.phase
     if kl is None:
         return ""
-    reference = run.config.phase(row["phase"]).policy.reference
-    if reference == "start" or (reference == "phase" and row["phase"] == run.config.phase_names[0]):
+    reference = run.config.phase(phase).policy.reference
+    if reference == "start" or (reference == "phase" and phase == run.config.phase_names[0]):
         return f"; KL to the reference {fixed(kl)} nats a response"
     start = "the run's start" if run.config.policy.new is None else "random weights"
-    names = {"phase": f"the start of phase {row['phase']}", "model": "the reference model"}
+    names = {"phase": f"the start of phase {phase}", "model": "the reference model"}
     return (
         f" (against {start}); KL to {names.get(reference, 'a moving reference')} {fixed(kl)} nats a response"
     )

@@ -36,6 +36,10 @@ MOVING = ("ema", "periodic")  # references that change during a phase
 LEARNER, AVERAGE = "learner.json", "average"  # a file, and a part of a checkpoint
 
 
+def nothing() -> None:
+    """The check of work that isn't to be stopped."""
+
+
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
     """Flush denormal numbers, below 1e-38 in float32, in this thread, on a CPU that can; a decorator too.
@@ -86,10 +90,9 @@ class Learner:
             averages = config.train.weights_average is not None
             self.average = Average(self.policy.weights(), self.policy.trained()) if averages else None
             return
-        moving = self._moving_reference()
-        if moving is not None:
+        if (moving := self._moving_reference()) is not None:
             assign(resumed, "reference", moving)
-        self._load_optimizer(resumed)
+        self.optimizer.load(resumed)
         counts = read_counts(resumed)
         self.micro.sequences, self.micro.tokens = counts["sequences"], counts["tokens"]
 
@@ -99,10 +102,9 @@ class Learner:
         first = Policy.load(config.policy, seed=derive(config.train.seed, "weights"))
         if self.policy.value_weights():
             first.add_value()
-        for name, weight in first.trained().items():
-            self.policy.trained()[name].copy_(weight)
-        for name, weight in first.value_weights().items():
-            self.policy.value_weights()[name].copy_(weight)
+        weights = self.policy.trained() | self.policy.value_weights()
+        for name, weight in (first.trained() | first.value_weights()).items():
+            weights[name].copy_(weight)
         if self.policy.masters is not None:
             self.policy.masters.round()
         self.version += 1
@@ -185,11 +187,10 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write everything that `load` and `enter` need into a checkpoint's folder."""
         self._write(self.policy.trained(), folder, "model")
-        self._write(self._optimizer_state(), folder, "optimizer")
+        self._write(self.optimizer.state(), folder, "optimizer")
         if self.policy.value_weights():
             self._write(self.policy.value_weights(), folder, "value")
-        moving = self._moving_reference()
-        if moving is not None:
+        if (moving := self._moving_reference()) is not None:
             self._write(moving, folder, "reference")
         counts = {"sequences": self.micro.sequences, "tokens": self.micro.tokens}
         if self.average is not None:
@@ -211,39 +212,13 @@ class Learner:
             self.average.updates = read_counts(folder)["averaged"]
         self.version = version
 
-    def _passes(self, check: Callable[[], None] = lambda: None) -> Passes:
+    def _passes(self, check: Callable[[], None] = nothing) -> Passes:
         return Passes(self.micro, check=check, offload="activations" in self.config.train.offload)
 
     def _moving_reference(self) -> dict[str, Tensor] | None:
-        if self.reference is None or self.config.policy.reference not in MOVING:
-            return None
-        return self.reference.weights()
-
-    def _names(self) -> list[str]:
-        return [*self.policy.trained(), *(f"value:{name}" for name in self.policy.value_weights())]
-
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        names = self._names()
-        tensors = {}
-        # Not the state_dict of bitsandbytes, which nests its tensors.
-        for i, entry in torch.optim.Optimizer.state_dict(self.optimizer.adam)["state"].items():
-            for kind, value in entry.items():
-                tensors[f"{names[i]}/{kind}"] = torch.as_tensor(value)
-        return tensors
-
-    def _load_optimizer(self, folder: Path) -> None:
-        parameters = [*self.policy.trained().values(), *self.policy.value_weights().values()]
-        numbers = {name: i for i, name in enumerate(self._names())}
-        state: dict[int, dict[str, Any]] = {}
-        stored = StoredTensors(folder, "optimizer")
-        for key in stored.chunks:
-            name, _, kind = key.rpartition("/")
-            state.setdefault(numbers[name], {})[kind] = stored.read(key, parameters[numbers[name]])
-        if self.config.train.optimizer == "adamw_8bit":  # whose kernels take a number
-            for entry in state.values():
-                entry["step"] = int(entry["step"])
-        groups = self.optimizer.adam.state_dict()["param_groups"]
-        self.optimizer.adam.load_state_dict({"state": state, "param_groups": groups})
+        """The weights of a reference that changes during a phase."""
+        is_moving = self.config.policy.reference in MOVING
+        return self.reference.weights() if self.reference is not None and is_moving else None
 
     def _after_backward(self) -> None:
         """Complete the gradients."""
@@ -344,9 +319,12 @@ class Optimizer:
 
     def __init__(self, policy: Policy, config: TrainConfig) -> None:
         self.policy, self.config = policy, config
-        groups: list[dict[str, Any]] = [{"params": list(policy.trained().values()), "is_value": False}]
-        value = list(policy.value_weights().values())
-        groups.append({"params": value, "is_value": True, "weight_decay": 0.0})
+        trained, value = policy.trained(), policy.value_weights()
+        self.parameters = trained | {f"value:{name}": weight for name, weight in value.items()}
+        groups: list[dict[str, Any]] = [
+            {"params": list(trained.values()), "is_value": False},
+            {"params": list(value.values()), "is_value": True, "weight_decay": 0.0},
+        ]
         groups = [g for g in groups if g["params"]]
         settings: dict[str, Any] = {"lr": 0.0, "betas": config.adam_betas, "eps": config.adam_eps}
         settings["weight_decay"] = config.weight_decay
@@ -354,8 +332,31 @@ class Optimizer:
         if config.optimizer == "adamw_8bit":
             self.adam = adamw_8bit(groups, policy.device, **settings)
         else:
-            is_sharded = any(map(is_shard, policy.trained().values()))  # then no fused kernel
+            is_sharded = any(map(is_shard, trained.values()))  # then no fused kernel
             self.adam = torch.optim.AdamW(groups, **settings, fused=not is_sharded)
+
+    def state(self) -> dict[str, Tensor]:
+        """By the name of a parameter and the kind of moment."""
+        names, tensors = list(self.parameters), {}
+        # Not the state_dict of bitsandbytes, which nests its tensors.
+        for i, entry in torch.optim.Optimizer.state_dict(self.adam)["state"].items():
+            for kind, value in entry.items():
+                tensors[f"{names[i]}/{kind}"] = torch.as_tensor(value)
+        return tensors
+
+    def load(self, folder: Path) -> None:
+        """Take what `state` had from a checkpoint."""
+        numbers = {name: i for i, name in enumerate(self.parameters)}
+        state: dict[int, dict[str, Any]] = {}
+        stored = StoredTensors(folder, "optimizer")
+        for key in stored.chunks:
+            name, _, kind = key.rpartition("/")
+            value: Any = stored.read(key, self.parameters[name])
+            if kind == "step" and self.config.optimizer == "adamw_8bit":  # whose kernels take a number
+                value = int(value)
+            state.setdefault(numbers[name], {})[kind] = value
+        groups = self.adam.state_dict()["param_groups"]
+        self.adam.load_state_dict({"state": state, "param_groups": groups})
 
     def clip(self) -> float:
         """Clip the gradients to norm `train.clip`; returns the policy's norm before that.

@@ -138,7 +138,8 @@ class Loop:
         self.parts.source.publish(self.learner)
         data = self.sampling.take(phase, position)
         sampled = time.perf_counter()
-        metrics = empty_metrics() | describe_batch(data.valid, data.collected, self.learner.version)
+        metrics = empty_metrics()
+        metrics |= describe_batch(data.valid, data.collected, self.learner.version, phase.config.reward)
         metrics["replay_missing"] = data.missing
         view = View(phase, position.step + 1, phase.options(position), metrics, self.stop)
         self.activity.stage("updating", 1, train.updates)

@@ -26,9 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agro.config import RewardConfig
 from agro.objectives import Objective
 from agro.objectives.methods.consistency import regularized_reward
 from agro.objectives.reduce import Groups
+from agro.rewards.shaping import shares
 from agro.rollout import CollectResult
 from agro.stats.intervals import standard_error
 from agro.train.collate import staleness, total_reward
@@ -37,35 +39,44 @@ from agro.train.phases import Phase
 from agro.train.step import Step
 from agro.types import Batch
 
+Values = NDArray[np.float64]
+# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to their
+# spread would say that β is too large, whatever it is.
+NOTICEABLE = 1e-3
+LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
 
-def describe_batch(valid: Valid, collected: CollectResult, version: int) -> dict[str, Any]:
+
+def describe_batch(
+    valid: Valid, collected: CollectResult, version: int, reward: RewardConfig | None = None
+) -> dict[str, Any]:
     """Metrics of a step's samples before any forward pass. `version` is the learner's."""
     samples, responses = valid.samples, one_each(valid.samples)
     rewards_of: dict[str, list[float]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
     for s in responses:
-        total = total_reward(s)
+        total, of_sample = total_reward(s), s.meta.get("reward_parts")
         if not math.isnan(total):
             rewards_of[s.prompt_id].append(total)
+        if isinstance(of_sample, dict):  # an imported log may have anything under this name
+            for name, value in of_sample.items():
+                parts[name] += [value] if isinstance(value, (int, float)) else []
     rewards = [s.reward for s in responses if s.reward is not None]
     fresh = {s.prompt_id for s in samples if s.id in valid.made}
     stored = {s.prompt_id for s in samples if s.id not in valid.made}
-    stale = [staleness(s, version) for s in samples]
-    known_staleness = [steps for steps in stale if steps is not None]
-    parts: dict[str, list[float]] = defaultdict(list)  # an imported log may have anything under this name
-    for of_sample in (s.meta.get("reward_parts") for s in responses):
-        for name, value in of_sample.items() if isinstance(of_sample, dict) else ():
-            parts[name] += [value] if isinstance(value, (int, float)) else []
+    stale = [steps for s in samples if (steps := staleness(s, version)) is not None]
     ends = [end for s in responses if (end := s.end) != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
+    has_parts = reward is not None and len(reward.functions) > 1
     return {
         "reward_mean": _mean(rewards),
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         "reward_parts": {name: _mean(values) for name, values in parts.items()} or None,
+        "reward_shares": shares(responses, reward) if reward is not None and has_parts else None,
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
         "sampled_tokens": collected.tokens,
-        "staleness_mean": _mean(known_staleness),
-        "staleness_max": max(known_staleness, default=None),
+        "staleness_mean": _mean(stale),
+        "staleness_max": max(stale, default=None),
         "length_mean": actions / len(responses) if responses else None,
         "truncated_share": ends.count("cut") / len(ends) if ends else None,
         "groups": len(fresh | stored),
@@ -117,19 +128,15 @@ def describe_step(
     if spread is not None:
         nats, reward = spread
         metrics["kl_to_reward_spread"] = options["beta"] * nats / reward
-    if not all(recent):
-        metrics |= stored_metrics(batch, logp, recent)
+    metrics |= stored_metrics(batch, logp, recent)
     rows = torch.tensor(recent, device=logp.device).nonzero()[:, 0]
-    if not len(rows):
+    if not len(rows) or batch.ref_logp is None:
         return metrics
     part, logp = batch.rows(rows), logp[rows]
-    if part.ref_logp is not None:
-        metrics["kl_ref"] = kl_of(part, logp)
-        beta = phase.diagnostic_beta(options)
-        if beta:
-            _, regret = distances(part, logp, beta, options.get("average", "sum"))
-            if unequal(Groups.of(part)).any():  # else nothing is known of what could be better
-                metrics["regret"] = float(regret.mean())
+    metrics["kl_ref"] = kl_of(part, logp)
+    beta = phase.diagnostic_beta(options)
+    if beta and unequal(Groups.of(part)).any():  # else nothing is known of what could be better
+        metrics["regret"] = float(distances(part, logp, beta, options.get("average", "sum"))[1].mean())
     return metrics
 
 
@@ -157,7 +164,7 @@ def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]
     return metrics
 
 
-def kl_of(batch: Batch, logp: torch.Tensor) -> float:
+def kl_of(batch: Batch, logp: Tensor) -> float:
     """Mean over responses of Σ_t log π − log π_ref, in nats; see `describe_step`."""
     assert batch.ref_logp is not None
     ratio_BT = logp - batch.ref_logp
@@ -170,14 +177,7 @@ def kl_of(batch: Batch, logp: torch.Tensor) -> float:
     return float((weight_N * groups.sum_tokens(ratio_BT)).sum())
 
 
-# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to their
-# spread would say that β is too large, whatever it is.
-NOTICEABLE = 1e-3
-
-
-def distances(
-    batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum"
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def distances(batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum") -> tuple[Values, Values]:
     """½ Var(R) [G], n − 1 in the variance, and β log mean exp(R/β) − mean R [G].
 
     Both are of groups with two or more scored responses. The first is valid for responses of any origin. The
@@ -197,7 +197,7 @@ def distances(
     return (0.5 * groups.variance(R_N)).cpu().numpy(), regret_G.cpu().numpy()
 
 
-def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> NDArray[np.float64]:
+def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> Values:
     """How often ρ is higher for the response of the higher reward [G], within groups of unequal rewards.
 
     It is the area under the ROC curve (AUC) where rewards are 0 and 1: a share of the pairs of responses with
@@ -225,13 +225,6 @@ def unequal(groups: Groups, share: float = 0.0) -> Tensor:
     return highest_G - lowest_G > share * largest
 
 
-def summary(name: str, values: NDArray[np.float64]) -> dict[str, float]:
-    """The mean of independent values, and its standard error; empty without values."""
-    if not len(values):
-        return {}
-    return {name: float(values.mean()), f"{name}_se": standard_error(values)}
-
-
 def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
     """Means over the groups of an evaluation's own samples, with standard errors; empty without groups.
 
@@ -240,8 +233,7 @@ def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> d
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):
         return {}
-    means: dict[str, float | int] = {"eval_fresh_groups": len(half)}
-    means |= summary("eval_fresh_consistency", half)
+    means = {"eval_fresh_groups": len(half), **summary("eval_fresh_consistency", half)}
     if unequal(Groups.of(batch)).any():
         means |= summary("eval_regret", regret)
     return means
@@ -270,55 +262,34 @@ def spreads(step: Step, entry: Objective, options: Mapping[str, Any]) -> tuple[f
     return nats, reward
 
 
-def dwarfed(ratio: float, entry: Objective, options: Mapping[str, Any], length: float) -> str:
-    """The warning for a `kl_to_reward_spread` above `DWARFED`. `length`: mean tokens per response."""
-    beta, way = options["beta"], ""
-    if entry.averages(options) == "sum":
-        way = f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
-        if "average" in entry.options.model_fields:
-            way += ', or objective.average = "token"'
-    return (
-        f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum), so "
-        f"that updates mainly follow the log-ratios: β = {beta:.3g}, responses of {length:.0f} tokens. What "
-        f"to do: a smaller objective.beta{way}"
-    )
-
-
-LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
-Values = NDArray[np.float64]
-
-
 def stored_metrics(batch: Batch, logp_BT: Tensor, recent: Sequence[bool]) -> dict[str, float]:
     """Metrics of the stored responses of a step; without those that are unknown.
 
+    As one group where no prompt has two scored responses, as on a log of single responses.
     `recent`: [B] see `Valid.recent`; the other rows are the stored ones.
     """
     stored = (~torch.tensor(recent, device=logp_BT.device)).nonzero()[:, 0]
     if not len(stored):
         return {}
-    part, logp_BT = comparable(batch.rows(stored)), logp_BT[stored]
+    part, logp_BT = batch.rows(stored), logp_BT[stored]
+    groups = Groups.of(part)
+    if not (groups.sum((~_rewards(groups).isnan()).double()) > 1).any():
+        one, equal = torch.zeros_like(part.group), torch.ones_like(part.weight)
+        part = part.replace(group=one, group_names=("all",), weight=equal)
     of_best = kl_of_best(part)
-    metrics = mean("kl_of_best", of_best) | ({"kl_of_best_groups": len(of_best)} if len(of_best) else {})
+    metrics = summary("kl_of_best", of_best, error=False)
+    if len(of_best):
+        metrics["kl_of_best_groups"] = len(of_best)
     if part.ref_logp is None:
         return metrics
-    known_BT = part.ref_logp.isfinite() | ~part.mask
-    rows = known_BT.all(1).nonzero()[:, 0]
+    rows = (part.ref_logp.isfinite() | ~part.mask).all(1).nonzero()[:, 0]
     if not len(rows):
         return metrics
     part, logp_BT = part.rows(rows), logp_BT[rows]
     best_G, worst_G = best_and_worst(part, logp_BT)
-    metrics |= mean("log_ratio_best", best_G) | mean("log_ratio_worst", worst_G)
+    metrics |= summary("log_ratio_best", best_G, error=False)
+    metrics |= summary("log_ratio_worst", worst_G, error=False)
     return metrics | exponential("ratio_mean", log_ratios(part, logp_BT), error=False)
-
-
-def comparable(batch: Batch) -> Batch:
-    """The batch; as one group where no prompt has two scored responses, as on a log of single responses."""
-    groups = Groups.of(batch)
-    if (groups.sum((~_rewards(groups).isnan()).double()) > 1).any():
-        return batch
-    return batch.replace(
-        group=torch.zeros_like(batch.group), group_names=("all",), weight=torch.ones_like(batch.weight)
-    )
 
 
 def log_ratios(batch: Batch, logp_BT: Tensor) -> Values:
@@ -344,11 +315,12 @@ def best_and_worst(batch: Batch, logp_BT: Tensor) -> tuple[Values, Values]:
     """
     assert batch.ref_logp is not None
     groups = Groups.of(batch)
-    rho_N = groups.sum_tokens(logp_BT - batch.ref_logp)
-    *extremes, differs_G = _extremes(groups)
+    rho_N, reward_N = groups.sum_tokens(logp_BT - batch.ref_logp), _rewards(groups)
+    highest_G, lowest_G = extremes = groups.extremes(reward_N)
     best_G, worst_G = (
-        groups.sum(torch.where(chosen_N, rho_N, 0.0)) / groups.sum(chosen_N.double()) for chosen_N in extremes
+        groups.weighted_mean(rho_N, (reward_N == x_G[groups.group]).double()) for x_G in extremes
     )
+    differs_G = highest_G > lowest_G
     return best_G[differs_G].cpu().numpy(), worst_G[differs_G].cpu().numpy()
 
 
@@ -359,18 +331,11 @@ def kl_of_best(batch: Batch) -> Values:
     that writes only such responses, and otherwise writes as the reference does.
     """
     groups = Groups.of(batch)
-    best_N, _, differs_G = _extremes(groups)
-    share_G = groups.sum(best_N.double()) / groups.sum((~_rewards(groups).isnan()).double())
-    return np.asarray(-share_G[differs_G].log().cpu().numpy(), np.float64)
-
-
-def _extremes(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """Responses with the highest reward of their group [N], with the lowest [N]; where these differ [G]."""
     reward_N = _rewards(groups)
     highest_G, lowest_G = groups.extremes(reward_N)
-    best_N = reward_N == highest_G[groups.group]  # false for an unknown reward, NaN
-    worst_N = reward_N == lowest_G[groups.group]
-    return best_N, worst_N, highest_G > lowest_G
+    best_N, scored_N = (reward_N == highest_G[groups.group]).double(), (~reward_N.isnan()).double()
+    share_G = groups.sum(best_N) / groups.sum(scored_N)
+    return np.asarray(-share_G[highest_G > lowest_G].log().cpu().numpy(), np.float64)
 
 
 def _rewards(groups: Groups) -> Tensor:
@@ -381,25 +346,20 @@ def _rewards(groups: Groups) -> Tensor:
     return torch.where(groups.mean_rows(differs_B.double()) > 0, torch.nan, some_N)
 
 
-def mean(name: str, values: Values) -> dict[str, float]:
-    """The mean; empty without values."""
+def summary(name: str, values: Values, *, error: bool = True) -> dict[str, float]:
+    """The mean of independent values, and with `error` its standard error; empty without values."""
     if not len(values):
         return {}
-    return {name: float(values.mean())}
+    metrics = {name: float(values.mean())}
+    return metrics | {f"{name}_se": standard_error(values)} if error else metrics
 
 
 def exponential(name: str, logs: Values, *, error: bool = True) -> dict[str, float]:
-    """The mean of e^x over values x, and with `error` its standard error; empty without values.
-
-    What is above the largest float64, 1.8e308, is that number.
-    """
+    """`summary` of e^x over values x. What is above the largest float64, 1.8e308, is that number."""
     if not len(logs):
         return {}
     scale = float(logs.max())
-    scaled = np.exp(logs - scale)  # at most 1
-    metrics = {name: float(scaled.mean())}
-    if error:
-        metrics = summary(name, scaled)
+    metrics = summary(name, np.exp(logs - scale), error=error)  # of values of at most 1
     for key, value in metrics.items():
         if value > 0:  # else 0, or NaN
             metrics[key] = math.exp(min(math.log(value) + scale, LARGEST))

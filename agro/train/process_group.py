@@ -71,23 +71,13 @@ def joined(device: torch.device) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
-class Calls:
-    """What rank 0 tells the other ranks, over a process group of its own.
+def group_of_calls() -> Any:
+    """A process group of its own for what rank 0 tells the other ranks.
 
     DTensor's caches keep the group of the mesh, and so its threads, until the process ends. A thread that
     still held the last broadcast then would abort the process. This group ends with `destroy_process_group`.
     """
-
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def send(self, call: Any) -> None:
-        dist.broadcast_object_list([call], group=self.group)
-
-    def receive(self) -> Any:
-        call = [None]
-        dist.broadcast_object_list(call, group=self.group)
-        return call[0]
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 SHARE = 20  # beats in `train.rank_seconds`
@@ -118,7 +108,6 @@ class Watch:
         self.limit = seconds - 2 * self.every  # a last beat is seen a beat late
         self.launcher = os.getppid()
         self.left = threading.Event()
-        self.keys = [f"beat/{number}" for number in range(ranks)]
         self.beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it was new
         self.answered = time.monotonic()  # by the store, the last time
 
@@ -139,24 +128,27 @@ class Watch:
         try:
             yield
         except RuntimeError:
-            self._name_silent()
+            few = 3 * self.every
+            deadline = time.monotonic() + 2 * few
+            while time.monotonic() < deadline and not self._ends(few):
+                time.sleep(self.every)
             raise
 
     def _beat(self) -> None:
         """Set the key of this rank, and read those of all. It may hang in a store that is out of reach."""
-        number, host = 0, socket.gethostname()
-        store = None
+        number, host, store = 0, socket.gethostname(), None
+        keys = [f"beat/{rank}" for rank in range(self.ranks)]
         while not self.left.wait(self.every if number else 0):
             number += 1
             try:
                 store = store or self.connect(timedelta(seconds=self.seconds))
-                store.set(self.keys[self.rank], f"{number} {host}")
-                values = store.multi_get(self.keys) if store.check(self.keys) else None
+                store.set(keys[self.rank], f"{number} {host}")
+                if not store.check(keys):
+                    continue  # not all have started
+                values = store.multi_get(keys)
             except RuntimeError:
                 store = None  # `_listen` ends the process if it stays so
                 continue
-            if values is None:
-                continue  # not all have started
             self.answered = now = time.monotonic()
             for rank, value in enumerate(map(bytes.decode, values)):
                 if rank not in self.beats or self.beats[rank][0] != value:
@@ -170,38 +162,20 @@ class Watch:
                 self.answered = now
                 self.beats = {rank: (value, now) for rank, (value, _) in dict(self.beats).items()}
             before = now
-            silent = self._silent(self.limit)
-            if os.getppid() != self.launcher:
-                silent = f"the launcher of rank {self.rank} (pid {self.launcher}) has died"
-            if silent:
-                self._end(silent)
+            self._ends(self.limit)
 
-    def _name_silent(self) -> None:
-        """End the process with the name of a rank that stops beating now, if one does."""
-        few = 3 * self.every
-        deadline = time.monotonic() + 2 * few
-        while time.monotonic() < deadline:
-            silent = self._silent(few)
-            if silent:
-                self._end(silent)
-                return
-            time.sleep(self.every)
-
-    def _end(self, silent: str) -> None:
-        limit = f"train.rank_seconds = {self.seconds:g}"
-        self.end(f"{silent}; the run ends ({limit}). What to do: continue it with --resume")
-
-    def _silent(self, limit: float) -> str:
-        """Which ranks were silent for longer than `limit`; empty where none was."""
-        if not self.beats:
-            return ""  # not all have started
-        now = time.monotonic()
-        if now - self.answered > limit:
-            return f"the store of the ranks, on the host of rank 0, hasn't answered for {limit:.3g} s"
-        others = {rank: beat for rank, beat in dict(self.beats).items() if rank != self.rank}
-        silent = [_name(rank, value) for rank, (value, at) in others.items() if now - at > limit]
-        return f"{', '.join(silent)}: not heard of for {limit:.3g} s" if silent else ""
-
-
-def _name(rank: int, value: str) -> str:
-    return f"rank {rank} on {value.partition(' ')[2]}"
+    def _ends(self, limit: float) -> bool:
+        """End the process where the launcher has died, or the store or a rank was silent for longer."""
+        beats, now, silent = dict(self.beats), time.monotonic(), ""
+        if os.getppid() != self.launcher:
+            silent = f"the launcher of rank {self.rank} (pid {self.launcher}) has died"
+        elif beats and now - self.answered > limit:  # all have started
+            silent = f"the store of the ranks, on the host of rank 0, hasn't answered for {limit:.3g} s"
+        else:
+            late = [rank for rank, (_, at) in beats.items() if rank != self.rank and now - at > limit]
+            names = [f"rank {rank} on {beats[rank][0].partition(' ')[2]}" for rank in late]
+            silent = f"{', '.join(names)}: not heard of for {limit:.3g} s" if names else ""
+        if silent:
+            ends = f"the run ends (train.rank_seconds = {self.seconds:g})"
+            self.end(f"{silent}; {ends}. What to do: continue it with --resume")
+        return bool(silent)

@@ -70,10 +70,8 @@ class ProcessReport:
 class Publications:
     """What a trainer publishes, and collectors read."""
 
-    def __init__(self, shared: LocalFolder, weights: Path | None = None) -> None:
-        """`weights`: a folder for these alone, where they aren't among the others."""
-        self.shared = shared
-        self._folder = shared if weights is None else LocalFolder(weights)
+    def __init__(self, shared: LocalFolder) -> None:
+        self.shared = self._folder = shared  # that of the weights, if they aren't among the others
 
     @classmethod
     def of(cls, store: Location, run: str, folder: Path) -> Publications:
@@ -103,7 +101,7 @@ class Publications:
         self.shared.write(RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
         newest = self.newest()
         if newest is not None and newest.ended:  # and goes on with more steps
-            self._announce(replace(newest, ended=False))
+            self._write(LATEST, replace(newest, ended=False))
         for version in self._versions():
             if newest is None or version > newest.name:
                 self._folder.remove(version)
@@ -113,30 +111,29 @@ class Publications:
     def publish(self, weights: PublishedWeights, write: Callable[[Path], None]) -> None:
         """Announce weights, which `write` puts into a folder unless they are there already."""
         self._folder.add(weights.name, write)
-        self._announce(weights)
+        self._write(LATEST, weights)
         for old in self._versions()[:-KEPT]:
             self._folder.remove(old)
 
     def end(self) -> None:
         newest = self.newest()
         if newest is not None:
-            self._announce(replace(newest, ended=True))
+            self._write(LATEST, replace(newest, ended=True))
             for old in self._versions()[:-1]:
                 self._folder.remove(old)
 
     def newest(self) -> PublishedWeights | None:
         """None where nothing was published yet."""
-        content = self.shared.read(LATEST)
-        return None if content is None else PublishedWeights(**json.loads(content))
+        content = self._read(LATEST)
+        return None if content is None else PublishedWeights(**content)
 
     def wait(self, published: PublishedWeights, seconds: float) -> None:
         """Return as soon as something else is the newest, at the latest after so many seconds."""
-        self.shared.wait(LATEST, _announcement(published), seconds)
+        self.shared.wait(LATEST, _line(published), seconds)
 
     def record(self) -> dict[str, Any] | None:
         """The contents of the run's config.json; None where no trainer has begun."""
-        content = self.shared.read(RECORD)
-        return None if content is None else dict(json.loads(content))
+        return self._read(RECORD)
 
     def begun(self) -> dict[str, Any]:
         """`record`; raises `Refused` where there is none."""
@@ -168,12 +165,11 @@ class Publications:
 
     def report(self, process: ProcessReport) -> None:
         """Replace what a process said of itself before."""
-        content = json.dumps(asdict(replace(process, seen=time.time())))
-        self.shared.write(f"{PROCESSES}/{process.name}.json", f"{content}\n".encode())
+        self._write(f"{PROCESSES}/{process.name}.json", replace(process, seen=time.time()))
 
     def reports(self) -> list[ProcessReport]:
-        contents = [self.shared.read(name) for name in self.shared.names(PROCESSES)]
-        return [ProcessReport(**json.loads(content)) for content in contents if content is not None]
+        contents = [self._read(name) for name in self.shared.names(PROCESSES)]
+        return [ProcessReport(**content) for content in contents if content is not None]
 
     def withdraw(self, process: ProcessReport) -> None:
         """Remove what a process said of itself: it has ended."""
@@ -183,9 +179,13 @@ class Publications:
         """The folders of weights; the one of a server's isn't among them."""
         return [name for name in self._folder.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
 
-    def _announce(self, weights: PublishedWeights) -> None:
-        self.shared.write(LATEST, _announcement(weights))
+    def _read(self, name: str) -> dict[str, Any] | None:
+        content = self.shared.read(name)
+        return None if content is None else dict(json.loads(content))
+
+    def _write(self, name: str, content: PublishedWeights | ProcessReport) -> None:
+        self.shared.write(name, _line(content))
 
 
-def _announcement(weights: PublishedWeights) -> bytes:
-    return f"{json.dumps(asdict(weights))}\n".encode()
+def _line(content: PublishedWeights | ProcessReport) -> bytes:
+    return f"{json.dumps(asdict(content))}\n".encode()

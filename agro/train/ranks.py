@@ -36,8 +36,8 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import duplicate
 from agro.objectives import NotFinite
-from agro.train.learner import Learner, Which, logp_as_sampled
-from agro.train.process_group import Calls
+from agro.train.learner import Learner, Which, logp_as_sampled, nothing
+from agro.train.process_group import group_of_calls
 from agro.train.step import MicroBatch, Passes, Step
 from agro.train.stored_tensors import write_shards
 from agro.types import Batch, Sample
@@ -180,7 +180,7 @@ class Ranks:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.encoder = shard.encoder
-        self.calls = Calls()
+        self.group = group_of_calls()
 
     @property
     def version(self) -> int:
@@ -208,7 +208,7 @@ class Ranks:
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
         check()  # only here: an exception during a pass would leave the other ranks waiting in it
-        step: Step = self._all("gradient", batch, objective, dict(options), _nothing)
+        step: Step = self._all("gradient", batch, objective, dict(options), nothing)
         return step
 
     @contextmanager
@@ -223,11 +223,11 @@ class Ranks:
             self._all("end_average")
 
     def close(self) -> None:
-        self.calls.send(None)
-        del self.calls  # nothing else may keep its process group
+        dist.broadcast_object_list([None], group=self.group)
+        del self.group  # nothing else may keep it
 
     def _all(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self.calls.send((method, args, kwargs))
+        dist.broadcast_object_list([(method, args, kwargs)], group=self.group)
         return getattr(self.shard, method)(*args, **kwargs)
 
 
@@ -235,9 +235,13 @@ def serve(shard: Shard) -> None:
     """On a rank other than 0: repeat the calls of rank 0 until it ends. Signals are left to rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    calls = Calls()
-    while (call := calls.receive()) is not None:
-        method, args, kwargs = call
+    group = group_of_calls()
+    call: list[Any] = [None]
+    while True:
+        dist.broadcast_object_list(call, group=group)
+        if call[0] is None:
+            return
+        method, args, kwargs = call[0]
         try:
             getattr(shard, method)(*args, **kwargs)
         except (NotFinite, Refused, OSError):  # raised on rank 0 too, which handles it
@@ -267,7 +271,3 @@ def run_inside(model: nn.Module, policy: Policy, method: str, name: str) -> None
     setattr(model, name, getattr(policy, method))
     register_fsdp_forward_method(model, name)
     setattr(policy, method, getattr(model, name))
-
-
-def _nothing() -> None:
-    pass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,11 +92,11 @@ def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[s
     problems = [f"row {row} of the commits in {store.path}" for row in store.tables.damaged("commits")]
     chosen: Commit | None = None
     for commit in reversed(commits.values()):
-        problem = _damage(folder, phases, commit, commits)
-        if not problem:
-            chosen = commit
-            break
-        problems.append(problem)
+        if problem := _damage(folder, phases, commit, commits):
+            problems.append(problem)
+            continue
+        chosen = commit
+        break
     if commits and chosen is None:
         raise Refused(
             f"{folder.folder}: no checkpoint that the run committed is complete: "
@@ -140,13 +140,9 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / POSITION).is_file()
 
 
-def run_of(folder: Path) -> Path:
-    return folder.absolute().parents[1]
-
-
 def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
     """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
-    run = RunConfig.load(run_of(folder) / "config.json")
+    run = RunConfig.load(folder.absolute().parents[1] / "config.json")
     policy = Policy.load(config, seed=derive(run.train.seed, "weights"))
     assign(folder, AVERAGE if has_part(folder, AVERAGE) else "model", policy.weights())
     return policy
@@ -197,7 +193,20 @@ def fingerprints(
             digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
     digests |= of_scoring(config, functions)
     for phase in config.phase_names:
-        _add(digests, phase, _of_training(config.phase(phase)))
+        # The code of the objective, of the engine and of what is around the source, and the samples of stores
+        # that are only read.
+        part = config.phase(phase)
+        found = _of_code("objective", part.objective.name, {})
+        found |= _of_files("source", part.source.options) | _of_files("engine", part.engine.options)
+        for key, name in {"source.around": part.source.around, "engine.kind": part.engine.kind}.items():
+            if code := digest_of_module(name or ""):
+                found[key] = code
+        for key in ("value_store", "eval_store"):
+            path = getattr(part.data, key)
+            if path is not None and path != part.data.store and exists(path):
+                with Store.open(path, read_only=True) as store:
+                    found[f"data.{key}"] = store.ledger.fingerprint()
+        _add(digests, phase, found)
     return digests
 
 
@@ -205,14 +214,14 @@ def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
     """By key, of what responses are made and scored with."""
     digests: dict[str, str] = {}
     if config.scores:
-        digests |= _of_code("reward", config.reward.name, config.reward.options, functions)
-        digests |= _of_code("reward.meaning", config.reward.meaning, {}, functions)
+        digests |= _of_code("reward", config.reward.name, functions, config.reward.options)
+        digests |= _of_code("reward.meaning", config.reward.meaning, functions)
         for i, part in enumerate(config.reward.functions):
-            digests |= _of_code(f"reward.functions.{i}", part.name, part.options, functions)
+            digests |= _of_code(f"reward.functions.{i}", part.name, functions, part.options)
     for phase in config.phase_names:
         environment = config.phase(phase).environment
         if environment is not None:
-            _add(digests, phase, _of_code("environment", environment.name, environment.options, {}))
+            _add(digests, phase, _of_code("environment", environment.name, {}, environment.options))
     return digests
 
 
@@ -223,41 +232,26 @@ def _add(digests: dict[str, str], phase: str, of_phase: Mapping[str, str]) -> No
             digests[f"phases.{phase}.{key}"] = value
 
 
-def _of_training(config: RunConfig) -> dict[str, str]:
-    """The code of the objective, of the engine and of what is around the source, and the samples of stores
-    that are only read."""
-    digests = _of_code("objective", config.objective.name, {}, {})
-    digests |= _of_code("source", None, config.source.options, {})
-    digests |= _of_code("engine", None, config.engine.options, {})
-    for key, name in {"source.around": config.source.around, "engine.kind": config.engine.kind}.items():
-        if code := digest_of_module(name or ""):
-            digests[key] = code
-    for key in ("value_store", "eval_store"):
-        path = getattr(config.data, key)
-        if path is not None and path != config.data.store and exists(path):
-            with Store.open(path, read_only=True) as store:
-                digests[f"data.{key}"] = store.ledger.fingerprint()
+def _of_code(
+    section: str, name: str | None, functions: Functions, options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Of the code that `name` stands for, and of the files that options name."""
+    digests = _of_files(section, options or {}, WRITTEN.get(name or "", ""))
+    if name is not None:
+        code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)
+        if code is not None:
+            digests[f"{section}.name"] = code
     return digests
 
 
-def _of_code(
-    section: str, name: str | None, options: Mapping[str, Any], functions: Functions
-) -> dict[str, str]:
-    """Of the code that `name` stands for, and of the files that options name."""
-    read = [(key, path) for key, path in _files(options) if key != WRITTEN.get(name or "")]
-    digests = {f"{section}.options.{key}": digest(path) for key, path in read}
-    if name is None:
-        return digests
-    code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)
-    return digests if code is None else digests | {f"{section}.name": code}
-
-
-def _files(options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """The options whose text is the path of a file, by their dotted keys."""
+def _of_files(section: str, options: Mapping[str, Any], written: str = "") -> dict[str, str]:
+    """Of the files whose path is the text of an option, also of a nested one, but for that of `written`."""
+    digests: dict[str, str] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", path) for inner, path in _files(value))
-        elif isinstance(value, str):
+            digests |= _of_files(section, {f"{key}.{name}": of for name, of in value.items()}, written)
+        elif isinstance(value, str) and key != written:
             with suppress(OSError, ValueError):  # a text that can't be a path
                 if (path := Path(value).expanduser()).is_file():
-                    yield key, path
+                    digests[f"{section}.options.{key}"] = digest(path)
+    return digests

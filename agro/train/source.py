@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -51,7 +51,7 @@ from agro.train.learner import Learner
 from agro.train.phases import Phase, Position, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 from agro.train.recovery import read_position
-from agro.types import Prompt
+from agro.types import Prompt, Sample
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,9 @@ class UncertainOrder(PromptOrder):
                 f'data.prompt_order = "uncertain" takes {count} different prompts at a step, and there are '
                 f"{len(self.prompts)}. What to do: lower train.groups"
             )
-        first, number = start * self.candidates, count * self.candidates
-        prompts = {prompt.id: prompt for prompt in super().take(first, number)}
-        stored = self.values.store.experience.rewards(self.values.run, prompts, without=())
+        prompts = {p.id: p for p in super().take(start * self.candidates, count * self.candidates)}
         log_weight = {}
+        stored = self.values.store.experience.rewards(self.values.run, prompts, without=())
         for name, rewards in stored.items():
             if outside := [reward for _, reward in rewards if not 0 <= reward <= 1]:
                 raise Refused(
@@ -172,9 +171,6 @@ class InlineSource:
                 remove(other)
 
 
-ROUNDS = 10  # of sampling for a step
-
-
 def without_hint(prompt: Prompt) -> Prompt:
     """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
     columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
@@ -191,30 +187,11 @@ def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
 
 def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
     """Whether a prompt can be encoded, and leaves room for a response."""
-    return not _problem(prompt, encoder)
-
-
-def _problem(prompt: Prompt, encoder: Encoder) -> str:
     try:
         encoder.checked_prompt(prompt)
-    except InvalidSample as error:
-        return str(error)
-    return ""
-
-
-def _with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
-    """The ids of each group whose known rewards differ, in the order of `ids`."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    rewards: dict[str, set[float]] = defaultdict(set)
-    samples = {s.id: s for s in store.samples(ids=ids, skip_damaged=True)}
-    for i in ids:
-        if i in samples:
-            sample = samples[i]
-            groups[sample.prompt_id].append(i)
-            reward = total_reward(sample)
-            if not math.isnan(reward):
-                rewards[sample.prompt_id].add(reward)
-    return [members for prompt_id, members in groups.items() if len(rewards[prompt_id]) > 1]
+    except InvalidSample:
+        return False
+    return True
 
 
 def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
@@ -228,6 +205,9 @@ def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResul
         failed_requests=None if None in failures else sum(n or 0 for n in failures),
         measured=parts[-1].measured,
     )
+
+
+ROUNDS = 10  # of sampling for a step
 
 
 @dataclass(frozen=True)
@@ -257,20 +237,27 @@ class Sampling:
         data, step_of_phase = phase.config.data, phase.at(position)
         at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
         picks: list[Selection] = []
-        picked: set[str] = set()
-        weights: dict[str, float] = {}
+        weights: dict[str, float] = {}  # by prompt id, of the picked groups
         for rule, weight in self._rules(phase.rules(step_of_phase), at):
             self.activity.stage("waiting for the store")
-            groups = wait_for_groups(self.store.draws, rule, at, picked, self.activity.check)
+            groups = wait_for_groups(self.store.draws, rule, at, set(weights), self.activity.check)
             picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
-            picked |= set(picks[-1].groups)
             weights |= dict.fromkeys(picks[-1].groups, weight)
+        missing = phase.stored_groups(step_of_phase) - len(weights)
         if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
             picks.append(Selection(phase.rule(1), []))
-        request = FillRequest(at.step, phase.config.train.groups - len(picked), position.prompts)
+        request = FillRequest(at.step, phase.config.train.groups - len(weights), position.prompts)
         made, prompts, equal = self.fill(request, spread=data.spread is True)
         if data.complete_groups:
-            made, picks = self._complete(made, picks, request)
+            asked = [self._that_can_be_asked(picked) for picked in picks]
+            picks = [
+                Selection(picked.rule, [prompt.id for prompt in prompts_of])
+                for picked, prompts_of in zip(picks, asked, strict=True)
+            ]
+            if joining := list(chain.from_iterable(asked)):
+                request = FillRequest(at.step, 0, position.prompts, joining=joining, n=data.complete_groups)
+                completed = self.source.fill(request)
+                made = joined([made, completed], (*made.ids, *completed.ids))
         drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
         for sample in drawn.damaged:
             self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
@@ -278,7 +265,6 @@ class Sampling:
         valid.weights = weights
         reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
         valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
-        missing = phase.stored_groups(step_of_phase) - len(picked)
         return StepData(valid, made, prompts, missing)
 
     def fill(self, wanted: FillRequest, *, spread: bool) -> tuple[CollectResult, int, int]:
@@ -290,44 +276,47 @@ class Sampling:
         parts, prompts = [self.source.fill(wanted)], wanted.groups
         if not spread:
             return parts[0], prompts, 0
-        groups = _with_spread(self.store, parts[0].ids)
+        groups = self._with_spread(parts[0].ids)
         while len(groups) < wanted.groups and len(parts) < ROUNDS:
-            missing = wanted.groups - len(groups)
-            parts.append(
-                self.source.fill(FillRequest(wanted.step, missing, wanted.first + prompts, before=prompts))
+            request = FillRequest(
+                wanted.step, wanted.groups - len(groups), wanted.first + prompts, before=prompts
             )
-            groups += _with_spread(self.store, parts[-1].ids)
-            prompts += missing
-        ids = tuple(i for group in groups for i in group)
-        return joined(parts, ids), prompts, sum(len(part.ids) for part in parts) - len(ids)
+            parts.append(self.source.fill(request))
+            groups += self._with_spread(parts[-1].ids)
+            prompts += request.groups
+        chosen = tuple(chain.from_iterable(groups))
+        return joined(parts, chosen), prompts, sum(len(part.ids) for part in parts) - len(chosen)
 
-    def _complete(
-        self, made: CollectResult, picks: Sequence[Selection], wanted: FillRequest
-    ) -> tuple[CollectResult, list[Selection]]:
-        """Sample `data.complete_groups` responses to the prompt of each picked group.
+    def _with_spread(self, ids: Sequence[int]) -> list[list[int]]:
+        """The ids of each group whose known rewards differ, in the order of `ids`."""
+        groups: dict[str, list[Sample]] = {}
+        samples = {sample.id: sample for sample in self.store.samples(ids=ids, skip_damaged=True)}
+        for sample in (samples[i] for i in ids if i in samples):
+            groups.setdefault(sample.prompt_id, []).append(sample)
+        spread = []
+        for group in groups.values():
+            rewards = {reward for sample in group if not math.isnan(reward := total_reward(sample))}
+            if len(rewards) > 1:
+                spread.append([sample.id for sample in group if sample.id is not None])
+        return spread
 
-        Returns them together with what was sampled before, and the groups whose prompt the model can be
-        asked.
-        """
-        prompts: list[Prompt] = []
-        selections = []
-        for picked in picks:
-            asked = [prompt for p in picked.groups if (prompt := stored_prompt(self.store, p)) is not None]
-            valid = [prompt for prompt in asked if can_be_asked(prompt, self.learner.encoder)]
-            if len(valid) < len(asked) and picked.rule.data.invalid_prompts == "refuse":
-                invalid = next(prompt for prompt in asked if prompt not in valid)
-                raise Refused(
-                    f"data.complete_groups: stored prompt {invalid.id} can't be sampled to: "
-                    f"{_problem(invalid, self.learner.encoder)}. What to do: delete it (agro forget "
-                    '--prompt-id), or set data.invalid_prompts = "drop"'
-                )
-            prompts += valid
-            selections.append(Selection(picked.rule, [prompt.id for prompt in valid]))
-        if not prompts:
-            return made, selections
-        n = selections[0].rule.data.complete_groups or 0
-        completed = self.source.fill(FillRequest(wanted.step, 0, wanted.first, joining=prompts, n=n))
-        return joined([made, completed], (*made.ids, *completed.ids)), selections
+    def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:
+        """The stored prompts of picked groups, without those that the model can't be asked."""
+        prompts = []
+        for prompt_id in picked.groups:
+            prompt = stored_prompt(self.store, prompt_id)
+            if prompt is None:
+                continue
+            try:
+                self.learner.encoder.checked_prompt(prompt)
+                prompts.append(prompt)
+            except InvalidSample as error:
+                if picked.rule.data.invalid_prompts == "refuse":
+                    raise Refused(
+                        f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What "
+                        'to do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
+                    ) from None
+        return prompts
 
     def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
         """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of
@@ -381,8 +370,7 @@ class Copies:
 
     def prune(self, now: int) -> None:
         """Remove all but those in use at version `now`, and where the run continues from a checkpoint."""
-        commits = self.store.ledger.commits(self.run.id)
-        folders = [self.run.checkpoint(commit.step) for commit in commits]
+        folders = [self.run.checkpoint(commit.step) for commit in self.store.ledger.commits(self.run.id)]
         starts = [read_position(folder, "").version for folder in folders if folder.is_dir()]
         copies, needed = self.versions(), set[int]()
         for start in (*starts, now):
@@ -399,47 +387,43 @@ class LaggingSource:
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
         """`current`: the source without a lag, whose engine monitors use."""
-        self.current = current
-        self.copies = Copies(folder, current.store, "synced", current.config.source.sync_from)
+        self.current, self.config = current, current.config
+        self.copies = Copies(folder, current.store, "synced", self.config.source.sync_from)
         self.lagging: InlineSource | None = None
+        self.version = -1  # of the weights that sample; -1: there are none yet
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         assert self.lagging is not None, "weights are published before a step"
         filled = self.lagging.fill(wanted)
-        return replace(filled, measured={**filled.measured, "sampler_version": self._version})
+        return replace(filled, measured={**filled.measured, "sampler_version": self.version})
 
     def publish(self, learner: Learner) -> None:
         """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one of the last
         `source.sync_from`: the same from one new copy to the next."""
         self.current.publish(learner)
         copies = self.copies.until(learner.version)
-        if not copies or learner.version - copies[-1] >= self.current.config.source.sync_every:
+        if not copies or learner.version - copies[-1] >= self.config.source.sync_every:
             learner.publish(self.copies.folder(learner.version))
             copies.append(learner.version)
         last = copies[-self.copies.last :]
-        version = last[derive(self.current.config.train.seed, "sampler", copies[-1]) % len(last)]
-        if version == self._version:
+        version = last[derive(self.config.train.seed, "sampler", copies[-1]) % len(last)]
+        if version == self.version:
             return
+        self.version, folder = version, self.copies.folder(version)
         if self.lagging is None:
-            config = self.current.config
-            policy = load_published(config.policy, self.copies.folder(version))
             rollout = copy(self.current.rollout)
-            rollout.engine = embedded(policy, version, fused=config.engine.fused)
+            policy = load_published(self.config.policy, folder)
+            rollout.engine = embedded(policy, version, fused=self.config.engine.fused)
             self.lagging = replace(self.current, rollout=rollout, weights=None)
         else:
-            self.lagging.rollout.engine.load(self.copies.folder(version), version)
-        if self.current.config.policy.reference == "sampler":
-            learner.refer(self.copies.folder(version))
+            self.lagging.rollout.engine.load(folder, version)
+        if self.config.policy.reference == "sampler":
+            learner.refer(folder)
         self.copies.prune(learner.version)
-
-    @property
-    def _version(self) -> int:
-        """Of the sampler's weights; -1: it has none yet."""
-        return -1 if self.lagging is None else self.lagging.rollout.engine.version
 
 
 POLL_SECONDS = 0.1
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # between two looks whether the published weights are still there
 
 
 def ahead(config: RunConfig) -> int:
@@ -465,78 +449,72 @@ class CollectorSource:
         ahead."""
         self.phase, self.config, self.store, self.run = phase, phase.config, store, run
         self.publications, self.activity = publications, activity
-        self.version = 0  # of the learner's weights
-        self.step = step  # of the run, the last one that was filled
+        self.step = step
         self.process = ProcessReport("trainer", "trainer")
-        self._learner: Learner | None = None
-        self._looked = time.monotonic()  # whether the published weights are still there
-
-    def fill(self, wanted: FillRequest) -> CollectResult:
-        if not wanted.groups:
-            return CollectResult()
-        numbers, samples, skipped = self._wait(wanted.groups)
-        self.store.requests.take(self.run, wanted.step, numbers)
-        self.step = wanted.step
-        failed = sum(not sample.has_reward for sample in samples)
-        tokens = sum(sample.actions for sample in samples)
-        ids = tuple(sample.id for sample in samples)
-        return CollectResult(ids, failed, tokens, too_stale=skipped, failed_requests=None)
+        self.learner: Learner | None = None  # the one that published last
 
     def publish(self, learner: Learner) -> None:
         """Publish weights, unless collectors are to keep those before (`source.sync_every`), and the step."""
-        self.version = learner.version
+        self.learner, version = learner, learner.version
         newest = self.publications.newest()
-        version = learner.version
         is_due = newest is None or not 0 <= version - newest.version < self.config.source.sync_every
         if newest is not None and not is_due and self.publications.has(newest):
             version = newest.version
-        self._learner = learner
-        weights = PublishedWeights(version, self.phase.name, self.step)
-        self.publications.publish(weights, learner.publish)
-        self.publications.report(replace(self.process, version=self.version, step=self.step))
+        self.publications.publish(PublishedWeights(version, self.phase.name, self.step), learner.publish)
+        self.publications.report(replace(self.process, version=learner.version, step=self.step))
 
-    def _wait(self, groups: int) -> tuple[list[int], list[LedgerSample], int]:
-        """So many requests and their responses, once these are there, and how many others were too stale.
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        """Wait for so many requests and their responses, and take them.
 
-        Those too stale are sampled again, with newer weights, so that what was lost with a killed trainer
-        changes neither the prompts nor their order.
+        Responses that are too stale are made again, with newer weights, so that what was lost with a killed
+        trainer changes neither the prompts nor their order.
         """
-        seconds, max_age = self.config.source.wait_seconds, self.config.data.max_age
-        oldest = -math.inf if max_age is None else self.version - max_age
+        if not wanted.groups:
+            return CollectResult()
+        requests, max_age = self.store.requests, self.config.data.max_age
+        seconds = self.config.source.wait_seconds
+        version = 0 if self.learner is None else self.learner.version
         deadline = time.monotonic() + seconds
+        next_look = time.monotonic() + LOOK_SECONDS
         samples: list[LedgerSample] = []
         valid = set[int]()  # numbers of requests
         skipped = 0
-        while len(valid) < groups:
-            numbers = self.store.requests.ready(self.run, groups)
+        while True:
+            numbers = requests.ready(self.run, wanted.groups)
             if not valid.issuperset(numbers):
                 deadline = time.monotonic() + seconds
-                samples = self.store.experience.in_ledger(ledger_of(self.run), numbers)
-                stale = [sample.number for sample in samples if sample.version < oldest]
-                skipped += sum(sample.number in stale for sample in samples)
-                samples = [sample for sample in samples if sample.number not in stale]
-                valid = set(numbers) - set(stale)
+                ready = self.store.experience.in_ledger(ledger_of(self.run), numbers)
+                stale = set[int]()
+                if max_age is not None:
+                    stale = {sample.number for sample in ready if sample.version < version - max_age}
+                samples = [sample for sample in ready if sample.number not in stale]
+                skipped += len(ready) - len(samples)
+                valid = set(numbers) - stale
                 if stale:
-                    self.store.requests.reopen(self.run, sorted(set(stale)))
-            self.activity.stage("waiting for samples", len(valid), groups)
+                    requests.reopen(self.run, sorted(stale))
+            self.activity.stage("waiting for samples", len(valid), wanted.groups)
             self.activity.check()
-            if len(valid) < groups and time.monotonic() > deadline:
+            if len(valid) >= wanted.groups:
+                break
+            if time.monotonic() > deadline:
                 raise Refused(
-                    f"source.wait_seconds: waited {seconds:g} s for {groups} prompts with "
+                    f"source.wait_seconds: waited {seconds:g} s for {wanted.groups} prompts with "
                     f"{self.config.sampler.n} scored responses each, got {len(valid)}. What to do: start a "
                     f"collector (agro collect {self.publications}), or find out why the running ones make "
                     "no progress; then continue with --resume"
                 )
-            if len(valid) < groups:
-                self._publish_again()
-                time.sleep(POLL_SECONDS)
-        return sorted(valid), samples, skipped
-
-    def _publish_again(self) -> None:
-        """Publish what a database lost where its server crashed, for which collectors wait."""
-        if self._learner is None or time.monotonic() - self._looked < LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
-        newest = self.publications.newest()
-        if newest is None or not self.publications.has(newest):
-            self.publish(self._learner)
+            if self.learner is not None and time.monotonic() > next_look:
+                next_look = time.monotonic() + LOOK_SECONDS
+                newest = self.publications.newest()
+                if newest is None or not self.publications.has(newest):
+                    self.publish(self.learner)  # a database lost them where its server crashed
+            time.sleep(POLL_SECONDS)
+        requests.take(self.run, wanted.step, sorted(valid))
+        self.step = wanted.step
+        return CollectResult(
+            tuple(sample.id for sample in samples),
+            failed=sum(not sample.has_reward for sample in samples),
+            tokens=sum(sample.actions for sample in samples),
+            too_stale=skipped,
+            failed_requests=None,
+        )

@@ -21,9 +21,9 @@ from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import STAGE, Run, check_out
-from agro.runs.progress import Interruption, Progress, RunActivity, Watchdog
+from agro.runs.progress import Progress, RunActivity
 from agro.runs.side_by_side import SideBySide, place
-from agro.runs.track import Trackers, check_trackers, load_trackers
+from agro.runs.track import Trackers, check_trackers
 from agro.store import Store
 from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
@@ -37,7 +37,7 @@ from agro.train.feed import Feed
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop, Parts
 from agro.train.monitors import Monitor, heldout
-from agro.train.monitors.guard import Best, FirstSamples, Guard, SamplerMismatch
+from agro.train.monitors.guard import Best, Guard
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
 from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
 from agro.train.phases import Phase, Position, derive, describe, resolve
@@ -115,7 +115,6 @@ class BaseTrainer:
 
     def _run(self) -> None:
         store = self._prepare()
-        interruption = Interruption()
         try:
             self.policy, self.reference = self._load()
             digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
@@ -123,17 +122,15 @@ class BaseTrainer:
             self.folder = Run(
                 self.out, self.config, resume=resume, inputs=digests, accept=accept, epochs=epochs
             )
-            self.progress = Progress.on(self.phases[-1].ends, store)
-            self.trackers = load_trackers(self.config, self.folder, self.progress.say)
-            watchdog = Watchdog(self.config.guard.stage_seconds, self.progress.say)
-            self.activity = RunActivity(self.progress, watchdog, interruption, self.out / STAGE)
+            self.progress = Progress(self.phases[-1].ends)
+            self.trackers = Trackers.of(self.config, self.folder, self.progress.say)
+            self.activity = RunActivity(self.progress, self.config.guard.stage_seconds, self.out / STAGE)
             with (
                 closing(self.folder),
                 closing(self.progress),
                 closing(self.trackers),
                 Store.open(store) as self.store,
-                interruption.on_signals(self.progress.say, self.activity.pending),
-                watchdog,
+                self.activity,
             ):
                 self._train()
         finally:
@@ -331,9 +328,8 @@ class BaseTrainer:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
         config, say, activity = phase.config, self.progress.say, self.activity
         shifts = config.objective.options.get("baseline_shift") == MEASURED
-        monitors: list[Monitor] = [SamplerMismatch(config.guard), Guard(config.guard, phase.name)]
-        if "shares_weights" not in capabilities(config.engine.kind):
-            monitors.append(FirstSamples(config.guard, config.policy.temperature, learner))
+        other = None if "shares_weights" in capabilities(config.engine.kind) else learner
+        monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
             parts = self._rollout(phase), self.reward, self.eval_prompts, activity, say
@@ -351,27 +347,27 @@ class BaseTrainer:
                 monitors.append(heldout.SampledKL(phase, learner, self._rollout(phase), prompts, activity))
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
-        if len(config.reward.functions) > 1:
-            monitors.append(heldout.RewardParts(config.reward))
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
         return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
 
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
+        is_held_out = self.store.split.held_out(config.data)
         try:
-            groups = heldout.HeldOutGroups.load(config, learner, self.store.split.held_out(config.data))
+            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters, is_held_out)
         except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
             self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
             return []
-        ids = groups.prompt_ids
-        check_heldout(trained, ids, "data.eval_store")
-        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in ids})
-        among = f", in {clusters} clusters of near-copies" if clusters < len(ids) else ""
-        self.progress.say(f"{name}: {len(ids)} stored groups are measured and not trained on{among}")
-        return [heldout.HeldOutLog(phase, learner, groups, self.activity, self.clusters)]
+        check_heldout(trained, log.prompt_ids, "data.eval_store")
+        clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in log.prompt_ids})
+        measured = f"{len(log.prompt_ids)} stored groups are measured and not trained on"
+        if clusters < len(log.prompt_ids):
+            measured += f", in {clusters} clusters of near-copies"
+        self.progress.say(f"{name}: {measured}")
+        return [log]
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""

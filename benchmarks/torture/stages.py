@@ -22,7 +22,7 @@ import agro.train.loop
 from agro.rewards.function import FunctionReward
 from agro.rewards.workers import Pool
 from agro.rollout.engines.hf import HF
-from agro.runs.progress import Interruption
+from agro.runs.progress import RunActivity
 from agro.store import Store
 from agro.store.drawing import Draws
 from agro.store.sqlite import SqliteDatabase
@@ -55,7 +55,7 @@ _PLACES: list[tuple[Any, str, str]] = [
 _TICKS: tuple[tuple[Any, str], ...] = (
     (SqliteDatabase, "run"),
     (SqliteDatabase, "insert"),
-    (Interruption, "check"),
+    (RunActivity, "check"),
     (Pool, "call"),
     (Pool, "_ask"),
 )

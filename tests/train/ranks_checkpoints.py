@@ -57,7 +57,7 @@ def new_learner(config: RunConfig, mesh: Any) -> Local:
 
 def state(learner: Local) -> Tensor:
     """Weights, average, moving reference, and the optimizer's moments."""
-    optimizer = learner._optimizer_state()
+    optimizer = learner.optimizer.state()
     return torch.cat([gathered(learner), flat([optimizer[name] for name in sorted(optimizer)])])
 
 

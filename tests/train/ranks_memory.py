@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
         learner.policy.zero_grad()
         folder.mkdir(parents=True, exist_ok=True)
         weights = size(learner.policy.weights())
-        shard = weights + size(learner._optimizer_state())
+        shard = weights + size(learner.optimizer.state())
         dist.barrier()
         before = forget_peak()
         learner.save(folder)

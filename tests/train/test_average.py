@@ -16,9 +16,11 @@ from tiny_runs import fill_store, metrics, tiny, weights, whole_and_resumed, wri
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
 from agro.models.policy import Policy
+from agro.rollout import Activity
 from agro.train.learner import Average, Local
 from agro.train.monitors import Action, Monitor, View
-from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.monitors.heldout import HeldOutLog
+from agro.train.phases import Phase
 
 
 def averaged(folder: Path, **changes: Any) -> RunConfig:
@@ -113,7 +115,7 @@ def test_held_out_numbers_are_those_of_the_saved_average(tmp_path: Path) -> None
     start = Trainer(config, tmp_path / "other")._load_policy()
     learner = Local(Policy.load(PolicyConfig(model=str(out / "model"))), start, print)
     learner.enter(config, began=None, resumed=None)
-    found = HeldOutGroups.load(config, learner).measure(learner, 0.1)
+    found = HeldOutLog.load(Phase.all(config)[0], learner, Activity()).measure(0.1)
     for name in ("eval_auc", "eval_consistency"):
         assert last[name] == pytest.approx(found[name], abs=rounding(found[name])["atol"])
 

@@ -30,14 +30,15 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
+from agro.rollout import Activity
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded, load_rollout
 from agro.store import Store, is_held_out
 from agro.train.check import samples_kl
 from agro.train.learner import Local
 from agro.train.measure import exponential, ranking, stored_metrics
-from agro.train.monitors.heldout import HeldOutGroups, prompts_for_kl
-from agro.train.phases import derive
+from agro.train.monitors.heldout import HeldOutLog, prompts_for_kl
+from agro.train.phases import Phase, derive
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
@@ -207,7 +208,7 @@ def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
     changed = log_run(tmp_path / "b", data__eval_store=str(tmp_path / "empty.db"))
     learner = Local(Policy.load(config.policy), None, print)
     with pytest.raises(Refused, match="two or more scored responses"):
-        HeldOutGroups.load(changed, learner)
+        HeldOutLog.load(Phase.all(changed)[0], learner, Activity())
 
 
 def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
 from agro.objectives.needs import REWARD
-from agro.rollout import CollectResult
+from agro.rollout import Activity, CollectResult
 from agro.store import DamagedSample, DrawnGroups, Store
 from agro.store.drawing import Draws
 from agro.train.collate import StoredValues, collate
 from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each, select_valid
 from agro.train.learner import Local
 from agro.train.measure import describe_batch
-from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.monitors.heldout import HeldOutLog
 from agro.train.phases import Phase, Position
 from agro.train.trainable import check_drawn, check_scales, check_store, rescaled
 from agro.types import Batch, Sample
@@ -304,12 +304,11 @@ def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
 def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
     with Store.open(tmp_path / "held.db") as store:
         store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
+    [phase] = Phase.all(tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")))
     with pytest.raises(
         Refused, match="expected groups of two or more scored responses, got none among 1 groups"
     ):
-        HeldOutGroups.load(
-            tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")), Local(policy, None, print)
-        )
+        HeldOutLog.load(phase, Local(policy, None, print), Activity())
 
 
 def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:

@@ -19,7 +19,7 @@ from agro.runs.rundata import Outcome, load_run
 from agro.store import Store
 from agro.train.monitors import Monitor, View
 from agro.train.monitors.guard import Best
-from agro.train.monitors.heldout import HeldOutGroups
+from agro.train.monitors.heldout import HeldOutLog
 from agro.types import Batch, Sample
 
 
@@ -41,11 +41,11 @@ def given(monkeypatch) -> Any:
     """AUC and ½ Var(R) of steps 0, 1, … as given; a checkpoint that is resumed from step 2 goes on there."""
     auc = [0.5, 0.8, 0.6, 0.7, 0.75, 0.79]
 
-    def measure(self: HeldOutGroups, learner: Any, beta: float | None, average: str = "sum") -> dict:
-        value = auc[learner.version]
+    def measure(self: HeldOutLog, beta: float | None, average: str = "sum") -> dict:
+        value = auc[self.learner.version]
         return {"eval_auc": value, "eval_auc_se": 0.01, "eval_consistency": 1 - value}
 
-    monkeypatch.setattr(HeldOutGroups, "measure", measure)
+    monkeypatch.setattr(HeldOutLog, "measure", measure)
     return auc
 
 

@@ -1,4 +1,4 @@
-"""What a run says: plain lines anywhere, a display on a terminal."""
+"""What a run says: a line per step, and on a terminal the stage that it is in."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.api.reporting_trainer import Trainer
 from agro.runs.metrics import empty_metrics
-from agro.runs.progress import Display, Progress, responses_text
+from agro.runs.progress import Progress, responses_text
 from agro.types import Sample
 
 
@@ -32,18 +31,18 @@ def row(step: int, **known) -> dict:
     return empty_metrics() | usual | {"dropped": 0, "skipped": 0, "step": step} | known
 
 
-def shown(store: Path, width: int = 120) -> tuple[Display, Console]:
-    console = Console(
-        file=io.StringIO(), force_terminal=True, width=width, record=True, markup=False, _environ={}
-    )
-    return Display(60, store, console), console
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def picture(display: Display, width: int = 120) -> str:
-    """What stands in the display now."""
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(display.live.get_renderable())
-    return console.export_text()
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """One that can redraw, 40 columns wide."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    return Terminal()
 
 
 def test_plain_lines() -> None:
@@ -59,92 +58,52 @@ def test_plain_lines() -> None:
     )
 
 
-def test_the_display_shows_where_the_run_is(tmp_path: Path) -> None:
-    (tmp_path / "s.db").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "s.db-wal").write_bytes(b"x" * 1_000_000)
-    display, _ = shown(tmp_path / "s.db")
-    for step, reward in enumerate((0.0, None, 1.0, 0.5), 1):
-        display.step(row(step, reward_mean=reward))
-    display.stage("sampling", 37, 64)
-    picture_ = picture(display)
-    for part in (
-        "onpolicy",
-        "4/60",
-        "1:52 left",
-        "reward 0.5",
-        "KL 1.5 nats",
-        "500 tokens/s",
-        "store 4 MB",
-        "▁ █▅",
-        "sampling 37/64",
-    ):
-        assert part in picture_, part
-    display.stage("scoring")
-    assert "sampling" not in picture(display)
-    display.stage("waiting for the store", 3)
-    assert "waiting for the store 3" in picture(display)
-    display.close()
+def test_a_terminal_has_the_stage_below_what_is_said(terminal: Terminal) -> None:
+    """The cursor stays behind the stage, whose line is cleared before anything else."""
+    progress = Progress(60, terminal)
+    progress.stage("sampling", 37, 64)
+    progress.say("update [red]skipped\x1b[31m")
+    progress.stage("scoring")
+    progress.stage("waiting for " + "x" * 40, 3)
+    progress.close()
+    lines = terminal.getvalue().split("\r\x1b[K")
+    assert lines[1:4] == ["sampling 37/64", "update [red]skipped\\x1b[31m\n", "scoring "]
+    assert lines[4:] == ["waiting for " + "x" * 27, ""]
 
 
-def test_only_what_is_worth_keeping_stands_above_the_display(tmp_path: Path) -> None:
-    display, console = shown(tmp_path / "none.db")
-    display.step(row(1))
-    assert "1/60" not in console.export_text(clear=False).replace("onpolicy  1/60", "")
-    display.step(row(2, eval_reward=0.75, eval_reward_se=0.01))
-    display.step(row(3, skipped=1))
-    display.say("update [red]skipped[/red]")
-    said = console.export_text(clear=False)
-    assert "onpolicy 2/60  reward 0.5  held-out 0.750 ± 0.010" in said
-    assert "onpolicy 3/60  reward 0.5  update skipped" in said
-    assert "update [red]skipped[/red]" in said
-    assert "store –" in picture(display)  # there is no file yet
-    display.close()
-
-
-def test_a_narrow_terminal_keeps_one_line_a_row(tmp_path: Path) -> None:
-    display, _ = shown(tmp_path / "s.db", 40)
-    display.step(row(4))
-    display.stage("waiting for the store")
-    assert all(len(line) <= 40 for line in picture(display, 40).splitlines())
-    assert len(picture(display, 40).splitlines()) == 3
-    display.close()
-
-
-def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(tmp_path: Path, monkeypatch) -> None:
+def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(terminal: Terminal, monkeypatch) -> None:
     """Else a long stage that begins right after another would stand under the other's name."""
     now = [100.0]
     monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
-    display, _ = shown(tmp_path / "s.db")
-    drawn = []
-    monkeypatch.setattr(display.live, "refresh", lambda: drawn.append(display.stage_text))
+    progress = Progress(60, terminal)
     for i in range(64):
-        display.stage("sampling", i, 64)
-    display.stage("scoring")
+        progress.stage("sampling", i, 64)
+    progress.stage("scoring")
     now[0] += 1
-    display.stage("scoring", 1, 2)
-    assert drawn == ["sampling 0/64", "scoring", "scoring 1/2"]
+    progress.stage("scoring", 1, 2)
+    assert terminal.getvalue().split("\r\x1b[K")[1:] == ["sampling 0/64", "scoring ", "scoring 1/2"]
 
 
 @pytest.mark.parametrize(
-    ("terminal", "environment", "display"),
+    ("stream", "environment", "redraws"),
     [
-        (True, {"TERM": "xterm"}, True),
-        (False, {"TERM": "xterm"}, False),
-        (True, {"TERM": "dumb"}, False),
-        (True, {}, False),
-        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (Terminal, {"TERM": "xterm"}, True),
+        (io.StringIO, {"TERM": "xterm"}, False),
+        (Terminal, {"TERM": "dumb"}, False),
+        (Terminal, {}, False),
+        (Terminal, {"TERM": "xterm", "NO_COLOR": "1"}, False),
     ],
 )
-def test_a_display_needs_a_terminal_that_can_redraw(
-    tmp_path: Path, monkeypatch, terminal: bool, environment: dict, display: bool
+def test_a_stage_needs_a_terminal_that_can_redraw(
+    monkeypatch, stream: type[io.StringIO], environment: dict[str, str], redraws: bool
 ) -> None:
     for name in ("TERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    assert isinstance(Progress.on(60, tmp_path / "s.db"), Display) == display
+    progress = Progress(60, stream())
+    progress.stage("sampling")
+    assert bool(progress.stream.getvalue()) == redraws  # type: ignore[attr-defined]
 
 
 def test_responses_shown_are_the_best_and_the_worst_and_harmless() -> None:
@@ -172,22 +131,8 @@ def test_show_every_shows_and_changes_nothing(tmp_path: Path, capsys) -> None:
     Trainer(tiny(tmp_path), tmp_path / "shown", resume=True).run()  # it may change on the way
 
 
-def test_the_curve_of_a_narrow_terminal_shows_its_newest_end(tmp_path: Path) -> None:
-    """Rewards 0, 0, …, 1: the bar of the last one is there at every width."""
-    for width in (60, 70, 120):
-        console = Console(file=io.StringIO(), width=width, force_terminal=True)
-        display = Display(40, tmp_path / "none.db", console)
-        for step in range(1, 41):
-            row = {"phase": "train", "step": step, "seconds": 1.0, "dropped": 0, "skipped": 0}
-            display.step({**row, "reward_mean": float(step == 40), "loss": 0.1, "kl_ref": 0.1})
-        line = display._numbers()
-        display.close()
-        assert line.cell_len <= width
-        assert line.plain.endswith("▁█"), line.plain
-
-
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
-    """A real pseudo-terminal: the display is redrawn in place, and the terminal is left as it was."""
+    """A real pseudo-terminal: the stage is redrawn in place, and its line is cleared at the end."""
     config = tiny(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(100, 110)))
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""}
@@ -214,6 +159,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     assert process.returncode == 0
     text = said.decode()
     assert len(metrics(tmp_path / "run")) == 7
-    for part in ("sampling 0/12", "scoring", "updating 1/1", "evaluating", "saving", "train 6/6  reward"):
+    for part in ("sampling 0/12", "scoring", "updating 1/1", "evaluating", "saving", "train 6/6  loss"):
         assert part in text, part
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is hidden, and shown again
+    assert "\x1b[31m" not in text
+    assert text.splitlines()[-1].startswith("done: ")

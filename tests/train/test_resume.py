@@ -4,6 +4,7 @@ on, also of its store.
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import signal
@@ -11,7 +12,6 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -29,7 +29,7 @@ from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.importing import import_files
 from agro.runs.card import write_cards
-from agro.runs.progress import Interruption, RunActivity
+from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
 
 
@@ -85,20 +85,20 @@ def undisturbed(tmp_path_factory) -> Path:
 def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbed: Path, monkeypatch) -> None:
     """Ctrl-C while step `at` + 1 samples or computes: a checkpoint of step `at` is left."""
     trainer = Trainer(config(tmp_path), tmp_path / "run")
-    plain, calls, log = Interruption.check, [], tmp_path / "run" / "metrics.jsonl"
+    plain, calls, log = RunActivity.check, [], tmp_path / "run" / "metrics.jsonl"
 
-    def ask(self: Interruption) -> None:
+    def ask(self: RunActivity) -> None:
         done = metrics(log.parent)[-1]["step"] if log.exists() else 0
         calls.append(done)
         if done == at and calls.count(at) == 5:  # after some responses of the step
             signal.raise_signal(signal.SIGINT)
         plain(self)
 
-    monkeypatch.setattr(Interruption, "check", ask)
+    monkeypatch.setattr(RunActivity, "check", ask)
     with pytest.raises(Interrupted):
         trainer.run()
     assert metrics(tmp_path / "run")[-1]["step"] == at
-    monkeypatch.setattr(Interruption, "check", plain)
+    monkeypatch.setattr(RunActivity, "check", plain)
     Trainer(config(tmp_path), tmp_path / "run", resume=True).run()
     same(tmp_path / "run", undisturbed)
 
@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     while not (tmp_path / "begun").exists():
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    wait_for(said, "when scoring can be interrupted or ends, after an unknown time")
+    wait_for(said, "when scoring can be interrupted or ends. Again: stop at once")
     running.send_signal(signal.SIGINT)
     assert running.wait(30) == 130, said.read_text()
     assert "agro: interrupted" in said.read_text()
@@ -204,19 +204,23 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     same(tmp_path / "run", tmp_path / "plain")
 
 
-def test_how_long_a_stage_still_takes_is_that_of_the_last_time(monkeypatch, tmp_path: Path) -> None:
-    now = [0.0]
-    monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
-    quiet = SimpleNamespace(stage=lambda *_: None)
-    activity = RunActivity(quiet, quiet, Interruption())  # type: ignore[arg-type]
-    assert activity.pending() == "the model is loaded"
-    activity.file = tmp_path / "stage"
-    for at, name in ((1.0, "sampling"), (3.0, "sampling"), (241.0, "updating"), (250.0, "sampling")):
-        now[0] = at
-        activity.stage(name, 1, 2)
-    assert activity.file.read_text() == "sampling 1/2"  # for the page of a run without a step
-    now[0] = 280.0  # sampling took 240 s, and began 30 s ago
-    assert "in about 3 min 30 s at most by the last time" in activity.pending()
+def test_what_ends_before_a_stop_is_named_and_the_stage_is_in_a_file(tmp_path: Path) -> None:
+    said = io.StringIO()
+    for stage, expected in (
+        (None, "the model is loaded"),
+        ("sampling", "sampling can be interrupted or ends"),
+    ):
+        with RunActivity(Progress(0, said), file=tmp_path / "stage") as activity:
+            if stage:
+                activity.stage(stage, 1, 2)
+                assert (
+                    tmp_path / "stage"
+                ).read_text() == "sampling 1/2"  # for the page of a run without a step
+            activity.check()
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(Interrupted):
+                activity.check()
+        assert f"stopping, with a checkpoint, when {expected}. " in said.getvalue()
 
 
 def run(folder: Path, name: str = "run", resume: bool = False, **changes) -> Path:

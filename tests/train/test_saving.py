@@ -64,7 +64,7 @@ def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
         m = rows[step]
         expected = f"{m['eval_reward']:.4f} ± {m['eval_reward_se']:.4f} (n = {m['eval_n']})"
         assert f"| held-out reward {name} | {expected} |" in card
-    assert f"| KL to the reference then, nats per response | {rows[2]['eval_kl_ref']:.3f}" in card
+    assert f"| KL to the reference at the end, nats per response | {rows[2]['eval_kl_ref']:.3f}" in card
     for said in (
         "random weights",
         "2 of 2 steps",

@@ -33,15 +33,6 @@ def said(folder: Path, rows: Iterable[dict[str, Any]], objective: dict[str, Any]
     return lines
 
 
-def test_a_clip_in_each_of_twenty_steps_is_said_once(tmp_path: Path) -> None:
-    """Norms 2, 3, … over train.clip = 1; one of exactly 1, which isn't clipped, begins the count again."""
-    norms = [2.0, 1.0, *range(2, 21)]
-    assert said(tmp_path, ({"grad_norm": norm} for norm in norms)) == []
-    [line] = said(tmp_path, ({"grad_norm": norm} for norm in [*norms, None, 21.0, 22.0]))
-    assert line.startswith("step 23: note: each of the last 20 gradients was clipped (median norm 11.5,")
-    assert "train.lr alone decides" in line
-
-
 @pytest.mark.parametrize(
     ("objective", "way"),
     [

@@ -1,9 +1,10 @@
 """Who says what hangs: ranks that vanish, in threads, each with a watch and all of them with one store; and
-the watchdog of stages.
+stages that make no progress.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from agro.runs.progress import Watchdog
+from agro.runs.progress import Progress, RunActivity
 from agro.train.process_group import Watch
 
 SECONDS = 1.0
@@ -148,20 +149,27 @@ def test_a_rank_whose_launcher_died_ends_before_another_launcher_starts_the_run_
 LIMIT = 0.4  # seconds: on a busy machine the sleeps of 0.02 take longer
 
 
+def watched(seconds: float) -> tuple[RunActivity, io.StringIO]:
+    said = io.StringIO()
+    return RunActivity(Progress(0, said), seconds), said
+
+
 def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
-    said: list[str] = []
-    with Watchdog(LIMIT, said.append) as watch:
+    activity, said = watched(LIMIT)
+    with activity:
         began = time.monotonic()
-        watch.stage("sampling", 37, 64)
+        activity.stage("sampling", 37, 64)
         time.sleep(3.5 * LIMIT)  # hangs: said after 1 and 2 limits, next after 4
-        hung = list(said)
+        hung = said.getvalue().splitlines()
         doublings = math.log2((time.monotonic() - began) / LIMIT)
-        for _ in range(10):
-            watch.stage("scoring")
+        for _ in range(5):
+            activity.stage("scoring")
+            time.sleep(0.02)
+            activity.check()  # is progress too
             time.sleep(0.02)
     assert 1 <= len(hung) <= 1 + doublings
     assert all(re.match(r"sampling 37/64 has made no progress for \d+ s", line) for line in hung)
-    assert said == hung
+    assert said.getvalue().splitlines() == hung
 
 
 def test_it_says_where(tmp_path: Path) -> None:
@@ -172,18 +180,21 @@ def test_it_says_where(tmp_path: Path) -> None:
     from agro.store import Store
     from agro.types import Sample
 
-    said: list[str] = []
+    activity, said = watched(0.1)
     with Store.open(tmp_path / "s.db") as store:
         other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(1.0, lambda: other.execute("ROLLBACK")).start()
-        with Watchdog(0.1, said.append) as watch:
-            watch.stage("appending")
+        with activity:
+            activity.stage("appending")
             store.append([Sample("a", "b")])
         other.close()
-    assert "it is in store/sqlite.py:" in said[0]
+    assert "it is in store/sqlite.py:" in said.getvalue().splitlines()[0]
 
 
 def test_none() -> None:
-    with Watchdog(0, lambda text: None) as watch:
-        watch.stage("sampling")
+    activity, said = watched(0)
+    with activity:
+        activity.stage("sampling")
+        time.sleep(0.05)
+    assert said.getvalue() == ""

@@ -121,7 +121,7 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
 
     `metric`: a number of metrics.jsonl; without it held-out reward, or training reward where a run has none.
     """
-    if metric is not None and (metric not in METRICS or METRICS[metric].kind != "number"):
+    if metric is not None and (metric not in METRICS or not METRICS[metric].is_number):
         near = nearest(metric, METRICS)
         hint = f"; did you mean {near}?" if near else ""
         raise Refused(f"--metric: expected a number of metrics.jsonl of these runs, got {metric!r}{hint}")

@@ -23,7 +23,6 @@ from agro.runs.problems import (
     Problem,
     kept_share,
     problems,
-    steps_of,
     way_out,
     without_share,
     without_signal,
@@ -291,9 +290,9 @@ def page(run: RunData) -> str:
         note = f"never trained on (data.hold_out); set_aside.jsonl has {run.set_aside} of them"
         facts.append(Fact("held-out prompts", percent(run.config.data.hold_out, 1), note))
     if run.best_model is not None:
-        best = run.best_model.measured
+        best = run.best_model
         value = fixed(best.value) if best.se is None else with_error(best.value, best.se)
-        note = f"{FOLLOWED[run.best_model.metric].title}, step {best.step}"
+        note = f"{FOLLOWED[best.metric].title}, step {best.step}"
         facts.append(Fact("best model, kept in best/", value, note))
     for name, epochs in (run.values.get("epochs") or {}).items():
         if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:
@@ -399,11 +398,11 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
     if signal is not None:
         data = run.config.phase(run.spans[-1].name).data
         ways = ". ".join(f"{reason}: {way_out(reason, data)}" for reason in signal.reasons)
-        unsignaled = replace(unsignaled, value=steps_of(signal), note=ways, bad=signal.is_said)
+        unsignaled = replace(unsignaled, value=signal.text, note=ways, bad=signal.is_said)
     facts += [equal_groups, unsignaled]
     if share is not None and share.count:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
-        facts.append(Fact("steps with less replay", steps_of(share), note, bad=share.is_said))
+        facts.append(Fact("steps with less replay", share.text, note, bad=share.is_said))
     norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
     measured, said = np.isfinite(norm), ""
     if measured.any():

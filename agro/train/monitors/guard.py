@@ -9,8 +9,9 @@ median of 0, which is common where rewards are rare, is ignored. The actions:
 - "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from there
   on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
 
-A gradient that isn't finite is skipped whatever the rule. Other monitors here stop a run whose sampler and
-trainer have different log-probs, and follow a held-out metric: which model is saved, and when the run ends.
+A gradient that isn't finite is skipped whatever the rule. The guard also stops a run whose sampler and
+trainer have different log-probs. Another monitor follows a held-out metric: which model is saved, and when
+the run ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from agro import config
-from agro.config import EvaluateConfig
 from agro.errors import Refused
 from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import toward_reference
@@ -46,24 +46,44 @@ ADVICE = (
 
 
 class Guard(Monitor):
-    """Judges by |loss| and kl_ref. Its state is that of one phase."""
+    """Judges by |loss| and kl_ref, and by the log-probs of fresh responses. Its state is that of one phase.
+
+    At staleness 0 trainer and sampler have the same weights, so that log π is log μ up to rounding (a mean of
+    about 1e-6 nats a token in float32, .01 in bfloat16). A larger difference is a mistake of the setup, and
+    training would go on with responses of another policy.
+
+    `logp_diff_fresh` compares no samplers at another temperature than the policy's, or with truncation: at
+    temperature .5 raw log-probs are 2 nats a token off. Of these the first `COMPARED` fresh responses are
+    compared at the sampler's own settings.
+    """
 
     name = "guard"
 
-    def __init__(self, rule: config.GuardConfig, phase: str) -> None:
-        self.rule, self.phase = rule, phase
+    def __init__(
+        self, rule: config.GuardConfig, phase: str, learner: Learner | None = None, temperature: float = 1.0
+    ) -> None:
+        """`learner`: where the sampler doesn't share its weights, `temperature` being the policy's."""
+        self.rule, self.phase, self.learner, self.temperature = rule, phase, learner, temperature
         self.losses: tuple[float, ...] = ()  # |loss| of the last steps, the latest last
         self.rollbacks = 0
+        self.compared = 0
+        self.fresh: list[Sample] = []  # to compare
+
+    def receive(self, samples: Sequence[Sample]) -> None:
+        self.fresh = [s for s in samples if self._is_comparable(s)][: COMPARED - self.compared]
 
     def judge(self, view: View) -> Action:
-        loss, kl = view.metrics["loss"], view.metrics["kl_ref"]
-        reason = explosion(self.rule, loss, kl, self.losses)
+        rule, loss = self.rule, view.metrics["loss"]
+        mismatch = self._mismatch(view.metrics["logp_diff_fresh"])
+        if mismatch:
+            return Action("stop", f"{mismatch}. {ADVICE}")
+        reason = self._explosion(loss, view.metrics["kl_ref"])
         if not reason:
-            self.losses = remember(self.rule, self.losses, loss)
+            self.losses = () if rule.loss is None else (*self.losses, abs(loss))[-rule.window :]
             return GO
-        if self.rule.action == "skip":
+        if rule.action == "skip":
             return Action("skip", reason)
-        if self.rule.action == "rollback" and self.rollbacks < self.rule.rollbacks:
+        if rule.action == "rollback" and self.rollbacks < rule.rollbacks:
             self.losses = ()
             self.rollbacks += 1
             return Action("roll back", reason)
@@ -76,56 +96,16 @@ class Guard(Monitor):
             "or raise the limit of the guard",
         )
 
-    def state(self) -> dict[str, Any]:
-        return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.rollbacks = state["rollbacks"]
-        if state["phase"] == self.phase:
-            self.losses = tuple(state["losses"])
-
-
-class SamplerMismatch(Monitor):
-    """Stops the run where fresh responses have other log-probs in the trainer than in the sampler.
-
-    At staleness 0 both have the same weights, so that log π is log μ up to rounding (a mean of about 1e-6
-    nats a token in float32, .01 in bfloat16). A larger difference is a mistake of the setup, and training
-    would go on with responses of another policy.
-    """
-
-    def __init__(self, rule: config.GuardConfig) -> None:
-        self.rule = rule
-
-    def judge(self, view: View) -> Action:
-        off, limit = view.metrics["logp_diff_fresh"], self.rule.logp_diff
-        if not limit or off is None or off <= limit:
-            return GO
-        return Action(
-            "stop",
-            f"expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
-            f"logp_diff_fresh = {off:.3g} nats a token, above guard.logp_diff = {limit:g}. {ADVICE}",
-        )
-
-
-class FirstSamples(Monitor):
-    """Compares the first `COMPARED` fresh responses with the trainer, at the sampler's own settings.
-
-    For samplers at another temperature than the policy's, or with truncation, whose log-probs
-    `SamplerMismatch` can't compare: at temperature .5 raw log-probs are 2 nats a token off.
-    """
-
-    def __init__(self, rule: config.GuardConfig, temperature: float, learner: Learner) -> None:
-        self.rule, self.temperature, self.learner = rule, temperature, learner
-        self.compared = 0
-        self.fresh: list[Sample] = []
-
-    def receive(self, samples: Sequence[Sample]) -> None:
-        fresh = [s for s in samples if self._is_comparable(s)]
-        self.fresh = fresh[: COMPARED - self.compared]
-
-    def judge(self, view: View) -> Action:
-        if not self.rule.logp_diff or not self.fresh:
-            return GO
+    def _mismatch(self, off_fresh: float | None) -> str:
+        """How trainer and sampler differ on fresh responses, or "". `off_fresh`: see `logp_differences`."""
+        limit = self.rule.logp_diff
+        if limit and off_fresh is not None and off_fresh > limit:
+            return (
+                "expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
+                f"logp_diff_fresh = {off_fresh:.3g} nats a token, above guard.logp_diff = {limit:g}"
+            )
+        if not limit or not self.fresh or self.learner is None:
+            return ""
         logp = np.concatenate([self.learner.logp_as_sampled(sample) for sample in self.fresh])
         recorded = [s.behavior_logp[s.action] for s in self.fresh if s.behavior_logp is not None]
         off = np.abs(logp - np.concatenate(recorded))
@@ -133,42 +113,44 @@ class FirstSamples(Monitor):
         self.compared += len(self.fresh)
         outside = float(np.isinf(off).mean())
         mean = float(np.ma.masked_invalid(off).mean()) if outside < 1 else np.inf
-        if mean <= self.rule.logp_diff and outside <= OUTSIDE:
-            return GO
-        return Action(
-            "stop",
+        if mean <= limit and outside <= OUTSIDE:
+            return ""
+        return (
             f"expected the sampler's log-probs of {len(self.fresh)} fresh responses to be the trainer's at "
             f"the sampler's settings, got a difference of {mean:.3g} nats a token, above guard.logp_diff = "
-            f"{self.rule.logp_diff:g}, and {outside:.1%} of the tokens outside of its truncation. {ADVICE}",
+            f"{limit:g}, and {outside:.1%} of the tokens outside of its truncation"
         )
 
     def _is_comparable(self, sample: Sample) -> bool:
-        if staleness(sample, self.learner.version) != 0 or sample.behavior_logp is None:
+        if self.learner is None or staleness(sample, self.learner.version) != 0:
             return False
-        if sample.sampling is None or not sample.sampling.get("temperature"):  # greedy: a point mass
+        if sample.behavior_logp is None or sample.sampling is None:
             return False
-        if draws_from(sample, self.temperature, over_kept=False):  # which `SamplerMismatch` compares
+        # Not a greedy one, which has a point mass, and none that `logp_diff_fresh` compares.
+        temperature = sample.sampling.get("temperature")
+        if not temperature or draws_from(sample, self.temperature, over_kept=False):
             return False
-        temperature = sample.sampling["temperature"]
         settings = {k: v for k, v in sample.sampling.items() if k not in TRUNCATION}
         return draws_from(sample.replace(sampling=settings), temperature, over_kept=False)
 
-
-def explosion(rule: config.GuardConfig, loss: float, kl: float | None, losses: Sequence[float]) -> str:
-    """Why the step explodes, or "". `losses`: |loss| of the steps before; `kl` None: not measured."""
-    if rule.loss is not None and len(losses) >= LEAST:
-        usual = median(losses)
-        if usual and abs(loss) > rule.loss * usual:
+    def _explosion(self, loss: float, kl: float | None) -> str:
+        """Why the step explodes, or "". `kl` None: not measured."""
+        rule, usual = self.rule, median(self.losses) if len(self.losses) >= LEAST else 0.0
+        if rule.loss is not None and usual and abs(loss) > rule.loss * usual:
             return (
                 f"|loss| is {abs(loss):.4g}, above guard.loss = {rule.loss:g} times its median of {usual:.4g}"
             )
-    if rule.kl is not None and kl is not None and kl > rule.kl:
-        return f"kl_ref is {kl:.4g} nats per response, above guard.kl = {rule.kl:g}"
-    return ""
+        if rule.kl is not None and kl is not None and kl > rule.kl:
+            return f"kl_ref is {kl:.4g} nats per response, above guard.kl = {rule.kl:g}"
+        return ""
 
+    def state(self) -> dict[str, Any]:
+        return {"phase": self.phase, "losses": self.losses, "rollbacks": self.rollbacks}
 
-def remember(rule: config.GuardConfig, losses: Sequence[float], loss: float) -> tuple[float, ...]:
-    return () if rule.loss is None else (*losses, abs(loss))[-rule.window :]
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rollbacks = state["rollbacks"]
+        if state["phase"] == self.phase:
+            self.losses = tuple(state["losses"])
 
 
 class Best(Monitor):
@@ -188,42 +170,35 @@ class Best(Monitor):
         self.waited = 0  # evaluations since then
 
     def after(self, view: View) -> None:
-        rule, kl = view.phase.config.evaluate, view.metrics["eval_kl_ref"]
-        reasons = [self._follow(view, rule)]
+        rule, name, reasons = view.phase.config.evaluate, view.phase.config.followed, []
+        value = view.metrics.get(name) if name is not None else None
+        decides = rule.keep_best or rule.patience or rule.target is not None
+        if name is not None and value is not None and not math.isnan(value):
+            sign = -1 if FOLLOWED[name].lower else 1  # times a value: more is better
+            self.waited += 1
+            is_repeated = view.step == self.step  # step 0 is measured again where a run resumes from it
+            if is_repeated or self.value is None or sign * value > sign * self.value:
+                self.value, self.step, self.waited = value, view.step, 0
+                if rule.keep_best:
+                    self.keep(name, {**view.metrics, "step": view.step})
+            if rule.target is not None and sign * value >= sign * rule.target:
+                reasons.append(f"{name} is {value:.4f}, evaluate.target {rule.target:g}")
+            elif rule.patience and self.waited >= rule.patience:
+                best = f"{name} = {self.value:.4f}, which step {self.step} had"
+                reasons.append(f"{self.waited} evaluations without better than {best}")
+        elif view.step == 0 and name not in (None, "eval_reward") and decides:
+            # A reward may be known at the next step; what stored groups don't have stays so.
+            raise Refused(
+                f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
+                "patience or target follow it. eval_auc needs responses of different rewards in a group. "
+                "What to do: hold out more groups (data.hold_out, data.eval_store), or another metric"
+            )
+        kl = view.metrics["eval_kl_ref"]
         if rule.target_kl is not None and kl is not None and kl >= rule.target_kl:
             reasons.append(
                 f"eval_kl_ref is {kl:.4g} nats per response, evaluate.target_kl {rule.target_kl:g}"
             )
-        view.stop = "; ".join(filter(None, reasons)) or view.stop
-
-    def _follow(self, view: View, rule: EvaluateConfig) -> str:
-        """Compare the step with the best one; returns why the run ends, or ""."""
-        name = view.phase.config.followed
-        value = view.metrics.get(name) if name is not None else None
-        if name is None or value is None or math.isnan(value):  # not measured, or not scored
-            decides = rule.keep_best or rule.patience or rule.target is not None
-            # A reward may be known at the next step; what stored groups don't have stays so.
-            if view.step == 0 and decides and name not in (None, "eval_reward"):
-                raise Refused(
-                    f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
-                    "patience or target follow it. eval_auc needs responses of different rewards in a group. "
-                    "What to do: hold out more groups (data.hold_out, data.eval_store), or follow another "
-                    "metric"
-                )
-            return ""
-        lower = FOLLOWED[name].lower
-        self.waited += 1
-        is_repeated = view.step == self.step  # step 0 is measured again where a run resumes from it
-        if is_repeated or self.value is None or _exceeds(value, self.value, lower):
-            self.value, self.step, self.waited = value, view.step, 0
-            if rule.keep_best:
-                self.keep(name, {**view.metrics, "step": view.step})
-        if rule.target is not None and not _exceeds(rule.target, value, lower):
-            return f"{name} is {value:.4f}, evaluate.target {rule.target:g}"
-        if rule.patience and self.waited >= rule.patience:
-            best = f"{name} = {self.value:.4f}, which step {self.step} had"
-            return f"{self.waited} evaluations without better than {best}"
-        return ""
+        view.stop = "; ".join(reasons) or view.stop
 
     def state(self) -> dict[str, Any] | None:
         if self.step < 0:
@@ -232,8 +207,3 @@ class Best(Monitor):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.value, self.step, self.waited = state["value"], state["step"], state["waited"]
-
-
-def _exceeds(a: float, b: float, lower: bool) -> bool:
-    """Whether `a` is better than `b`."""
-    return a < b if lower else a > b

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from agro.config import RewardConfig, RunConfig
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.near_copies import cluster_names
 from agro.models.encoding import Encoder
 from agro.objectives.needs import GROUPS, REWARD
 from agro.objectives.reduce import Groups
 from agro.rewards import Reward
-from agro.rewards.shaping import shares
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.runs.metrics import GAIN, LOGGED
@@ -37,9 +37,8 @@ from agro.train import measure
 from agro.train.collate import collate
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
-from agro.train.measure import kl_of, log_ratios, summary
+from agro.train.measure import summary
 from agro.train.monitors import Monitor, View
-from agro.train.monitors.warnings import warn_of_rewards
 from agro.train.phases import SHIFT, Phase, derive
 from agro.train.source import can_be_asked
 from agro.train.trainable import differ_in_scale, rescaled
@@ -52,115 +51,14 @@ class NothingToRank(Refused):
     """No held-out prompt has two scored responses."""
 
 
-class HeldOutGroups:
-    """Encoded groups with their log-probs under π_ref.
-
-    `log_weights`: [N] of each response the last `measure` found Σ log π − log μ; empty where log μ of some
-    isn't known, or tokens were excluded when it was sampled, so that nothing can be estimated off-policy.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[Sample]], learner: Learner, *, dropped: int = 0) -> None:
-        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid."""
-        self.dropped = dropped
-        self.log_weights: list[float] = []
-        samples = list(chain.from_iterable(groups))
-        self.knows_behavior = all(s.knows_behavior and not s.truncation for s in samples)
-        self.prompt_ids = [samples[0].prompt_id for samples in groups]
-        self._batches: list[Batch] = []
-        for start in range(0, len(groups), TOGETHER):
-            batch = collate(list(chain.from_iterable(groups[start : start + TOGETHER])), 0)
-            ref_logp = learner.logp(batch, "reference")
-            self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
-        self._kl_of_best = measure.mean(
-            "eval_kl_of_best", np.concatenate([measure.kl_of_best(b) for b in self._batches])
-        )
-
-    @classmethod
-    def load(
-        cls, config: RunConfig, learner: Learner, is_held_out: Callable[[str], bool] | None = None
-    ) -> HeldOutGroups:
-        """The groups of `data.eval_store`, or of the prompts of `data.store` that are held out.
-
-        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
-        Without invalid samples; raises `Refused` where no group remains.
-        """
-        data = config.data
-        path = data.eval_store or data.store
-        assert path is not None
-        chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
-        with Store.open(location_of(path), read_only=True, create=False) as store:
-            stored = store.samples(**chosen)
-            if data.hold_out:
-                is_held_out = is_held_out or store.split.held_out(data)
-                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
-            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
-            samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
-        samples = rescaled(samples, data)
-        valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
-        groups_of: dict[str, list[Sample]] = {}
-        for sample in valid.samples:
-            groups_of.setdefault(sample.prompt_id, []).append(sample)
-        groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
-        if not groups:
-            key = "hold_out" if data.hold_out else "eval_store"
-            found = len({s.prompt_id for s in samples})
-            raise NothingToRank(
-                f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
-                f"{found} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
-                f"What to do: remove data.{key}, or measure the model's own responses "
-                "(data.eval_prompts and a reward)"
-            )
-        return cls(groups, learner, dropped=len(samples) - sum(map(len, groups)))
-
-    @property
-    def rewards(self) -> list[float]:
-        """[N] of each response."""
-        return [x for batch in self._batches for x in Groups.of(batch).reward.tolist()]
-
-    @property
-    def prompt_of(self) -> list[str]:
-        """[N] the prompt of each response, by its id."""
-        return [b.group_names[group] for b in self._batches for group in Groups.of(b).group.tolist()]
-
-    def measure(self, learner: Learner, beta: float | None, average: str = "sum") -> dict[str, Any]:
-        """Means over groups with their standard errors, groups being the independent units.
-
-        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
-        """
-        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
-        self.log_weights = []
-        for batch in self._batches:
-            assert batch.ref_logp is not None
-            logp = learner.logp(batch)
-            if self.knows_behavior:
-                assert batch.behavior_logp is not None
-                self.log_weights += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
-            best, worst = measure.best_and_worst(batch, logp)
-            found["eval_auc"].append(measure.ranking(batch, logp, average))
-            found["eval_log_ratio_best"].append(best)
-            found["eval_log_ratio_worst"].append(worst)
-            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
-            if beta:
-                half = measure.distances(batch, logp, beta, average)[0]
-                start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
-                found["eval_consistency"].append(half)
-                found["eval_consistency_fall"].append(start - half)
-        values = {name: np.concatenate(parts) for name, parts in found.items()}
-        metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
-        metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
-        metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
-        for name, of_groups in values.items():
-            metrics |= measure.summary(name, of_groups)
-        return metrics
-
-
 class HeldOutPrompts(Monitor):
-    """Held-out reward, and its difference to the start's on the same prompts; on samples of the policy itself
-    also KL to the reference, ½ Var(R) and regret.
+    """Held-out reward and its parts, and its difference to the start's on the same prompts; on samples of the
+    policy itself also KL to the reference, ½ Var(R) and regret.
 
     Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
     random numbers at every step. Its state are the rewards at step 0 and at the latest evaluation, by prompt,
-    which the run folder has too.
+    which the run folder has too. Of several parts of the reward one of weight 0 is measured beside those that
+    are optimized: where the two part, the run's problems say so (`agro.runs.problems`).
     """
 
     name = "held-out prompts"
@@ -189,27 +87,29 @@ class HeldOutPrompts(Monitor):
         self.activity.stage("evaluating")
         config = self.phase.config
         sampler = config.sampler.of_policy(config.evaluate.temperature, config.evaluate.n)
-        result = heldout(
-            self.rollout, self.reward, self.prompts, sampler, derive(config.train.seed, "evaluate")
-        )
-        rewards = dict(zip((prompt.id for prompt in self.prompts), result.mean_rewards(), strict=True))
-        before = None if self.measured is None or not view.step else self.measured
+        seed = derive(config.train.seed, "evaluate")
+        result = heldout(self.rollout, self.reward, self.prompts, sampler, seed)
+        keys = [prompt.id for prompt in self.prompts]
+        rewards = dict(zip(keys, result.mean_rewards(), strict=True))
+        before = self.measured if view.step else None
+        unscored: dict[str, tuple[float, float]] = {}
+        for key, unknown in zip(keys, np.isnan(result.rewards).mean(1).tolist(), strict=True):
+            at_start = unknown if before is None else before.unscored.get(key, (0.0, 0.0))[0]
+            if at_start or unknown:
+                unscored[key] = at_start, unknown
         start = rewards if before is None else before.start
-        shares = dict(zip(rewards, np.isnan(result.rewards).mean(1).tolist(), strict=True))
-        of_start = shares if before is None else {key: x for key, (x, _) in before.unscored.items()}
-        both = {key: (of_start.get(key, 0.0), shares[key]) for key in rewards}
-        unscored = {key: pair for key, pair in both.items() if any(pair)}
         self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters, unscored)
-        view.held_out_rewards = self.measured
-        if view.step == 0:
-            warning = warn_of_rewards(result.rewards, self.phase.entry, view.options)
-            if warning:
-                self.say(warning)
-        view.held_out = result.samples
+        view.held_out, view.held_out_rewards = result.samples, self.measured
         view.metrics |= self._describe(result, view.options)
-        view.metrics |= self._compare(self.measured) if view.step else {}
-        if view.metrics["kl_ref"] is None and view.step:
-            view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
+        if len(config.reward.functions) > 1:
+            view.metrics |= _parts(result.samples)
+        if view.step:
+            view.metrics |= self._compare(self.measured)
+            _stand_in(view)
+            return
+        entry = self.phase.entry
+        if warning := entry.warnings.rewards_warning(result.rewards, entry.defaults() | view.options):
+            self.say(warning)
 
     def state(self) -> Any:
         return None if self.measured is None else dict(vars(self.measured))
@@ -226,12 +126,11 @@ class HeldOutPrompts(Monitor):
         )
         if np.count_nonzero(before + after == before + after) < 2:
             return {}
-        numbers: dict[str, int] = {}
-        labels = [numbers.setdefault(self.clusters[key], len(numbers)) for key in keys]
         shares = np.array([measured.unscored.get(key, (0.0, 0.0)) for key in keys])
+        labels = _labels(self.clusters[key] for key in keys)
         comparison = compare(before, after, labels, (shares[:, 0], shares[:, 1]))
-        numbers_of = {f"{GAIN}_{name}": getattr(comparison, name) for name in NUMBERS}
-        return {GAIN: comparison.difference, **numbers_of}
+        numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in NUMBERS}
+        return {GAIN: comparison.difference, **numbers}
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:
         config = self.phase.config
@@ -244,16 +143,48 @@ class HeldOutPrompts(Monitor):
         is_policy = config.evaluate.temperature == config.policy.temperature
         if not (config.evaluate.kl and is_policy and self.learner.reference_key is not None):
             return metrics
-        batch = collate(result.samples, 0)
-        logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
-        batch = batch.to(logp.device).replace(ref_logp=ref_logp)
-        metrics["eval_kl_ref"] = kl_of(batch, logp)
+        batch, logp = _referred(result.samples, self.learner)
+        metrics["eval_kl_ref"] = measure.kl_of(batch, logp)
         kl_M = measure.log_ratios(batch, logp).reshape(-1, config.evaluate.n).mean(1)
         metrics["eval_kl_ref_se"] = standard_error(kl_M)
         beta = self.phase.diagnostic_beta(options)
         if beta:
             metrics |= measure.fresh_metrics(batch, logp, beta, options.get("average", "sum"))
         return metrics
+
+
+def _parts(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The mean of each part of the reward over prompts, and its standard error."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in one_each(samples):
+        for name, value in sample.meta.get("reward_parts", {}).items():
+            if value is not None:
+                values[name][sample.prompt_id].append(value)
+    means, errors = dict[str, float](), dict[str, float | None]()
+    for name, of_prompts in values.items():
+        by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
+        means[name] = float(by_prompt.mean())
+        errors[name] = standard_error(by_prompt) if len(by_prompt) > 1 else None
+    return {"eval_reward_parts": means, "eval_reward_parts_se": errors}
+
+
+def _labels(names: Iterable[str]) -> list[int]:
+    """The number of each name, in the order of their first places."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def _referred(samples: Sequence[Sample], learner: Learner) -> tuple[Batch, Tensor]:
+    """A batch with its log-probs under π_ref, and those [B,T] under π."""
+    batch = collate(samples, 0)
+    logp, ref_logp = learner.logp(batch), learner.logp(batch, "reference")
+    return batch.to(logp.device).replace(ref_logp=ref_logp), logp
+
+
+def _stand_in(view: View) -> None:
+    """Let the held-out KL stand for one that the step's own samples don't tell."""
+    if view.metrics["kl_ref"] is None and view.step:
+        view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
 
 
 class MeasuredShift(Monitor):
@@ -270,14 +201,16 @@ class MeasuredShift(Monitor):
 
     def after(self, view: View) -> None:
         if view.step in (0, self.phase.ends) and view.held_out_rewards is not None:
-            self.shift = self._measure(list(view.held_out_rewards.rewards.values()))
+            self.shift = self._measure(view.held_out_rewards)
         if view.step == 0:
             view.metrics["baseline_shift"] = self.shift
 
-    def _measure(self, rewards: Sequence[float | None]) -> float | None:
+    def _measure(self, measured: HeldOutRewards) -> float | None:
         data = self.phase.config.data
         of_log = [group.reward_mean for group in self.store.groups(**chosen(data))]
-        log, policy = (np.array([x for x in of if x is not None]) for of in (of_log, rewards))
+        log, policy = (
+            np.array([x for x in of if x is not None]) for of in (of_log, measured.rewards.values())
+        )
         ranges = [Scale("", x.min(initial=0.0), x.max(initial=0.0)) for x in (log, policy)]
         if min(len(log), len(policy)) < 2 or data.reward_scale or differ_in_scale(*ranges):
             self.say("objective.baseline_shift: the log's rewards and the policy's can't be compared: none")
@@ -299,10 +232,11 @@ class MeasuredShift(Monitor):
 
 
 class HeldOutLog(Monitor):
-    """AUC, and with a β ½ Var(R), within the groups of `data.eval_store`, at the same steps.
+    """AUC, and with a β ½ Var(R), within groups of `data.eval_store`, or of held-out prompts of `data.store`,
+    when held-out data are measured.
 
-    Where the log has behavior log-probs, also an off-policy estimate of the gain over the start. Its state
-    are the start's log-weights.
+    Where the log has behavior log-probs of all tokens that could be sampled, also an off-policy estimate of
+    the gain over the start. Its state are the start's log-weights: [N] Σ log π − log μ of each response.
     """
 
     name = "held-out log"
@@ -311,74 +245,129 @@ class HeldOutLog(Monitor):
         self,
         phase: Phase,
         learner: Learner,
-        groups: HeldOutGroups,
+        groups: Sequence[Sequence[Sample]],
+        activity: Activity,
+        clusters: Mapping[str, str],
+        dropped: int = 0,
+    ) -> None:
+        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid.
+
+        `clusters`: by prompt id the name of its near-copies; a prompt without any is its own.
+        """
+        self.phase, self.learner, self.activity, self.dropped = phase, learner, activity, dropped
+        self.knows_behavior = all(s.knows_behavior and not s.truncation for s in chain.from_iterable(groups))
+        self.prompt_ids = [samples[0].prompt_id for samples in groups]
+        self.start: list[float] = []  # log-weights
+        self.latest: list[float] = []
+        self._batches: list[Batch] = []  # with their log-probs under π_ref
+        for begin in range(0, len(groups), TOGETHER):
+            batch = collate(list(chain.from_iterable(groups[begin : begin + TOGETHER])), 0)
+            ref_logp = learner.logp(batch, "reference")
+            self._batches.append(batch.to(ref_logp.device).replace(ref_logp=ref_logp))
+        names: list[str] = []
+        rewards: list[float] = []
+        for batch in self._batches:
+            of_batch = Groups.of(batch)
+            rewards += of_batch.reward.tolist()
+            keys = [batch.group_names[group] for group in of_batch.group.tolist()]
+            names += [clusters.get(key, key) for key in keys]
+        self._rewards, self._labels = np.array(rewards), np.array(_labels(names), np.int64)
+        of_best = np.concatenate([measure.kl_of_best(batch) for batch in self._batches])
+        self._kl_of_best = summary("eval_kl_of_best", of_best, error=False)
+
+    @classmethod
+    def load(
+        cls,
+        phase: Phase,
+        learner: Learner,
         activity: Activity,
         clusters: Mapping[str, str] | None = None,
-    ) -> None:
-        """`clusters`: by prompt id the name of its near-copies; a prompt without any is its own."""
-        self.phase, self.learner, self.groups, self.activity = phase, learner, groups, activity
-        numbers: dict[str, int] = {}
-        names = [(clusters or {}).get(prompt_id, prompt_id) for prompt_id in groups.prompt_of]
-        self.clusters = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-        self.start: list[float] = []
+        is_held_out: Callable[[str], bool] | None = None,
+    ) -> HeldOutLog:
+        """Without invalid samples; raises `NothingToRank` where no group remains.
+
+        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
+        """
+        config, data = phase.config, phase.config.data
+        path = data.eval_store or data.store
+        assert path is not None
+        chosen: Filter = {} if data.eval_store else {"roles": data.roles, "sources": data.sources}
+        with Store.open(location_of(path), read_only=True, create=False) as store:
+            stored = store.samples(**chosen)
+            if data.hold_out:
+                is_held_out = is_held_out or store.split.held_out(data)
+                stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
+            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
+            samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
+        samples = rescaled(samples, data)
+        valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
+        groups_of: dict[str, list[Sample]] = {}
+        for sample in valid.samples:
+            groups_of.setdefault(sample.prompt_id, []).append(sample)
+        groups = [group for group in groups_of.values() if len(one_each(group)) > 1]
+        if not groups:
+            key = "hold_out" if data.hold_out else "eval_store"
+            raise NothingToRank(
+                f"data.{key}: {path}: expected groups of two or more scored responses, got none among "
+                f"{len(order)} groups; dropped: {dict(valid.dropped) or 'nothing'}. "
+                f"What to do: remove data.{key}, or measure the model's own responses "
+                "(data.eval_prompts and a reward)"
+            )
+        return cls(phase, learner, groups, activity, clusters or {}, len(samples) - sum(map(len, groups)))
+
+    def measure(self, beta: float | None, average: str = "sum") -> dict[str, Any]:
+        """Means over groups with their standard errors, groups being the independent units.
+
+        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
+        """
+        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        self.latest = []
+        for batch in self._batches:
+            assert batch.ref_logp is not None
+            logp = self.learner.logp(batch)
+            if self.knows_behavior:
+                assert batch.behavior_logp is not None
+                self.latest += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
+            best, worst = measure.best_and_worst(batch, logp)
+            found["eval_auc"].append(measure.ranking(batch, logp, average))
+            found["eval_log_ratio_best"].append(best)
+            found["eval_log_ratio_worst"].append(worst)
+            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
+            if beta:
+                half = measure.distances(batch, logp, beta, average)[0]
+                start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
+                found["eval_consistency"].append(half)
+                found["eval_consistency_fall"].append(start - half)
+        values = {name: np.concatenate(parts) for name, parts in found.items()}
+        metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
+        metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
+        metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
+        for name, of_groups in values.items():
+            metrics |= summary(name, of_groups)
+        return metrics
 
     def after(self, view: View) -> None:
         if not view.is_due:
             return
         self.activity.stage("evaluating")
         beta = self.phase.diagnostic_beta(view.options)
-        view.metrics |= self.groups.measure(self.learner, beta, view.options.get("average", "sum"))
+        view.metrics |= self.measure(beta, view.options.get("average", "sum"))
         if view.step == 0:
-            self.start = self.groups.log_weights
-            return
-        if not self.start or len(self.start) != len(self.groups.log_weights):
-            return
-        start, trained = np.array(self.start), np.array(self.groups.log_weights)
-        found = compare_on_log(start, trained, np.array(self.groups.rewards), self.clusters)
-        view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
-        if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
-            view.metrics |= {
-                f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")
-            }
-            view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.groups.prompt_ids)}
+            self.start = self.latest
+        elif self.start and len(self.start) == len(self.latest):
+            found = compare_on_log(np.array(self.start), np.array(self.latest), self._rewards, self._labels)
+            view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
+            if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
+                numbers = {
+                    f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")
+                }
+                view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.prompt_ids), **numbers}
 
     def state(self) -> Any:
         return self.start
 
     def restore(self, state: Any) -> None:
         self.start = list(map(float, state))
-
-
-class RewardParts(Monitor):
-    """`reward_shares` of what a step trains on, and `eval_reward_parts` where held-out rewards are measured.
-
-    A part of weight 0 is measured beside those that are optimized: where the two part, the run's problems say
-    so (`agro.runs.problems`).
-    """
-
-    def __init__(self, config: RewardConfig) -> None:
-        self.config = config
-        self.samples: Sequence[Sample] = ()
-
-    def receive(self, samples: Sequence[Sample]) -> None:
-        self.samples = one_each(samples)
-
-    def after(self, view: View) -> None:
-        if view.step:
-            view.metrics["reward_shares"] = shares(self.samples, self.config)
-        if not view.held_out:
-            return
-        values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for sample in one_each(view.held_out):
-            for name, value in sample.meta.get("reward_parts", {}).items():
-                if value is not None:
-                    values[name][sample.prompt_id].append(value)
-        means, errors = dict[str, float](), dict[str, float | None]()
-        for name, of_prompts in values.items():
-            by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
-            means[name] = float(by_prompt.mean())
-            errors[name] = standard_error(by_prompt) if len(by_prompt) > 1 else None
-        view.metrics |= {"eval_reward_parts": means, "eval_reward_parts_se": errors}
 
 
 class SampledKL(Monitor):
@@ -403,12 +392,9 @@ class SampledKL(Monitor):
         sampler = config.sampler.of_policy(config.policy.temperature, 1)
         prompts = [self.prompts[i % len(self.prompts)] for i in range(config.evaluate.kl_samples)]
         responses = self.rollout.sample(prompts, 1, sampler, seed=derive(config.train.seed, "evaluate KL"))
-        batch = collate(sorted(responses, key=lambda s: int(s.meta["index"])), 0)
-        logp, ref_logp = self.learner.logp(batch), self.learner.logp(batch, "reference")
-        rho_N = log_ratios(batch.to(logp.device).replace(ref_logp=ref_logp), logp)
-        view.metrics |= summary("eval_kl_ref", rho_N)
-        if view.metrics["kl_ref"] is None and view.step:
-            view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
+        batch, logp = _referred(sorted(responses, key=lambda s: int(s.meta["index"])), self.learner)
+        view.metrics |= summary("eval_kl_ref", measure.log_ratios(batch, logp))
+        _stand_in(view)
 
 
 def prompts_for_kl(
@@ -416,10 +402,10 @@ def prompts_for_kl(
 ) -> list[Prompt]:
     """Up to `evaluate.kl_samples` prompts in the order of a hash, see `first_prompts`."""
 
-    def order(prompt_id: str) -> tuple[int, str]:
+    def place(prompt_id: str) -> tuple[int, str]:
         return noise(config.train.seed, 0, "KL", prompt_id), prompt_id
 
-    return first_prompts(config, store, run, sampled, encoder, order, config.evaluate.kl_samples)
+    return first_prompts(config, store, run, sampled, encoder, place, config.evaluate.kl_samples)
 
 
 def first_prompts(
@@ -448,13 +434,15 @@ def first_prompts(
         if is_candidate and (not hold_out or is_held_out(row.prompt_id)):
             first_ids.setdefault(row.prompt_id, row.id)
     prompts_by_id = {prompt.id: prompt for prompt in sampled}
-
-    def load(prompt_id: str) -> list[Prompt]:
-        if not first_ids:
-            return [prompts_by_id[prompt_id]]
-        stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
-        return [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
-
-    order = sorted(first_ids or prompts_by_id, key=place)
-    valid = (prompt for p in order for prompt in load(p) if can_be_asked(prompt, encoder))
-    return list(islice(valid, count))
+    prompts: list[Prompt] = []
+    for prompt_id in sorted(first_ids or prompts_by_id, key=place):
+        if len(prompts) == count:
+            break
+        prompt = prompts_by_id.get(prompt_id)
+        if first_ids:
+            stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
+            asked = [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
+            prompt = asked[0] if asked else None
+        if prompt is not None and can_be_asked(prompt, encoder):
+            prompts.append(prompt)
+    return prompts

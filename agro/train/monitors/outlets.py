@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agro.io.numbers import duration
 from agro.rollout import Activity, Rollout
 from agro.runs.folder import Run
-from agro.runs.progress import LONG, Progress, responses_text
+from agro.runs.progress import Progress, responses_text
 from agro.runs.rundata import HeldOutRewards, write_rewards
 from agro.runs.side_by_side import Answer, SideBySide, answers_of
 from agro.runs.track import Trackers
@@ -54,13 +53,6 @@ class Terminal(Monitor):
         if view.is_empty:
             return
         self.progress.step(view.metrics)
-        first, steps = view.metrics["seconds"], self.progress.final_step
-        if view.step == 1 and steps * first > LONG:
-            self.progress.say(
-                f"the first step took {duration(first)}, so {steps} steps take about "
-                f"{duration(steps * first)}. What to do for a shorter run: Ctrl-C, then the same command "
-                "with --fit 30min and another --out"
-            )
         every = view.phase.config.train.show_every
         if every and view.step and view.at % every == 0 and self.samples:
             self.progress.say(responses_text(view.step, self.samples))

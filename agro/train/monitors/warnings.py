@@ -3,34 +3,22 @@ about steps from which nothing can be learned."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from agro.config import DataConfig, RunConfig
+from agro.config import RunConfig
 from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
-from agro.objectives import Objective
 from agro.objectives.needs import ENTROPY, KL, NORMALIZER, OBSERVED_LOGP, REWARD, grouping
 from agro.rollout.engines.capabilities import capabilities
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure
 from agro.train.collate import describe
-from agro.train.measure import dwarfed
 from agro.train.monitors import Monitor, View
 from agro.train.phases import Phase, options_at
 from agro.types import Prompt
-
-
-def warn_of_rewards(rewards: NDArray[np.float64], entry: Objective, options: Mapping[str, Any]) -> str | None:
-    """The objective's warning about the held-out rewards [M,n] of M prompts before the first step."""
-    return entry.warnings.rewards_warning(rewards, entry.defaults() | dict(options))
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
@@ -136,9 +124,10 @@ class Signal(Monitor):
     def after(self, view: View) -> None:
         if not view.step:
             return
-        reason = self._why(view.metrics)
+        reason, missing = self._why(view.metrics), view.metrics["replay_missing"] or 0
         view.metrics["no_signal"] = reason
         self.in_a_row = self.in_a_row + 1 if reason else 0
+        self.missed_in_a_row = self.missed_in_a_row + 1 if missing else 0
         if reason and self._is_time(self.in_a_row):
             mean, groups = view.metrics["reward_mean"], view.metrics["groups"]
             mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
@@ -148,11 +137,18 @@ class Signal(Monitor):
                 f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
                 f"{reason}{mean_reward}. What to do: {way_out(reason, self.phase.config.data)}"
             )
-        missing = view.metrics["replay_missing"] or 0
-        self.missed_in_a_row = self.missed_in_a_row + 1 if missing else 0
         if missing and self._is_time(self.missed_in_a_row):
-            requested = self.phase.stored_groups(view.at - 1)
-            self.say(f"step {view.step}: {missed_share(self.phase.config.data, requested, missing)}")
+            data, requested = self.phase.config.data, self.phase.stored_groups(view.at - 1)
+            keys = ("roles", "sources", "min_reward", "max_age", "max_uses", "best_of_group", "spread")
+            limits = {key: getattr(data, key) for key in keys}
+            choice = [f"data.{key} = {x}" for key, x in limits.items() if x is not None and x is not False]
+            way = "a lower data.replay, or more prompts: a step draws each group of the store once"
+            if choice:
+                way = f"check the choice by {', '.join(choice)}, or lower data.replay"
+            self.say(
+                f"step {view.step}: data.replay = {data.replay} asks for {requested} groups of the store, "
+                f"and {requested - missing} could be drawn, again; the others are sampled. What to do: {way}"
+            )
 
     def _is_time(self, in_a_row: int) -> bool:
         patience = min(PATIENCE, self.phase.ends - self.phase.begins)
@@ -163,32 +159,16 @@ class Signal(Monitor):
         groups = metrics["groups"]
         if groups == 0:
             return "no valid response"
-        is_equal = metrics["groups_equal"] == groups
-        all_zero = is_equal and metrics["reward_mean"] == 0 and not metrics["reward_std"]
-        has_no_gradient = metrics["grad_norm"] == 0
+        is_equal, has_no_gradient = metrics["groups_equal"] == groups, metrics["grad_norm"] == 0
         # An objective of single responses may learn from a reward of 0, such as KTO from a thumb down.
-        if self.uses_rewards and all_zero and (self.compares_groups or has_no_gradient):
-            return "all rewards are 0"
-        if self.uses_rewards and metrics["reward_std"] == 0 and (self.compares_groups or has_no_gradient):
-            return "all rewards are equal"
+        if self.uses_rewards and (self.compares_groups or has_no_gradient):
+            if is_equal and metrics["reward_mean"] == 0 and not metrics["reward_std"]:
+                return "all rewards are 0"
+            if metrics["reward_std"] == 0:
+                return "all rewards are equal"
         if self.compares_groups and is_equal:
             return "equal rewards within groups"
         return "a gradient of 0" if has_no_gradient else None
-
-
-def missed_share(data: DataConfig, requested: int, missing: int) -> str:
-    """The warning for steps that draw fewer stored groups than `data.replay` asks for."""
-    keys = ("roles", "sources", "min_reward", "max_age", "max_uses")
-    limits = {key: getattr(data, key) for key in keys}
-    limits |= {key: getattr(data, key) or None for key in ("best_of_group", "spread")}
-    settings = [f"data.{key} = {value}" for key, value in limits.items() if value is not None]
-    way_out = "a lower data.replay, or more prompts: a step draws each group of the store once"
-    if settings:
-        way_out = f"check the choice by {', '.join(settings)}, or lower data.replay"
-    return (
-        f"data.replay = {data.replay} asks for {requested} groups of the store, and {requested - missing} "
-        f"could be drawn, again; the others are sampled. What to do: {way_out}"
-    )
 
 
 class Warnings(Monitor):
@@ -197,7 +177,6 @@ class Warnings(Monitor):
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
         self.given: set[str] = set()
-        self.norms: deque[float] = deque(maxlen=WINDOW)
         self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its last ones
 
     def after(self, view: View) -> None:
@@ -208,19 +187,19 @@ class Warnings(Monitor):
         # Of the spread of βρ, unless the method warns of its β itself, or most groups have equal rewards.
         warns_itself = "method" in self.given or entry.warnings.options_warning(options) is not None
         mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
-        if not warns_itself and not mostly_equal and (metrics["kl_to_reward_spread"] or 0) > DWARFED:
-            text = dwarfed(metrics["kl_to_reward_spread"], entry, view.options, metrics["length_mean"])
+        ratio, length = metrics["kl_to_reward_spread"] or 0.0, metrics["length_mean"]
+        if not warns_itself and not mostly_equal and ratio > DWARFED:
+            way = "a smaller objective.beta"
+            if entry.averages(view.options) == "sum":
+                way += f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
+                if "average" in entry.options.model_fields:
+                    way += ', or objective.average = "token"'
+            beta = f"β = {view.options['beta']:.3g}, responses of {length:.0f} tokens"
+            text = (
+                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum),"
+                f" so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
+            )
             self._warn("spread", view.step, text)
-        if metrics["grad_norm"] is not None:
-            self.norms.append(metrics["grad_norm"])
-            if len(self.norms) == WINDOW and min(self.norms) > config.train.clip:
-                text = (
-                    f"note: each of the last {WINDOW} gradients was clipped (median norm "
-                    f"{median(self.norms):.3g}, train.clip = {config.train.clip:g}). All have the same norm "
-                    "then, and train.lr alone decides how far a step goes. That is no error; a larger "
-                    "train.clip lets the gradients differ"
-                )
-                self._warn("clip", view.step, text)
         # What the page, too, would say of the phase if it ended here.
         evaluated = any(v is not None for k, v in metrics.items() if k.startswith("eval_"))
         self.rows.append(metrics)
