@@ -84,7 +84,7 @@ def read_sharegpt_unpaired(row: Row, context: Context) -> list[Item]:
 def read_sharegpt_preference(row: Row, context: Context) -> list[Item]:
     sides = {}
     for name in ("chosen", "rejected"):
-        turn = unpacked(row[name])
+        turn = unpacked(row.get(name))
         sides[name] = turn if isinstance(turn, str) else [message(turn, name)]
     return pair_after(_conversation(row), sides, row, ("conversations", "system"), "conversations")
 

@@ -240,7 +240,8 @@ class AdversarialSource(Monitor):
 
     def restore(self, state: Any) -> None:
         self.fitted, self.newest = state["fitted"], state["newest"]
-        tensors = from_text(state["tensors"])
+        tensors = from_text(state["tensors"])  # until 28 November 2026 the layers had their numbers alone
+        tensors = {f"layers.{k}" if k[0].isdigit() else k: tensor for k, tensor in tensors.items()}
         self.discriminator = Discriminator(len(tensors["mean"]), 0).to(self.policy.device)
         self.discriminator.load_state_dict(tensors)
         self.discriminator.requires_grad_(False)

@@ -129,16 +129,18 @@ def by_ucb(explore: float, alpha: float = 1.0) -> Rule:
         return False, value + explore * math.sqrt(math.log(below) / action.visits)
 
     def chosen(states: list[State], start: State) -> State:
-        def leads(state: State | None) -> bool:
-            """Whether it is one of the states, or above one."""
-            return state is not None and (state in states or any(leads(a.next) for a in state.actions))
-
-        state = start
-        while ways := [action for action in state.actions if leads(action.next)]:
-            following = max(ways, key=bound).next
-            assert following is not None
-            state = following
-        return state
+        leading: set[int] = set()  # the states, and those above them
+        for candidate in states:
+            above: State | None = candidate
+            while above is not None:
+                leading.add(id(above))
+                above = None if above.before is None else above.before.state
+        state: State | None = start
+        while state is not None:
+            reached = state
+            ways = [a for a in state.actions if a.next is not None and id(a.next) in leading]
+            state = max(ways, key=bound).next if ways else None
+        return reached
 
     return chosen
 

@@ -14,17 +14,21 @@ from agro.store import Store
 from agro_papers.tree import step_pairs
 
 
-def judge(path: Path, theta: float) -> int:
-    """The pairs added."""
+def judge(path: Path, theta: float) -> tuple[int, int]:
+    """The pairs added, and the samples without a reward, which are in none."""
+    unscored = 0
     states: dict[str, dict[int, float]] = defaultdict(dict)
     with Store.open(path) as store:
         for sample in store.samples():
-            if sample.reward is not None:
+            if sample.reward is None:
+                unscored += 1
+            else:
                 states[sample.prompt_id][sample.stored_id] = sample.reward
         pairs = [pair for values in states.values() for pair in step_pairs(values, theta=theta, most=8)]
         store.add_pairs(pairs)
-    return len(pairs)
+    return len(pairs), unscored
 
 
 if __name__ == "__main__":
-    print(judge(Path(sys.argv[1]), float(sys.argv[2])), "pairs")
+    added, unscored = judge(Path(sys.argv[1]), float(sys.argv[2]))
+    print(f"{added} pairs; {unscored} samples have no reward")

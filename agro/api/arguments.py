@@ -38,20 +38,24 @@ def is_path(value: Any) -> bool:
 
 def json_value(value: Any) -> Any:
     """A value as JSON and a configuration have it: arrays and scalars of NumPy and torch as lists and
-    numbers, tuples as lists, paths and times as text, and None for what is missing (NaN, NaT, NA)."""
+    numbers, tuples as lists, paths and times as text."""
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
-    if type(value).__name__ in ("NAType", "NaTType"):  # of pandas
-        return None
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return [json_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _known(value: Any) -> Any:
+    """None for what is missing: NaN, and what pandas has in its place."""
+    is_missing = type(value).__name__ in ("NAType", "NaTType") or (
+        isinstance(value, float) and value != value
+    )
+    return None if is_missing else value
 
 
 def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,12 +200,13 @@ def _name(reward: str | Function, functions: dict[str, Function]) -> str:
 def write_rows(data: Any, path: Path, name: str) -> str:
     """Write the rows of a list, a `datasets.Dataset` or a DataFrame as JSON Lines, and return the path.
 
-    A row is a record; or a prompt: text, messages, or a `Prompt`. What is missing (NaN) becomes None.
-    Raises `Refused` for another row, and for a value that JSON doesn't have; `name` is for messages.
+    A row is a record; of a list of prompts also text, messages, or a `Prompt`. What is missing (NaN) in a log
+    or a DataFrame becomes None. Raises `Refused` for another row, and for a value that JSON doesn't have.
+    `name`: "log", or what messages call the prompts.
     """
-    columns = getattr(data, "column_names", None)
+    columns, misses = getattr(data, "column_names", None), name == "log"
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
-        data = data.to_dict("records")
+        data, misses = data.to_dict("records"), True
     elif isinstance(columns, dict):
         raise Refused(f"{name}: expected one split of the data set, got {', '.join(columns)}")
     elif not isinstance(data, list | tuple) and columns is None:
@@ -214,10 +219,12 @@ def write_rows(data: Any, path: Path, name: str) -> str:
         location = f"{name}: row {number}"
         if isinstance(row, Prompt):
             row = {"prompt": row.text, "prompt_id": row.id, **row.columns}
-        elif isinstance(row, str | list):
+        elif isinstance(row, str | list) and name != "log":
             row = {"prompt": row}
         elif not isinstance(row, Mapping):
             raise Refused(f"{location}: expected a dictionary, got {row!r:.80}")
+        if misses:
+            row = {key: _known(item) for key, item in row.items()}
         lines.append(dumps(json_value(row), location) + "\n")
     if not lines:
         raise Refused(f"{name}: expected at least one row, got none")

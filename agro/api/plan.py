@@ -364,9 +364,12 @@ def _pass(
 ) -> None:
     """One pass over sequences of random tokens, of which those of a group share the prompt."""
     lengths = torch.tensor([row.length for row in rows])
-    tokens = _random_tokens(policy, 1, int(lengths.max())).repeat(len(rows), 1)
+    tokens = _random_tokens(policy, len(rows), int(lengths.max()))
     mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    first: dict[int, int] = {}  # by group, the row that the others have the prompt of
     for i, row in enumerate(rows):
+        prompt = row.length - row.learned
+        tokens[i, :prompt] = tokens[first.setdefault(row.group, i), :prompt]
         tokens[i, row.length :] = 0
         mask[i, max(1, row.length - row.learned) : row.length] = True
     with torch.set_grad_enabled(backward):

@@ -8,6 +8,7 @@ continued with more steps. A learning rate that falls to 0 does so in each of th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -36,7 +37,7 @@ from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
 from agro.runs.metrics import GAIN
 from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
-from agro.stats.paired import compare
+from agro.stats.paired import Comparison, compare
 from agro.store import Store
 from agro.store.location import is_store, location_of
 from agro.train.collate import total_reward
@@ -255,10 +256,7 @@ class Race:
             del policy, engine, rollout  # before the next one takes memory
         labels = clusters([plain(prompt.text) for prompt in self.judging], config.data.near_copies)
         comparison = compare(rewards[0], rewards[1], labels.tolist())
-        values = asdict(comparison) | {
-            "verdict": comparison.verdict,
-            "sentence": Verdict.compared(comparison, "other prompts").sentence,
-        }
+        values = asdict(comparison) | {"verdict": comparison.verdict}
         self.record["judged"] = {name: none_if_nan(x) for name, x in values.items()}
 
     def _is_out(self, entrant: Entrant) -> bool:
@@ -318,7 +316,11 @@ def conclusion(record: dict[str, Any]) -> str:
     chosen = f"{winner} won. The race chose it on these held-out prompts, which flatters it"
     if judged is None:
         return f"{chosen}; measure it on others (agro eval RUN --prompts FILE)."
-    return f"{chosen}. Against the start: {judged['sentence']}"
+    values: dict[str, Any] = {
+        name: math.nan if x is None else x for name, x in judged.items() if name != "verdict"
+    }
+    verdict = Verdict.compared(Comparison(**values), "other prompts")
+    return f"{chosen}. Against the start: {verdict.sentence}"
 
 
 def default_for(data: DataConfig) -> str:

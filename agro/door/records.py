@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -163,8 +164,8 @@ def _correct(store: Store, rows: list[Sample], id: str, correction: str, source:
 class Recorder:
     """The store behind a door, and the sessions that it has.
 
-    A thread of its own has the store, and every work is one transaction. What was answered more days ago than
-    are kept it deletes, at its start and once a day.
+    A thread of its own has the store, and what is submitted while it writes is one transaction. What was
+    answered more days ago than are kept it deletes, at its start and once a day.
     """
 
     def __init__(self, keeping: Keeping, memory: Memory, source: str) -> None:
@@ -176,6 +177,7 @@ class Recorder:
         self._ends = threading.Event()
         self._clock: threading.Thread | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._submitted: deque[tuple[Callable[[Store], Any], Future[Any]]] = deque()
         if keeping.store is not None:
             self._thread = ThreadPoolExecutor(1)
             self._store = self._thread.submit(Store.open, location_of(keeping.store)).result()
@@ -216,16 +218,26 @@ class Recorder:
         assert self._thread is not None
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # who waits for it may leave: it is done all the same
-        self._thread.submit(self._write, work, future)
+        self._submitted.append((work, future))
+        self._thread.submit(self._write_submitted)
         return future
 
-    def _write(self, work: Callable[[Store], T], future: Future[T]) -> None:
+    def _write_submitted(self) -> None:
+        if self._submitted:  # else an earlier call has written them
+            self._write([self._submitted.popleft() for _ in range(len(self._submitted))])
+
+    def _write(self, together: list[tuple[Callable[[Store], Any], Future[Any]]]) -> None:
         try:
             with self._store.transaction():
-                result = work(self._store)
-        except BaseException as error:  # noqa: BLE001 who submitted it gets it
-            future.set_exception(error)
-        else:
+                results = [work(self._store) for work, _ in together]
+        except BaseException as error:  # noqa: BLE001 who submitted it gets it; the others are written alone
+            if len(together) == 1:
+                together[0][1].set_exception(error)
+            else:
+                for each in together:
+                    self._write([each])
+            return
+        for (_, future), result in zip(together, results, strict=True):
             future.set_result(result)
 
     def _expire_daily(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,25 +34,24 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
     Raises `Refused` where it can't be read, also while it is read.
     """
-    codec = None
+    is_packed = False
     try:
         with path.open("rb", buffering=BUFFER) as raw:
             head = raw.read(4)
             raw.seek(0)
-            if head[:2] == b"\x1f\x8b":
-                codec = "gzip"
-            elif head == b"\x28\xb5\x2f\xfd":
-                codec = "zstd"
-            if codec is None:
+            is_packed = head[:2] == b"\x1f\x8b" or head == b"\x28\xb5\x2f\xfd"
+            if not is_packed:
                 yield raw, head == b"PAR1"
+            elif head[:2] == b"\x1f\x8b":
+                yield io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER), False
             else:
                 import pyarrow as pa  # also of several frames; it says where the last one isn't complete
 
-                yield io.BufferedReader(pa.CompressedInputStream(raw, codec), BUFFER), False
-    except OSError as error:
-        if codec is not None and error.errno is None:
+                yield io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), BUFFER), False
+    except (OSError, EOFError, zlib.error) as error:
+        if is_packed and getattr(error, "errno", None) is None:
             raise Refused(f"{path}: the compressed file is cut off or damaged: {error}") from None
-        raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
+        raise Refused(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[Line]:

@@ -267,8 +267,9 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
             f"{name}: expected a message with role, or LangChain's of a known class, got {value!r:.80}"
         )
     converted: Message = {"role": role, "content": fields.get("content")}
-    if fields.get("tool_calls"):
-        converted["tool_calls"] = fields["tool_calls"]
+    calls = listed(fields.get("tool_calls") or None, f"{name}.tool_calls")
+    if calls:
+        converted["tool_calls"] = [call(c.get("name"), c.get("args"), c.get("id")) for c in calls]
     if fields.get("tool_call_id") is not None:
         converted["tool_call_id"] = fields["tool_call_id"]
     return turn(converted, name)

@@ -292,7 +292,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         found, _ = Reader(options, {}).read(file, State({}, {}), record_block(lines))
     except Refused:
         return None
-    if not found.without_column.keys() <= found.with_column:
+    if found.absent():
         return None
     trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
     for entry in found.entries:

@@ -180,6 +180,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             total.parts += found.parts
             total.kinds |= found.kinds
             total.with_column |= found.with_column
+            total.without_key |= found.without_key
+            total.without_column.update(found.without_column)
             total.has_words |= found.has_words
             del block, found
             gc.collect(0)
@@ -191,7 +193,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         if report.samples and not (report.scored or report.pairs):
             report.unused = [name for name in _ratings(Path(paths[0])) if name not in mapping.values()]
         if limit is None:
-            _check_used(options, report, total)
+            _check_used(options, total)
         _check_taken(report, paths, strict=options.get("strict", False))
         if center_by and limit is None:
             report.normalized = center_rewards(store, center_by, digests)
@@ -240,14 +242,13 @@ def _ratings(path: Path) -> list[str]:
     return list(names)
 
 
-def _check_used(options: Options, report: ImportReport, total: BlockResult) -> None:
+def _check_used(options: Options, total: BlockResult) -> None:
     """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
     mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name in report.without_column:
-        if name not in total.with_column:
-            raise Refused(
-                f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
-            )
+    for name in total.absent():
+        raise Refused(
+            f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
+        )
     if word_rewards and total.parts and not total.has_words:
         raise Refused(
             f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "

@@ -8,6 +8,7 @@ is given as well where the two differ. `kept` has the kept sets of all tokens on
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -143,7 +144,7 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
         with np.errstate(over="ignore"):
             array = np.array(value, dtype)
     except OverflowError:  # an integer, too large for the type, or for any float
-        largest = 2**31 if dtype is np.int32 else np.finfo(float).max
+        largest = 2**31 if dtype is np.int32 else sys.float_info.max
         raise WrongValue(
             next(i for i, x in enumerate(value) if x is not None and abs(x) >= largest)
         ) from None

@@ -60,7 +60,8 @@ class Part(NamedTuple):
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
     missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
-    found: tuple[str, ...] = ()  # and those whose column it has; one inside of a null is neither
+    found: tuple[str, ...] = ()  # those whose column it has; one inside of a null is neither
+    without_key: tuple[str, ...] = ()  # those that are missing in an object which the row has
     problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
@@ -96,7 +97,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """
     if not mapping:
         return [Part(dict(row))]
-    fields, missing, found = _fields(row, mapping)
+    fields, missing, found, without_key = _fields(row, mapping)
     used = {*mapping, *heads(mapping.values())}
     common = {name: row[name] for name in MAPPABLE if name in row and name not in used}
     has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
@@ -123,7 +124,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
         else:
             if isinstance(key, str) and "source" not in mapping:
                 record["source"] = key
-            parts += _in_step(Part(record, columns, tuple(unknown), tuple(found)))
+            parts += _in_step(Part(record, columns, tuple(unknown), tuple(found), tuple(without_key)))
     if len(parts) == 1 and parts[0].problem:
         raise Refused(parts[0].problem)
     return parts
@@ -131,9 +132,10 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
 
 def _fields(
     row: Mapping[str, Any], mapping: Mapping[str, str]
-) -> tuple[dict[str, _Matches], list[str], list[str]]:
-    """The values of the fields; and which of `OPTIONAL` are missing and found, as in `Part`."""
-    fields, missing, found = dict[str, _Matches](), list[str](), list[str]()
+) -> tuple[dict[str, _Matches], list[str], list[str], list[str]]:
+    """The values of the fields; and which of `OPTIONAL` are missing, found, and without their key, as in
+    `Part`."""
+    fields, missing, found, without_key = dict[str, _Matches](), list[str](), list[str](), list[str]()
     for name, column in mapping.items():
         fields[name] = _values(row, name, column)
         if name not in OPTIONAL:
@@ -143,11 +145,14 @@ def _fields(
             continue
         fields[name] = {None: _Match(column, None)}
         tree = compiled(column).parsed
-        if row.keys().isdisjoint(heads([column])) or _lacks_key(row, tree):
+        if row.keys().isdisjoint(heads([column])):
             missing.append(name)
+        elif _lacks_key(row, tree):
+            missing.append(name)
+            without_key.append(name)
         elif tree["type"] not in _PATHS:  # an expression of columns that are there, which gives null
             found.append(name)
-    return fields, missing, found
+    return fields, missing, found, without_key
 
 
 def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:

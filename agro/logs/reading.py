@@ -153,7 +153,13 @@ class BlockResult(Counts):
     parts: int = 0
     kinds: set[str] = field(default_factory=set)  # the names of their formats
     with_column: set[str] = field(default_factory=set)  # fields of --map whose column some record has
+    without_key: set[str] = field(default_factory=set)  # and those that some record's object lacks
     has_words: bool = False  # whether a reward was a word of --reward-map, so far in the file
+
+    def absent(self) -> list[str]:
+        """The fields of --map whose column no record has; one that is null has it perhaps."""
+        lacking = self.without_key - self.with_column
+        return [name for name, n in self.without_column.items() if n == self.parts or name in lacking]
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
@@ -213,6 +219,7 @@ class Reader:
         for name in part.missing:
             result.without_column[name] += 1
         result.with_column.update(part.found)
+        result.without_key.update(part.without_key)
         try:
             if part.problem:
                 raise Refused(part.problem)

@@ -372,15 +372,21 @@ def cores() -> int:
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        is_supported = device.type in ("cpu", "cuda")
+    except RuntimeError:
+        is_supported = False
     if name.partition(":")[0] == "mps":
         raise Refused(
             "policy.device: mps: Apple's GPU has no float64, in which tokens are drawn and gradients are "
             "summed; use device = 'cpu' or 'auto'"
         )
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not is_supported:
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and not (
+        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    ):
         raise Refused(
             f"policy.device: {name}: there is no such CUDA device here; use device = 'cpu' or 'auto'"
         )

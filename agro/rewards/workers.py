@@ -116,6 +116,7 @@ class Pool(Caller):
         path = [os.getcwd(), *sys.path]  # as for `python -m`
         self._first = {"function": name, "path": [p or os.getcwd() for p in path], "options": dict(options)}
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._busy: set[subprocess.Popen[bytes]] = set()  # of these, those that start or answer
         self._finalizer = weakref.finalize(self, _end, self._processes)  # also at the end of the interpreter
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()  # None: one is to be started
         self._threads = ThreadPoolExecutor(workers)
@@ -123,6 +124,7 @@ class Pool(Caller):
         self._single = (0, 0.0)  # finished calls for one response, and their seconds
         try:
             for process in self._threads.map(lambda _: self._start(), range(workers)):
+                self._busy.discard(process)
                 self._idle.put(process)
         except BaseException:
             self.close()
@@ -147,6 +149,7 @@ class Pool(Caller):
                 self._discard(process)
                 process = None
             process = process or self._start()
+            self._busy.add(process)
             # About as long as one row that hangs may take, unless rows are slow.
             calls, seconds = self._single
             expected = 2 * n * seconds / calls if calls else 0.0
@@ -171,7 +174,9 @@ class Pool(Caller):
                 self._single = (calls + 1, seconds + time.monotonic() - began)
             return [(value, error) for value, error in message["scores"]]
         finally:
-            if usable is None and process is not None:
+            if usable is not None:
+                self._busy.discard(usable)
+            elif process is not None:
                 self._discard(process)
             self._idle.put(usable)
 
@@ -184,6 +189,7 @@ class Pool(Caller):
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
         )
         self._processes.add(process)
+        self._busy.add(process)
         if self._closed:
             _ask_to_end(process)
         function = self._first["function"]
@@ -202,11 +208,13 @@ class Pool(Caller):
 
     def _discard(self, process: subprocess.Popen[bytes]) -> None:
         self._processes.discard(process)
+        self._busy.discard(process)
         _end({process})
 
     def _interrupt(self) -> None:
-        """End the processes, whose threads then see it: who closed a pipe here would let them wait on."""
-        for process in list(self._processes):
+        """End the processes of the calls under way, whose threads then see it: who closed a pipe here would
+        let them wait on."""
+        for process in list(self._busy):
             _ask_to_end(process)
 
 

@@ -176,7 +176,7 @@ class Run:
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one object; what isn't a finite number is unknown: null."""
-        self._append(self.metrics_file, to_json_values(metrics))
+        self._append(self.metrics_file, metrics)
 
     def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
         """Append the first response to each of the first held-out prompts; of an episode its last sample."""
@@ -194,7 +194,7 @@ class Run:
 
     def _append(self, file: Path, content: Any) -> None:
         with writing(file), file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(content, allow_nan=False) + "\n")
+            f.write(json.dumps(to_json_values(content), allow_nan=False) + "\n")
 
     def sync(self) -> None:
         """Wait until the metrics are on the disk."""

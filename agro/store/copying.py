@@ -38,8 +38,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
-BY_INDEX = {"samples": "samples INDEXED BY samples_state WHERE state >= 0"}
 SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
+# Ways to the last rowid of a table besides its own pages: by an index, and by other tables that name it.
+LAST_ROWIDS = {
+    "samples": (
+        "SELECT max(id) FROM samples INDEXED BY samples_state WHERE state >= 0",
+        "SELECT max(sample) FROM draws",
+        "SELECT max(cursor) FROM commits",
+    ),
+    "draws": ("SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",),
+    "commits": ("SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",),
+}
 
 
 @dataclass
@@ -160,13 +169,14 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
 
 
 def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
-    """The last one of a table, by its pages or an index; None where these can't be read."""
+    """The last one of a table that anything in the store names; None where nothing can be read."""
     rowids = []
-    for source in (table, BY_INDEX.get(table, table)):
+    for sql in (f"SELECT max(rowid) FROM {table}", *LAST_ROWIDS.get(table, ())):
         with suppress(sqlite3.DatabaseError):
-            [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {source}")
+            [(rowid,)] = damaged.execute(sql)
             rowids.append(rowid or 0)
-    return max((rowid for rowid in rowids if rowid <= most), default=None)  # a damaged one is any number
+    fit = (rowid for rowid in rowids if isinstance(rowid, int) and rowid <= most)
+    return max(fit, default=None)  # a damaged one is any number
 
 
 def _is_whole(table: str, row: Row) -> bool:

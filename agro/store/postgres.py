@@ -39,12 +39,14 @@ from psycopg.conninfo import conninfo_to_dict
 
 from agro.store.database import Database, P, Statement
 from agro.store.postgres_dialect import (
+    DELETE_UNUSED_IDS,
     IS_MADE,
     MADE,
     SCHEMA,
     TEXT,
     Column,
     definitions,
+    long_ids,
     register,
     restored,
     rows_of,
@@ -113,6 +115,7 @@ class PostgresDatabase(Database):
         self._version: int | None = None  # of the store, when a transaction read first
         self._pending: list[Statement] = []  # that a transaction has still to write
         self._late: list[Statement] = []  # a transaction that is sent with the next statement
+        self._ids: dict[str, str] = {}  # long ones of the last rows, by their digests
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -287,7 +290,8 @@ class PostgresDatabase(Database):
         """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
         are rotated."""
         yield
-        for table in ("samples", "changes", "identities", "pairs", "reference_logp"):
+        self.run(DELETE_UNUSED_IDS)
+        for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
             self.run(f"VACUUM {table}")
 
     def listed(self, values: Iterable[Any]) -> Any:
@@ -341,6 +345,8 @@ class PostgresDatabase(Database):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
+        if table == "samples" and (long := long_ids(columns, rows)):
+            self.insert("long_ids", ("digest", "text"), long, key=("digest",))
         if rows:
             into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
             self.run(f"{into}{in_place(columns, key)}", Column.each(columns, rows))
@@ -418,12 +424,18 @@ class PostgresDatabase(Database):
             for cursor in cursors:
                 result: Any = cursor.pgresult
                 texts = [i for i in range(result.nfields) if result.ftype(i) == TEXT]
-                rows.append(restored(cursor.fetchall(), texts) if result.nfields else [])
+                rows.append(restored(cursor.fetchall(), texts, self._long_ids) if result.nfields else [])
             return rows
         except (errors.LockNotAvailable, errors.SerializationFailure):
             raise
         except (psycopg.Error, OverflowError, struct.error) as error:
             self._refuse(error)
+
+    def _long_ids(self, digests: set[str]) -> dict[str, str]:
+        if not digests <= self._ids.keys():
+            sql = "SELECT digest, text FROM long_ids WHERE digest = ANY($1)"
+            self._ids = dict(self._connection.execute(sql, [list(digests)], binary=True).fetchall())
+        return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what an error means for a user; the error itself where it is none of theirs."""

@@ -1,15 +1,17 @@
 """How PostgreSQL has a store: its SQL, which is written for SQLite, and its values.
 
 Columns are sent as arrays. PostgreSQL's text has neither NUL nor lone surrogates: `MARK` and four hexadecimal
-digits stand for one.
+digits stand for one. Its indexes take 2,700 bytes of a row: of an id with more than `LONG` bytes the
+beginning and a digest are stored and compared, and the table `long_ids` has all of it.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from hashlib import sha256
 from itertools import chain, count, repeat
 from typing import Any
 
@@ -24,11 +26,12 @@ from agro.store.database import LEDGERS, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
 SCHEMA = 10  # SQLite's tables of schema 9, and what is below
-# What the processes of a run share, see `agro.store.shared` (pieces are published again after a crash), and
-# the last transactions of clients.
+# What the processes of a run share, see `agro.store.shared` (pieces are published again after a crash), the
+# last transactions of clients, and long ids.
 SHARED = """
 CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
 CREATE TABLE writers (client TEXT PRIMARY KEY, number INTEGER, written REAL);
+CREATE TABLE long_ids (digest TEXT PRIMARY KEY, text TEXT NOT NULL);
 CREATE UNLOGGED TABLE pieces (
   run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
 )
@@ -143,13 +146,22 @@ def rows_of(columns: Sequence[str]) -> str:
 MARK = "\uffff"
 TEXT = 25  # the number of the type
 NULL = b"\xff\xff\xff\xff"  # in place of the length of a value
-LONG = 1000  # bytes of a text that is compared: an index takes 2,700 of a row
+LONG = 1000
+IDS = ("prompt_id", "episode")  # the columns that may be long and are compared
 # These may be long and aren't compared; other columns have no longer ones.
-CONTENT = ("prompt", "messages", "response", "sampling", "meta", "options", "license", "files", "clusters")
+CONTENT = (
+    *("text", "prompt", "messages", "response", "sampling", "meta"),
+    *("options", "license", "files", "clusters"),
+)
+# Of those that no sample has any more.
+DELETE_UNUSED_IDS = """
+DELETE FROM long_ids WHERE digest NOT IN (
+  SELECT right(prompt_id, 64) FROM samples UNION SELECT right(coalesce(episode, ''), 64) FROM samples
+)
+"""
+_LONG = re.compile(f"{MARK}#([0-9a-f]{{64}})$")
 _UNFIT = re.compile(f"[\0\ud800-\udfff{MARK}]")
 _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
-_OIDS = {"BIGINT": 20, "TEXT": TEXT, "DOUBLE PRECISION": 701, "BYTEA": 17}
-_NUMBERS = {"BIGINT": "q", "DOUBLE PRECISION": "d"}  # of 8 bytes
 
 
 def encoded(text: str | bytes) -> bytes:
@@ -161,35 +173,63 @@ def encoded(text: str | bytes) -> bytes:
     return text.encode()
 
 
+def decoded(text: str) -> Any:
+    """The text, as `encode_text` has it."""
+    return encode_text(_MARKED.sub(lambda match: chr(int(match[1], 16)), text))
+
+
+def shortened(text: str | bytes) -> bytes:
+    """An id as indexes have it."""
+    data = encoded(text)
+    if len(data) <= LONG:
+        return data
+    start = data[: LONG // 2].decode(errors="ignore")
+    return f"{start}{MARK}#{sha256(data).hexdigest()}".encode()
+
+
 def checked(text: str | bytes) -> bytes:
-    """An id or a name. Raises `Refused` where it is too long."""
+    """A name. Raises `Refused` where it is too long."""
     data = encoded(text)
     if len(data) > LONG:
         raise Refused(
-            f"{text[:40]!r}…: expected the id of a prompt or an episode, or the name of a run or a source, "
-            f"to have at most {LONG} bytes, got {len(data)}. What to do: a shorter one, or a store in a file"
+            f"{text[:40]!r}…: expected the name of a run or a source to have at most {LONG} bytes, got "
+            f"{len(data)}. What to do: a shorter name, or a store in a file"
         )
     return data
 
 
-def restored(rows: list[tuple[Any, ...]], columns: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Rows with texts as `encode_text` has them. `columns`: those of text."""
+def long_ids(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[tuple[str, str]]:
+    """The rows of `long_ids` for samples: digests and ids."""
+    texts = {row[columns.index(name)] or "" for name in IDS for row in rows}
+    long = [text for text in texts if 4 * len(text) > LONG]  # a character has up to 4 bytes
+    return [(digest, text) for text in long if (digest := digest_of(shortened(text).decode()))]
 
-    def text(value: Any) -> Any:
-        if not isinstance(value, str) or MARK not in value:
-            return value
-        return encode_text(_MARKED.sub(lambda match: chr(int(match[1], 16)), value))
 
-    if any(MARK in "".join([row[i] for row in rows if row[i]]) for i in columns):
-        return [tuple(map(text, row)) for row in rows]
-    return rows
+def digest_of(text: str) -> str | None:
+    """By which `long_ids` has what is stored as this text; None where the text is all of it."""
+    long = _LONG.search(text)
+    return long and long[1]
+
+
+def restored(
+    rows: list[tuple[Any, ...]], columns: Sequence[int], find: Callable[[set[str]], Mapping[str, str]]
+) -> list[tuple[Any, ...]]:
+    """Rows with texts as they were. `columns`: those of text; `find`: long ids by their digests."""
+    if not any(MARK in "".join([row[i] for row in rows if row[i]]) for i in columns):
+        return rows
+    ids = find({digest for row in rows for i in columns if row[i] and (digest := digest_of(row[i]))})
+
+    def text(value: str) -> Any:
+        return decoded(ids.get(digest_of(value) or "", value))
+
+    return [tuple(text(v) if isinstance(v, str) and MARK in v else v for v in row) for row in rows]
 
 
 class Column(bytes):
     """Values of one type, as an array of PostgreSQL in its binary form."""
 
     @classmethod
-    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = encoded) -> Column:
+    def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = shortened) -> Column:
         """`encode`: of texts."""
         if not values:
             return cls(b"\0" * 8 + struct.pack(">I", _OIDS[kind]))
@@ -216,12 +256,12 @@ class Column(bytes):
     def each(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
         """The columns of rows, by their names."""
         columns = zip(names, zip(*rows), strict=True)
-        return [cls.of(TYPES[name], of, encoded if name in CONTENT else checked) for name, of in columns]
+        return [cls.of(TYPES[name], values, _ENCODINGS.get(name, checked)) for name, values in columns]
 
 
 class TextDumper(StrBinaryDumper):
     def dump(self, obj: Any) -> bytes:
-        return encoded(obj)
+        return shortened(obj)
 
 
 class ColumnDumper(Dumper):
@@ -237,3 +277,8 @@ def register(adapters: AdaptersMap) -> None:
     adapters.register_dumper(Column, ColumnDumper)
     for kind in (str, Wtf8):
         adapters.register_dumper(kind, TextDumper)
+
+
+_OIDS = {"BIGINT": 20, "TEXT": TEXT, "DOUBLE PRECISION": 701, "BYTEA": 17}
+_NUMBERS = {"BIGINT": "q", "DOUBLE PRECISION": "d"}  # of 8 bytes
+_ENCODINGS = dict.fromkeys(IDS, shortened) | dict.fromkeys(CONTENT, encoded)

@@ -183,7 +183,10 @@ class SqliteDatabase(Database):
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
             )
         if self.has("shard"):
-            raise Refused(f"{self.path}: one of several stores that were one, which aren't read any more")
+            raise Refused(
+                f"{self.path}: one of several stores that were one, which aren't read any more. "
+                "What to do: agro store merge of all parts with the version of agro that wrote them"
+            )
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "

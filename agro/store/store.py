@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, Unpack
 
 from agro.errors import AgroWarning
 from agro.store.database import BUSY_TIMEOUT, Database
@@ -16,11 +16,14 @@ from agro.store.export import write_samples
 from agro.store.imports import Imports
 from agro.store.ledger import Leases, Ledger, Requests
 from agro.store.location import Location, url_of
-from agro.store.records import DrawnGroups
+from agro.store.queries import Filter
+from agro.store.records import Counts, DrawnGroups, Group, Pair
+from agro.store.sample_rows import Origin
 from agro.store.samples import Experience
 from agro.store.split import Split
 from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Survey
+from agro.types import Sample
 
 
 def opened(location: Location, *, read_only: bool, create: bool, timeout: float = BUSY_TIMEOUT) -> Database:
@@ -74,20 +77,6 @@ class Store:
         self.ledger = database.repeating(ledger)
         self.imports = database.repeating(Imports(database, draws, ledger))
         self.leases = database.repeating(Leases(database))
-        self.append = self.experience.append
-        """Add samples; see `Experience.append`."""
-        self.samples = self.experience.samples
-        """Read samples; see `Experience.samples`."""
-        self.set_rewards = self.experience.set_rewards
-        """See `Experience.set_rewards`."""
-        self.add_pairs = self.experience.add_pairs
-        """Add judgments; see `Experience.add_pairs`."""
-        self.pairs = self.experience.pairs
-        """Read judgments; see `Experience.pairs`."""
-        self.groups = self.survey.groups
-        """See `Survey.groups`."""
-        self.counts = self.survey.counts
-        """See `Survey.counts`."""
 
     @classmethod
     def open(
@@ -114,6 +103,45 @@ class Store:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
         outer."""
         return self._database.transaction()
+
+    def append(
+        self,
+        samples: Iterable[Sample],
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        origins: Sequence[Origin] | None = None,
+    ) -> list[int]:
+        """See `Experience.append`."""
+        return self.experience.append(samples, run=run, step=step, origins=origins)
+
+    def samples(
+        self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
+    ) -> Iterator[Sample]:
+        """See `Experience.samples`."""
+        return self.experience.samples(ids=ids, skip_damaged=skip_damaged, **chosen)
+
+    def set_rewards(
+        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
+    ) -> None:
+        """See `Experience.set_rewards`."""
+        self.experience.set_rewards(scores, once=once)
+
+    def add_pairs(self, pairs: Iterable[Pair]) -> None:
+        """See `Experience.add_pairs`."""
+        self.experience.add_pairs(pairs)
+
+    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
+        """See `Experience.pairs`."""
+        return self.experience.pairs(ids)
+
+    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
+        """See `Survey.groups`."""
+        return self.survey.groups(**chosen)
+
+    def counts(self) -> Counts:
+        """See `Survey.counts`."""
+        return self.survey.counts()
 
     def draw(
         self,

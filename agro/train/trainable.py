@@ -219,9 +219,10 @@ class _StoreCheck:
         `answers`: whether fresh episodes will have some.
         """
         functions = labeled(self.config.reward.functions) if REWARD_PARTS in self.needs else {}
-        looks = OBSERVED_LOGP in self.needs and not answers  # for an answer
+        if OBSERVED_LOGP in self.needs and not answers:
+            self._observations()
         compares = REWARD in self.needs
-        rows = [r for r in self.rows() if looks or functions or (compares and r.episode is not None)]
+        rows = [r for r in self.rows() if functions or (compares and r.episode is not None)]
         scored = {row.id for row in rows if row.scored}
         partial = {(row.prompt_id, row.episode) for row in rows if not row.scored}
         of_episode: dict[tuple[str, str], Sample] = {}
@@ -232,7 +233,6 @@ class _StoreCheck:
                     f"(prompt {sample.prompt_id}) of {self.store.path} has no value of {without[0]}. What to "
                     f"do: {self.otherwise()}{REWARD_PARTS.way_out}."
                 )
-            looks = looks and not (sample.observed is not None and sample.observed.any())
             key = (sample.prompt_id, sample.episode)
             if not compares or sample.episode is None or key in partial:
                 continue
@@ -245,9 +245,12 @@ class _StoreCheck:
                     f"{rewards[1]:g} in sample {sample.id}. What to do: score them again (agro score), or "
                     "import each row with the reward of the complete episode"
                 )
-        if looks:
-            names = [f"sample {row.id}" for row in rows[:NAMED]]
-            unit = f"samples in {self.store.path}"
+
+    def _observations(self) -> None:
+        rows = [row.id for row in self.rows()]
+        samples = self.store.samples(ids=rows, skip_damaged=True)
+        if not any(sample.observed is not None and sample.observed.any() for sample in samples):
+            names, unit = [f"sample {i}" for i in rows[:NAMED]], f"samples in {self.store.path}"
             raise OBSERVED_LOGP.refusal(self.config.objective.name, names, len(rows), unit, len(rows))
 
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:

@@ -241,7 +241,7 @@ def test_a_dataframe_of_pandas_becomes_prompts(tmp_path) -> None:
     ("given", "message"),
     [
         ([], "at least one row"),
-        ([{"prompt": "a"}, {"prompt": float("inf")}], "row 1: .*JSON"),
+        ([{"prompt": "a"}, {"prompt": float("nan")}], "row 1: .*JSON"),
         ([3], "row 0: expected a dictionary, got 3"),
         ({"prompt": ["a"]}, "expected a path, a list, .* got dict"),
         (type("DatasetDict", (dict,), {"column_names": {"train": [], "test": []}})(), "train, test"),

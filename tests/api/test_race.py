@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
@@ -18,6 +19,7 @@ from agro.api.race import ENOUGH, NOTHING, Race, candidates, conclusion, default
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig, override
 from agro.errors import Refused
+from agro.stats.paired import compare
 from agro.store import Store
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample
@@ -249,8 +251,11 @@ def test_the_winner_is_judged_on_prompts_that_did_not_choose_it(tmp_path: Path, 
 
 
 def test_the_conclusion_says_what_was_measured() -> None:
-    judged = {"sentence": "Better by 0.333"}
-    assert conclusion({"winner": "log", "judged": judged}).endswith("Against the start: Better by 0.333")
+    better = compare(np.zeros(60), np.array([1.0] * 20 + [0.0] * 40))
+    judged = vars(better) | {"verdict": better.verdict}
+    said = conclusion({"winner": "log", "judged": judged})
+    assert "Against the start: Better by 0.333" in said
+    assert "in mean reward on 60 other prompts, p < .001." in said
     assert "measure it on others" in conclusion({"winner": "log", "judged": None})
     assert "Doing nothing won" in conclusion({"winner": None, "judged": None})
 

@@ -176,7 +176,7 @@ def choice(ids: Sequence[Any], logprobs: Sequence[Any] | None = None, **changes:
         (choice([5, 6], finish_reason="stop"), 'an end token .* since finish_reason is "stop", got 6'),
         (choice([STOP, 5, 6]), "token_ids: expected nothing after a text of sampler.stop"),
         (choice([5, 6], token_ids=None), r"token_ids: .*valid list, got None.*return_token_ids"),
-        (choice([5, 6]) | {"logprobs": None}, r"logprobs\.token_logprobs: field required"),
+        (choice([5, 6]) | {"logprobs": None}, r"logprobs\.token_logprobs: field required, got None"),
         ({"text": "7"}, "finish_reason: field required"),
     ],
 )

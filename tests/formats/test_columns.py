@@ -81,7 +81,9 @@ def test_a_key_that_no_record_has_is_refused_by_name(column: str, store: Store, 
 def test_a_key_that_some_record_has_or_none_can_have(store: Store, tmp_path: Path) -> None:
     path, mapping = tmp_path / "rated.jsonl", parse_map(["prompt=q", "response=a", "reward=feedback.score"])
     unrated = [RATED | {"feedback": feedback} for feedback in (None, {"by": []})]
-    for i, (rows, lacking) in enumerate((([*unrated, RATED], 1), ([unrated[0]], 0))):
+    silent = {"q": "Q", "a": "C"}  # whose export leaves out what is null elsewhere
+    cases: list[Any] = [([*unrated, RATED], 1), ([unrated[0]], 0), ([unrated[0], silent], 1)]
+    for i, (rows, lacking) in enumerate(cases):
         path.write_text("".join(json.dumps(row | {"q": f"Q{i}"}) + "\n" for row in rows))
         report = import_files(store, [path], mapping=mapping)
         assert (report.samples, report.without_column["reward"]) == (len(rows), lacking)

@@ -36,6 +36,7 @@ def write(path: Path, content: str | bytes) -> Path:
         ("a.jsonl", LINES),
         ("a.jsonl", "\ufeff" + LINES),
         ("a.jsonl.gz", gzip.compress(LINES.encode())),
+        ("padded.jsonl.gz", gzip.compress(LINES.encode()) + b"\0" * 512),  # as tapes and block devices do
         ("a.jsonl.zst", zstandard.compress(LINES.encode())),
         ("a.jsonl.zst", zstandard.compress(LINES[:9].encode()) + zstandard.compress(LINES[9:].encode())),
         ("a.json", json.dumps(ROWS)),
@@ -47,6 +48,7 @@ def write(path: Path, content: str | bytes) -> Path:
         "lines",
         "mark",
         "gzip",
+        "gzip with padding",
         "zstd",
         "two zstd frames",
         "list",

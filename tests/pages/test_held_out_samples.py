@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,10 +48,13 @@ def write(folder: Path, evaluations: dict[int, Sequence[tuple[Any, str, float | 
 
 def test_the_first_response_of_the_first_prompts_is_kept(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", RunConfig(), resume=False)
+    unknown = Sample("p", "r", meta={"index": 0, "answer": math.nan})  # as Parquet has a missing answer
+    run.log_held_out(-1, [unknown])
     for step in (0, 5, 10):
         run.log_held_out(step, evaluation(step))
     run.forget_after(5)
     rows = [json.loads(line) for line in run.held_out_file.read_text().splitlines()]
+    assert rows.pop(0)["responses"][0]["answer"] is None
     assert [row["step"] for row in rows] == [0, 5]
     assert [r["response"] for r in rows[1]["responses"]] == [f"5: {i}.0" for i in range(KEPT)]
     run.close()

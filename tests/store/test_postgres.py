@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -176,25 +177,39 @@ def test_text_that_postgres_has_not() -> None:
         assert (value, number) == (encode_text(text), 1)
 
 
-def test_ids_have_the_length_that_an_index_takes(store: Store) -> None:
-    """1,000 bytes, which count escapes: alike but for their ends, and each is another id."""
-    start = "\0é\ud800" * 58
-    names = [start + end for end in ("a", "b", "\0", "\ud800", "\uffff", "x" * 72)]
-    assert len(encoded(names[-1])) == LONG
+def long_text(start: str, seed: int, bytes_: int = 100_000) -> str:
+    """That no compression makes short."""
+    letters = random.Random(seed).choices(range(33, 0xD800), k=bytes_ // 3)
+    return start + "".join(map(chr, letters))
+
+
+def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> None:
+    """Alike but for their ends; what needs escapes is at the place where they are cut, and in the end."""
+    start = "x" * (LONG // 2 - 2) + "\0" + "é\ud800" * 300 + long_text("", 0)
+    names = [start + end for end in ("a", "b", "\0", "\ud800", "\uffff", "\uffff#" + "0" * 64)]
+    rule, ids = DrawRule(len(names), DataConfig(), 2), list[int]()
     for name in names:
-        store.append([sample(name[-1:], f"{i}", i, prompt_id=name, episode=name) for i in (0.0, 1.0)])
-    stored = list(store.samples())
-    assert [s.prompt_id for s in stored] == [s.episode for s in stored] == [n for n in names for _ in (0, 1)]
-    assert [s.prompt_id for s in store.samples(prompt_id=names[1])] == [names[1]] * 2
-    assert store.experience.find(prompt_id=names[2]) == [5, 6]
-    with pytest.raises(OtherPrompt):
-        store.append([sample("another prompt", prompt_id=names[3])])
-    drawn = store.draw(DrawRule(len(names), DataConfig()), At("r", 1, 0, 1)).samples
-    assert {s.prompt_id for s in drawn} == {*names}
-    assert not store.tables.damage()
-    for fields in ({"prompt_id": names[-1] + "x"}, {"prompt_id": "", "episode": "e" * 1001}):
-        with pytest.raises(Refused, match=r"at most 1000 bytes, got 1001. What to do: a shorter one"):
-            store.append([sample(**fields)])
+        ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name) for i in (0.0, 1.0)])
+        ids += store.append([sample(name[-1:], "2", 1.0, prompt_id=name, episode=name) for _ in (0, 1)])
+    assert store.append([sample("other")]) == [len(ids) + 1]
+    for location in (tmp_path / "s.db", f"{postgres_url}_2"):
+        copy(postgres_url if location == tmp_path / "s.db" else tmp_path / "s.db", location)
+    for location in (postgres_url, tmp_path / "s.db", f"{postgres_url}_2"):
+        with Store.open(location) as each:
+            stored = list(each.samples())[:-1]
+            assert [s.prompt_id for s in stored] == [name for name in names for _ in range(4)]
+            assert [s.episode for s in stored[2::4]] == names
+            assert [s.prompt_id for s in each.samples(prompt_id=names[1])] == [names[1]] * 4
+            assert each.experience.find(prompt_id=names[2]) == ids[8:12]
+            assert {group.prompt_id for group in each.groups()} >= {*names}
+            with pytest.raises(OtherPrompt):
+                each.append([sample("another prompt", prompt_id=names[3])])
+            for step in (1, 2):
+                assert {s.prompt_id for s in each.draw(rule, At("r", step, 0, step)).samples} == {*names}
+            assert not each.tables.damage()
+    store.imports.forget(ids[:4])
+    assert [s.prompt_id for s in store.samples()][:-1] == [name for name in names[1:] for _ in range(4)]
+    assert store._database.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
 
 
 def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:

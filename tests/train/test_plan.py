@@ -187,8 +187,13 @@ def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> Non
     with trainer.loaded() as machine:
         phase = Phase.all(trainer.config)[0]
         rates, [rows] = machine.rates(phase), machine.work(phase).passes
+        computed: list[int] = []
+        embedding = machine.policy.model.get_input_embeddings()
+        embedding.register_forward_hook(lambda layer, inputs, output: computed.append(inputs[0].numel()))
         with saved_for_backward(machine.policy.model) as saved:
             _pass(machine.policy, None, ("logp",), rows)
+    assert positions(machine.policy, rows) == 58
+    assert computed == [pytest.approx(58, rel=0.15)]  # random responses may begin alike
     assert rates.saved * positions(machine.policy, rows) == pytest.approx(sum(saved.values()), rel=0.05)
 
 

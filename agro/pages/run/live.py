@@ -39,12 +39,16 @@ class LivePage:
         """Answers this machine with the page, or with 304 where it hasn't changed."""
         if not is_for_us(request, HOST):
             return refusal(403, "only for this machine")
-        with self._lock:
-            self._renew()
-            text, tag = self._text, self._tag
+        text, tag = self.current()
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304)
         return page_response(text, {"ETag": tag})
+
+    def current(self) -> tuple[str, str]:
+        """The page and its tag."""
+        with self._lock:
+            self._renew()
+            return self._text, self._tag
 
     def _renew(self) -> None:
         began = time.monotonic()

@@ -8,7 +8,7 @@ after the end, each with a log-prob. Any other reply is refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
@@ -247,6 +247,16 @@ def _wrong(field: str, expected: str, got: object, way_out: str = SEE_LOG) -> Va
     return ValueError(f"{field}: expected {expected}, got {got}. What to do: {way_out}")
 
 
+def _reached(reply: Any, path: Iterable[str | int]) -> Any:
+    """The part of a reply that a path leads to, or the last one on it that is there."""
+    for key in path:
+        try:
+            reply = reply[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    return reply
+
+
 @contextmanager
 def refusing_replies(where: str, advice: str) -> Iterator[None]:
     """Raise `Refused` for a reply that says something else than it was asked for: which field, what was
@@ -259,7 +269,8 @@ def refusing_replies(where: str, advice: str) -> Iterator[None]:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "reply"
         message = first["msg"][0].lower() + first["msg"][1:]
-        problem = f"{field}: {message}, got {first['input']!r:.80}. What to do: {advice}"
+        got = _reached(first["input"], first["loc"]) if first["type"] == "missing" else first["input"]
+        problem = f"{field}: {message}, got {got!r:.80}. What to do: {advice}"
         raise Refused(f"{where}: {problem}") from None
     except ValueError as error:
         raise Refused(f"{where}: {error}") from None
