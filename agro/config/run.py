@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config import sections
-from agro.config.aliases import note, renamed, without_aliases
+from agro.config.aliases import THEIRS, note, renamed, without_aliases
 from agro.config.data import DataConfig
 from agro.config.override import as_list, check_values, explain, merge, override_all, section_at
 from agro.config.secrets import redacted
@@ -62,7 +62,9 @@ class RunConfig(sections.Section):
 
         In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
-        values = without_aliases(values, location, cls)
+        inside = {key for part in values.values() if isinstance(part, Mapping) for key in part}
+        if not (THEIRS.isdisjoint(values) and THEIRS.isdisjoint(inside - {"beta"})):  # some have one of ours
+            values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)

@@ -229,7 +229,7 @@ def to_json_values(value: Any) -> Any:
     """For JSON: None in place of what isn't a finite number."""
     if isinstance(value, Mapping):
         return {k: to_json_values(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [to_json_values(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
