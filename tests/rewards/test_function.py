@@ -17,6 +17,7 @@ from agro import config
 from agro.errors import Refused
 from agro.io import worker
 from agro.rewards import FunctionReward, Score, load_reward
+from agro.rewards.workers import Pool
 from agro.types import Sample
 
 
@@ -188,6 +189,19 @@ def test_one_value_for_a_batch_is_refused_at_the_first(write):
             scores(path, ["a", "b"], function=function)
     with pytest.raises(Refused, match="returned one value"):
         FunctionReward(lambda completions: 0.5, inline=True).score([Sample("p", "a"), Sample("p", "b")])
+
+
+def test_a_refused_call_ends_its_own_worker_alone(write):
+    path = write("""
+        def f(completions, **kw): return 1.0 if completions[0] == "one" else [1.0] * len(completions)
+    """)
+    with closing(Pool(f"{path}:f", {}, timeout=10.0, workers=3)) as pool:
+        before = {process.pid for process in pool._processes}
+        with pytest.raises(Refused, match="one value"):
+            pool.call({"prompts": ["", ""], "completions": ["one", "b"]}, 2, at_once=2)
+        for _ in range(3):
+            assert pool.call({"prompts": [""], "completions": ["x"]}, 1) == [(1.0, None)]
+        assert len(before & {process.pid for process in pool._processes}) >= 2
 
 
 def test_a_function_declares_its_maximum(write):
