@@ -150,7 +150,8 @@ def _check_policy(phases: Sequence[Phase]) -> None:
             policy.reference_moves and config.data.has_held_out_groups
         ),
         "policy.reference_model is a URL, whose model may change and has log-probs at temperature 1: "
-        f"expected no policy.cache_reference and policy.temperature = 1, got {policy.temperature:g}": (
+        f"expected no policy.cache_reference and policy.temperature = 1, got {policy.temperature:g} and "
+        f"cache_reference = {str(policy.cache_reference).lower()}": (
             served and (policy.cache_reference or policy.temperature != 1)
         ),
         'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '

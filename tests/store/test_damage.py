@@ -279,6 +279,17 @@ def test_a_page_of_zeros(harm: Callable[[bytearray], None], path: Path, tmp_path
         assert len(done.lost) == 53 - done.taken["samples"]
 
 
+def test_lost_draws_are_counted_by_their_index(path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        [(page,)] = store._database.run("SELECT rootpage FROM sqlite_master WHERE name = 'draws'")
+        [(draws,)] = store._database.run("SELECT count(*) FROM draws")
+    content = bytearray(path.read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = bytes(4096)
+    path.write_bytes(content)
+    done = recover(path, tmp_path / "new.db")
+    assert (done.taken["samples"], done.lost_rows["draws"], done.may_miss) == (53, draws, [])
+
+
 def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:
     for content in (b"", b"x" * 9000):
         (tmp_path / "x.db").write_bytes(content)

@@ -115,6 +115,8 @@ def test_several_stores_in_a_configuration_are_refused() -> None:
         Refused, match=r"data\.store: input should be a valid string, got \['a\.db', 'b\.db'\]"
     ):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
+    with pytest.raises(Refused, match=r"data\.store=\[a\.db, b\.db\]: expected one store"):
+        RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on
 
 
 def test_one_of_several_stores_that_were_one_is_refused(path: Path) -> None:
