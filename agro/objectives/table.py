@@ -14,15 +14,7 @@ from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import MethodRecipe, Objective
-from agro.objectives.methods import (
-    clipped,
-    consistency,
-    critic,
-    policy_gradient,
-    preference,
-    squares,
-    teaching,
-)
+from agro.objectives.methods import clipped, consistency, policy_gradient, preference, teaching
 from agro.objectives.options import REQUIRED, described
 
 
@@ -60,7 +52,7 @@ def _preset(
     return replace(base, of=base.function.__name__, preset=values, **fields)
 
 
-FAMILIES = (consistency, squares, policy_gradient, critic, clipped, teaching, preference)
+FAMILIES = (consistency, policy_gradient, clipped, teaching, preference)
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).parent / "methods" / "methods.toml",

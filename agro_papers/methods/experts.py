@@ -14,6 +14,7 @@ import torch
 
 from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.ingredients import Ratio, needed
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -30,7 +31,6 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize, token_mean
-from agro.objectives.weights import Ratio, needed
 from agro.types import Batch, Tensor
 
 

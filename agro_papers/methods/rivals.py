@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, WEIGHT
 from agro.objectives.methods.preference import (
     ORDERED,
     BetaOfJudgments,
@@ -22,7 +22,6 @@ from agro.objectives.methods.preference import (
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
-from agro.objectives.weights import WEIGHT
 from agro.types import Batch, Tensor
 from agro_papers.methods.weighted import rec
 

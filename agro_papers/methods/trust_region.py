@@ -21,13 +21,11 @@ import torch
 
 from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, regularized
-from agro.objectives.imitation import IMITATION
-from agro.objectives.kl_term import KL_TERM
+from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
 from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited, ratio_needs
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD, Need
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens, token_mean
-from agro.objectives.weights import WEIGHT, Ratio, log_ratio
 from agro.types import Batch, Tensor
 
 DUAL_CLIP = 3.0  # of BAPO's code

@@ -19,7 +19,7 @@ from agro.objectives.core import (
     regularized,
     to_reference,
 )
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, log_ratio, of_level
 from agro.objectives.methods.consistency import regularizer
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -38,7 +38,6 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows
-from agro.objectives.weights import log_ratio, of_level
 from agro.types import Batch, Tensor
 
 

@@ -13,12 +13,11 @@ import torch
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, Ratio, log_ratio, needed
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, refuse_several_rows, token_mean
-from agro.objectives.weights import Ratio, log_ratio, needed
 from agro.types import Batch, Tensor
 
 Limits = tuple[float, float]

@@ -17,12 +17,11 @@ from agro.objectives.core import (
     needs_baseline,
     to_reference,
 )
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, WEIGHT, WEIGHT_BASELINE
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
 from agro.objectives.needs import GROUPS, KL, REWARD, STORED_VALUE, Need
 from agro.objectives.options import Baseline, Beta, Option
 from agro.objectives.reduce import Groups
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
 from agro.types import Batch
 
 

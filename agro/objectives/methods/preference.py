@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
-from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
+from agro.objectives.ingredients import IMITATION, IMITATION_OF_WINNERS, WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
@@ -31,7 +31,6 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.types import Batch, Tensor
 
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}

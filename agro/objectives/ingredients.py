@@ -1,4 +1,7 @@
-"""A correction weight of each response's or token's part of the gradient, for samples that the policy didn't
+"""What objectives share beside their functions: a correction weight and its baselines, a KL term, and a share
+of imitation.
+
+A correction weight of each response's or token's part of the gradient, for samples that the policy didn't
 write.
 
 Multiplied into what the objective's gradient is in the log-probs, and constant itself. AGRO's part of
@@ -23,6 +26,19 @@ et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A baseline lowered by 
 the responses. See docs/guide/concepts.md.
 
 Here too are the ratios of the trained policy to what the samples were drawn from.
+
+A KL term in the loss is, token by token, β times an estimate of KL(π ‖ π_ref) at each token. With d = log π −
+log π_ref of a token, k3 = exp(−d) − 1 + d, k2 = d²/2 (Schulman 2020). Only their gradient matters here: on
+samples of the policy that of k2 is ∇KL(π ‖ π_ref) and that of k3 is ∇KL(π_ref ‖ π), after the sampled
+prefixes. `unbiased_kl` multiplies the estimate by the token's ratio w = π/μ, gradient included
+(DeepSeek-V3.2, arXiv 2512.02556, eq. 7): then the gradient of w k3 is w d, and the mean of w k3 and its
+gradient are KL(π ‖ π_ref) and ∇KL(π ‖ π_ref) for samples of any policy μ. Neither is clipped, and correction
+weights don't apply to it, as in TRL and verl. It is averaged over tokens as the objective's own terms.
+
+A share of imitation is −log π of the better responses, mean over all their tokens. Which responses these are
+depends on rewards and judgments alone, so no row's gradient depends on another row's log-probs. Of rewards
+they are the best of n, or those of a least reward (RAFT, arXiv 2304.06767), of judged pairs the winners (RPO,
+arXiv 2404.19733).
 """
 
 from __future__ import annotations
@@ -35,10 +51,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Ingredient, Options, needing
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
-from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, Pairs
+from agro.objectives.core import Gradient, Ingredient, Options, masked, needing
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, REWARD, Need
+from agro.objectives.options import Beta, Option
+from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
 Ratio = Annotated[
@@ -293,3 +309,117 @@ def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:
         return logp_BT - batch.behavior_logp
     assert batch.old_logp is not None
     return batch.old_logp.double() - batch.behavior_logp
+
+
+Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
+Unbiased = Annotated[
+    bool, Option("multiply the estimate by the token's ratio to what sampled it, gradient included")
+]
+
+
+class KLTerm(Ingredient):
+    """Adds β times the estimate, averaged over tokens, to the loss."""
+
+    options: ClassVar = {"beta": (Beta, 0.0), "kl": (Estimate, "k3"), "unbiased_kl": (Unbiased, False)}
+
+    def needs(self, options: Options) -> set[Need]:
+        """The reference's log-probs unless β is 0, and what the ratio is to."""
+        if options["beta"] == 0:
+            return set()
+        return {REF_LOGP, needed(_with_ratio(options))} if options["unbiased_kl"] else {REF_LOGP}
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        if options["beta"] == 0:
+            return gradient
+        loss, surrogate = kl_term(options, logp_BT, batch)
+        (slope_BT,) = torch.autograd.grad(surrogate, [logp_BT])
+        return replace(
+            gradient, loss=gradient.loss + float(loss), logp_BT=gradient.logp_BT + masked(batch, slope_BT)
+        )
+
+
+KL_TERM = KLTerm()
+
+
+def kl_term(options: Options, logp_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What it adds to the loss, and what has its gradient.
+
+    The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
+    """
+    assert batch.ref_logp is not None
+    d_BT = torch.where(batch.mask, logp_BT.detach() - batch.ref_logp, 0.0)
+    kl_BT, slope_BT = d_BT.square() / 2, d_BT
+    if options["kl"] == "k3":
+        kl_BT, slope_BT = (-d_BT).exp() - 1 + d_BT, -(-d_BT).expm1()
+    if options["unbiased_kl"]:
+        w_BT = log_ratio({"logp": logp_BT.detach()}, batch, _with_ratio(options)["ratio"]).exp()
+        kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
+    groups, average = Groups.of(batch), options.get("average", "response")
+    beta = float(options["beta"])
+    loss, surrogate = (average_tokens(groups, x, average) for x in (kl_BT, slope_BT * logp_BT))
+    return beta * loss, beta * surrogate
+
+
+def _with_ratio(options: Options) -> dict[str, Any]:
+    """Objectives without the option have ratios to the recorded behavior."""
+    return {"ratio": "behavior", **options}
+
+
+Share = Annotated[
+    float,
+    Option(
+        "of imitation in the loss: times −log π, mean over all tokens of the best responses of each group "
+        "whose rewards differ, or of the winners of judged pairs",
+        "loss per nat",
+        ge=0,
+    ),
+]
+LeastReward = Annotated[
+    float | None, Option("imitate all responses of at least this reward instead", "reward")
+]
+
+
+@dataclass(frozen=True)
+class Imitation(Ingredient):
+    """Adds the share to the loss. A weight w counts the rows of a group w times."""
+
+    options: ClassVar = {"imitation": (Share, 0.0), "imitation_reward": (LeastReward, None)}
+    metrics: ClassVar = ("imitation_loss",)
+    winners: bool = False  # of judged pairs, whatever the rewards
+
+    def needs(self, options: Options) -> set[Need]:
+        """What says which responses are imitated, where the objective needs it not already."""
+        return set() if options["imitation_reward"] is None else {REWARD}
+
+    def conflict(self, options: Options, explicit: Options) -> str:
+        """A schedule may go through 0."""
+        if explicit.get("imitation_reward") is None or "imitation" in explicit:
+            return ""
+        return (
+            f"imitation_reward = {explicit['imitation_reward']} says what is imitated, but imitation isn't "
+            "set; set imitation, its share in the loss, or leave imitation_reward out"
+        )
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        """Adds the metric `imitation_loss` as well: NaN where nothing is imitated."""
+        share = options["imitation"]
+        if share == 0:
+            return gradient
+        imitated_B = _imitated(options["imitation_reward"], batch, self.winners)[batch.response]
+        weight_BT = torch.where(batch.mask & imitated_B[:, None], batch.weight.double()[:, None], 0.0)
+        return gradient.likelier(share, logp_BT, weight_BT, "imitation_loss")
+
+
+IMITATION, IMITATION_OF_WINNERS = Imitation(), Imitation(winners=True)
+
+
+def _imitated(minimum: float | None, batch: Batch, winners: bool) -> Tensor:
+    """[N] which responses are imitated."""
+    groups = Groups.of(batch)
+    if minimum is not None:
+        return groups.reward >= minimum
+    if winners:
+        return torch.zeros_like(groups.group, dtype=torch.bool).index_fill(
+            0, Pairs.of(batch).won().winner, True
+        )
+    return groups.best
