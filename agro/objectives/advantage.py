@@ -7,11 +7,10 @@ log-probs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 
-from agro.objectives.core import Options
 from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, center, standardize, token_mean
@@ -32,11 +31,18 @@ Kind = Literal[
     "red_drop",
     "gdpo",
 ]
+# Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards.
+NEEDED: dict[str, tuple[Need, ...]] = {
+    **dict.fromkeys(get_args(Kind), (REWARD, GROUPS)),
+    "reinforce_pp": (REWARD,),
+    "gdpo": (REWARD_PARTS, PART_WEIGHTS, GROUPS),
+}
 Advantage = Annotated[
     Kind,
     Option(
         "how rewards become advantages: r minus the group's mean, that divided by the group's standard "
-        "deviation, r minus the mean of the others, or as the method of this name does it"
+        "deviation, r minus the mean of the others, or as the method of this name does it",
+        needs=NEEDED,
     ),
 ]
 
@@ -49,18 +55,6 @@ def advantage(groups: Groups, kind: str) -> Tensor:
 def of_tokens(groups: Groups, kind: str) -> Tensor:
     """[B,1] that of each row's response."""
     return advantage(groups, kind)[groups.batch.response][:, None]
-
-
-def needs(options: Options) -> set[Need]:
-    """What the option `advantage` needs."""
-    return needs_of(options["advantage"])
-
-
-def needs_of(kind: str) -> set[Need]:
-    """Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards."""
-    if kind == "gdpo":
-        return {REWARD_PARTS, PART_WEIGHTS, GROUPS}
-    return {REWARD} if kind == "reinforce_pp" else {REWARD, GROUPS}
 
 
 def centered(groups: Groups) -> Tensor:

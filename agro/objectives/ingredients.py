@@ -53,19 +53,17 @@ import torch
 from agro.errors import Refused
 from agro.objectives.core import Gradient, Ingredient, Options, masked, needing
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, REWARD, Need
-from agro.objectives.options import Beta, Option
+from agro.objectives.options import Beta, Option, needed_by
 from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
 Ratio = Annotated[
     Literal["behavior", "old"],
-    Option("the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn"),
+    Option(
+        "the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn",
+        needs={"behavior": (BEHAVIOR_LOGP,), "old": (OLD_LOGP,)},
+    ),
 ]
-
-
-def needed(options: Mapping[str, Any]) -> Need:
-    """What the option `ratio` needs."""
-    return OLD_LOGP if options["ratio"] == "old" else BEHAVIOR_LOGP
 
 
 def log_ratio(streams: Mapping[str, Tensor], batch: Batch, ratio: str) -> Tensor:
@@ -88,7 +86,12 @@ Kind = Annotated[
     Literal["none", "reference", "behavior", "mismatch"],
     Option(
         "of each response's or token's part of the gradient: 1, or within bounds π/π_ref, π/μ or π_old/μ, μ "
-        "being the recorded behavior and π_old the policy when the batch was drawn"
+        "being the recorded behavior and π_old the policy when the batch was drawn",
+        needs={
+            "reference": (REF_LOGP,),
+            "behavior": (BEHAVIOR_LOGP,),
+            "mismatch": (BEHAVIOR_LOGP, DRAWN_LOGP),
+        },
     ),
 ]
 WeightMax = Annotated[float | None, Option("largest weight; no bound where it is None", "ratio", gt=0)]
@@ -129,12 +132,6 @@ Normalize = Annotated[
         "group which became improbable as a whole can come back"
     ),
 ]
-NEEDED: dict[str, set[Need]] = {
-    "none": set(),
-    "reference": {REF_LOGP},
-    "behavior": {BEHAVIOR_LOGP},
-    "mismatch": {BEHAVIOR_LOGP, DRAWN_LOGP},
-}
 
 
 class Weight(Ingredient):
@@ -150,10 +147,6 @@ class Weight(Ingredient):
         "weight_normalize": (Normalize, "none"),
     }
     metrics: ClassVar = ("weight_mean",)
-
-    def needs(self, options: Options) -> set[Need]:
-        """What the ratio is of, beside the policy."""
-        return NEEDED[options["weight"]]
 
     def conflict(self, options: Options, explicit: Options) -> str:
         if options["weight"] == "none":
@@ -324,9 +317,10 @@ class KLTerm(Ingredient):
 
     def needs(self, options: Options) -> set[Need]:
         """The reference's log-probs unless β is 0, and what the ratio is to."""
-        if options["beta"] == 0:
-            return set()
-        return {REF_LOGP, needed(_with_ratio(options))} if options["unbiased_kl"] else {REF_LOGP}
+        needs = super().needs(options)
+        if needs and options["unbiased_kl"]:
+            needs.update(needed_by({"ratio": (Ratio, "behavior")}, _with_ratio(options)))
+        return needs
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         if options["beta"] == 0:

@@ -16,7 +16,6 @@ from agro.objectives.core import (
     always,
     coupling,
     masked,
-    regularized,
     to_reference,
 )
 from agro.objectives.ingredients import IMITATION, log_ratio, of_level
@@ -260,7 +259,7 @@ ENTRIES: dict[str, Objective] = {
     "prefix_consistency": Objective(
         prefix_consistency,
         "AGRO, arXiv 2503.19612, for every prefix; path consistency, arXiv 1702.08892",
-        regularized(REWARD, PREFIX_VALUE),
+        always(REWARD, PREFIX_VALUE),
         ingredients=(IMITATION,),
         metrics=VALUED,
     ),

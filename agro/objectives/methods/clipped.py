@@ -19,9 +19,9 @@ from typing import Annotated
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always
-from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio, needed
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, GROUPS, PREFIX_VALUE, REWARD, Need
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always
+from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, GROUPS, PREFIX_VALUE, REWARD
 from agro.objectives.options import Average, Option
 from agro.objectives.reduce import Groups, average_tokens, refuse_several_rows, token_mean
 from agro.types import Batch, Tensor
@@ -123,11 +123,6 @@ def limited(loss: Tensor, batch: Batch, stopped_BT: Tensor, w_BT: Tensor) -> Ter
     """With the share of the tokens that are stopped, and the largest ratio."""
     stopped = (stopped_BT & batch.mask).sum() / batch.mask.sum()
     return Terms(loss, metrics={"clipped_share": stopped, "ratio_max": w_BT.max()})
-
-
-def ratio_needs(options: Options) -> set[Need]:
-    """Of groups with rewards, and ratios."""
-    return {REWARD, GROUPS, needed(options)}
 
 
 def ppo(
@@ -238,7 +233,7 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(KL_TERM, IMITATION),
         metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
     ),
-    "grpo": _entry(grpo, "GRPO, arXiv 2402.03300, eq. 3", ratio_needs),
-    "gspo": _entry(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", ratio_needs),
-    "gmpo": _entry(gmpo, "GMPO, arXiv 2507.20673, eq. 4", ratio_needs),
+    "grpo": _entry(grpo, "GRPO, arXiv 2402.03300, eq. 3", always(REWARD, GROUPS)),
+    "gspo": _entry(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", always(REWARD, GROUPS)),
+    "gmpo": _entry(gmpo, "GMPO, arXiv 2507.20673, eq. 4", always(REWARD, GROUPS)),
 }

@@ -28,8 +28,6 @@ from agro.objectives.core import (
     couples_baseline,
     couples_regularized_reward,
     needing,
-    needs_baseline,
-    regularized,
     to_reference,
 )
 from agro.objectives.ingredients import BASELINE_SHIFT, IMITATION, WEIGHT, WEIGHT_BASELINE, squared_norm
@@ -239,7 +237,11 @@ def agro_onpolicy(
     *,
     beta: Beta,
     baseline: Annotated[
-        bool, Option("lower the variance of the likelihood-ratio part; some bias, groups of 3")
+        bool,
+        Option(
+            "lower the variance of the likelihood-ratio part; some bias, groups of 3",
+            needs={False: (GROUPS,), True: (TRIPLES,)},
+        ),
     ] = False,
     likelihood_ratio: Annotated[
         float | Literal["adaptive"],
@@ -378,11 +380,6 @@ def _agro_conflict(options: Options) -> str:
     return needing(f'regularizer = "{options["regularizer"]}"', options, plain)
 
 
-def _onpolicy_needs(options: Options) -> set[Need]:
-    size = TRIPLES if options["baseline"] else GROUPS
-    return regularized(REWARD, FRESH, size)(options) | _token_level(options, "squared")
-
-
 def _onpolicy_conflict(options: Options) -> str:
     if options["squared"] == "sequence" or options["likelihood_ratio"] != "adaptive":
         return ""
@@ -404,14 +401,19 @@ def squared_consistency(
         Literal["reference", "behavior", "old"],
         Option(
             "the policy that β regularizes to: the reference, the recorded behavior, or the trainer's own "
-            "when the batch was drawn"
+            "when the batch was drawn",
+            needs={name: (need,) for name, need in ANCHORS.items()},
         ),
     ] = "reference",
     baseline: Annotated[
         Literal["mean", "reward", "lowered", "soft", "stored"],
         Option(
             "the group's mean of what is squared, or of the rewards alone, or this less beta, their soft "
-            "maximum, or one from data.value_store"
+            "maximum, or one from data.value_store",
+            needs={
+                **dict.fromkeys(("mean", "reward", "lowered", "soft"), (GROUPS,)),
+                "stored": (STORED_VALUE,),
+            },
         ),
     ] = "mean",
     value_beta: Annotated[
@@ -490,11 +492,6 @@ def _squares_anchor(options: Options) -> ColumnNeed:
     return ANCHORS[options.get("anchor", "reference")]
 
 
-def _squares_needs(options: Options) -> set[Need]:
-    baseline = STORED_VALUE if options["baseline"] == "stored" else GROUPS
-    return {REWARD, _squares_anchor(options), baseline}
-
-
 def _squares_conflict(options: Options) -> str:
     if options["baseline"] != "stored" or options["scale"] in ("square", "trajectory"):
         return ""
@@ -508,7 +505,7 @@ ENTRIES: dict[str, Objective] = {
     "agro": Objective(
         agro,
         "AGRO, arXiv 2503.19612, eq. 4 and section 6",
-        lambda options: needs_baseline(options) | _token_level(options, "regularizer"),
+        lambda options: {REWARD} | _token_level(options, "regularizer"),
         _agro_couples,
         excludes=_agro_conflict,
         anchor=to_reference,
@@ -518,7 +515,7 @@ ENTRIES: dict[str, Objective] = {
     "agro_onpolicy": Objective(
         agro_onpolicy,
         "AGRO, arXiv 2503.19612, eqs. 5 and 6",
-        _onpolicy_needs,
+        lambda options: {REWARD, FRESH} | _token_level(options, "squared"),
         couples_regularized_reward,
         excludes=_onpolicy_conflict,
         anchor=to_reference,
@@ -529,7 +526,7 @@ ENTRIES: dict[str, Objective] = {
     "dro": Objective(
         dro,
         "DRO-V, arXiv 2405.19107",
-        regularized(REWARD, VALUE),
+        always(REWARD, VALUE),
         ingredients=(WEIGHT, IMITATION),
         anchor=to_reference,
         metrics=("value_loss", "value_mean"),
@@ -538,7 +535,7 @@ ENTRIES: dict[str, Objective] = {
         squared_consistency,
         "AGRO, arXiv 2503.19612, with the anchors, baselines and scales of gvpo, vargrad, copg, rebel, kimi, "
         "oapl and apo",
-        _squares_needs,
+        always(REWARD),
         lambda options: "group" if options["baseline"] == "mean" else "row",
         excludes=_squares_conflict,
         anchor=_squares_anchor,
