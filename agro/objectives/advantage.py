@@ -95,18 +95,9 @@ def against_length_weighted(groups: Groups) -> Tensor:
     return groups.reward - baseline_G[groups.group]
 
 
-def normalized_in_step(groups: Groups) -> Tensor:
-    """[N] (r − mean)/std over all tokens of the step (REINFORCE++, arXiv 2501.03262)."""
-    return _normalized(groups, groups.reward)
-
-
-def centered_and_normalized(groups: Groups) -> Tensor:
-    """[N] the same of r − r̄ (REINFORCE++-baseline)."""
-    return _normalized(groups, centered(groups))
-
-
-def _normalized(groups: Groups, v_N: Tensor) -> Tensor:
-    """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more."""
+def normalized_in_step(groups: Groups, v_N: Tensor) -> Tensor:
+    """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more
+    (REINFORCE++, arXiv 2501.03262; of r − r̄ REINFORCE++-baseline)."""
     v_BT = v_N[groups.batch.response][:, None].expand(groups.batch.mask.shape)
     mean = token_mean(groups.batch, v_BT)
     variance = token_mean(groups.batch, (v_BT - mean).square())
@@ -137,7 +128,7 @@ def normalized_by_part(groups: Groups) -> Tensor:
     extra, rows = groups.batch.extra, groups.first_row
     parts_NK, weights_NK = extra["reward_parts"].double()[rows], extra["part_weights"].double()[rows]
     columns = [standardize(part_N, groups.group) for part_N in parts_NK.unbind(1)]
-    return _normalized(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
+    return normalized_in_step(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
 
 
 def after_drops(groups: Groups) -> Tensor:
@@ -169,8 +160,8 @@ KINDS: dict[str, Callable[[Groups], Tensor]] = {
     "others": against_others,
     "maxrl": over_mean,
     "opo": against_length_weighted,
-    "reinforce_pp": normalized_in_step,
-    "reinforce_pp_baseline": centered_and_normalized,
+    "reinforce_pp": lambda groups: normalized_in_step(groups, groups.reward),
+    "reinforce_pp_baseline": lambda groups: normalized_in_step(groups, centered(groups)),
     "red_drop": after_drops,
     "gdpo": normalized_by_part,
 }

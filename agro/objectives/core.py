@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from agro.errors import Refused
-from agro.io import plugins
 from agro.io.worker import explain
 from agro.objectives.needs import (
     GROUPS,
@@ -335,11 +334,6 @@ def to_reference(options: Options) -> ColumnNeed:
     return REF_LOGP
 
 
-def load(name: str) -> Objective:
-    """The entry that `name` stands for; raises `Refused` where there is none."""
-    return entry_of(name, plugins.load("objectives", name, "objective.name"))
-
-
 def entry_of(name: str, target: Any) -> Objective:
     """The entry of a plug-in; raises `Refused` where it is neither an objective nor a function."""
     if isinstance(target, Objective):
@@ -350,17 +344,8 @@ def entry_of(name: str, target: Any) -> Objective:
 
 
 @cache
-def _of_function(name: str, target: Callable[..., Terms]) -> Objective:
-    needs = {REWARD, GROUPS}
-    if "beta" in inspect.signature(target).parameters:
-        needs.add(REF_LOGP)
-    return Objective(
-        _refusing(name, target), name, requires=lambda options: set(needs), couples=lambda options: "step"
-    )
-
-
-def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]:
-    """The function, whose errors are refusals that name the line."""
+def _of_function(name: str, function: Callable[..., Terms]) -> Objective:
+    """The entry of a user's function, whose errors are refusals that name the line."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Terms:
@@ -374,4 +359,7 @@ def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]
             raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")
         return terms
 
-    return call
+    needs = {REWARD, GROUPS}
+    if "beta" in inspect.signature(function).parameters:
+        needs.add(REF_LOGP)
+    return Objective(call, name, requires=always(*needs), couples=coupling("step"))
