@@ -190,20 +190,15 @@ class GroupBaseline(Ingredient):
         if kind == "mean":
             return gradient
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
-        compared_N = self._compared(groups, batch)
+        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # else 0
+        if self.judged:
+            pairs = Pairs.of(batch)
+            in_pair = torch.cat([pairs.winner, pairs.loser])
+            compared_N = torch.zeros_like(compared_N).index_fill(0, in_pair, 1.0)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
         excess_G = excess(kind, groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
         return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
-
-    def _compared(self, groups: Groups, batch: Batch) -> Tensor:
-        """[N] 1 for the responses that are compared, else 0."""
-        if not self.judged:
-            return torch.ones_like(groups.group, dtype=torch.float64)
-        pairs = Pairs.of(batch)
-        in_pair_N = torch.zeros_like(groups.group, dtype=torch.float64)
-        in_pair_N[torch.cat([pairs.winner, pairs.loser])] = 1.0
-        return in_pair_N
 
 
 class BaselineShift(Ingredient):
@@ -399,21 +394,17 @@ class Imitation(Ingredient):
         share = options["imitation"]
         if share == 0:
             return gradient
-        imitated_B = _imitated(options["imitation_reward"], batch, self.winners)[batch.response]
-        weight_BT = torch.where(batch.mask & imitated_B[:, None], batch.weight.double()[:, None], 0.0)
+        groups, minimum = Groups.of(batch), options["imitation_reward"]
+        if minimum is not None:
+            imitated_N = groups.reward >= minimum
+        elif self.winners:
+            winner = Pairs.of(batch).won().winner
+            imitated_N = torch.zeros_like(groups.group, dtype=torch.bool).index_fill(0, winner, True)
+        else:
+            imitated_N = groups.best
+        imitated_BT = batch.mask & imitated_N[batch.response][:, None]
+        weight_BT = torch.where(imitated_BT, batch.weight.double()[:, None], 0.0)
         return gradient.likelier(share, logp_BT, weight_BT, "imitation_loss")
 
 
 IMITATION, IMITATION_OF_WINNERS = Imitation(), Imitation(winners=True)
-
-
-def _imitated(minimum: float | None, batch: Batch, winners: bool) -> Tensor:
-    """[N] which responses are imitated."""
-    groups = Groups.of(batch)
-    if minimum is not None:
-        return groups.reward >= minimum
-    if winners:
-        return torch.zeros_like(groups.group, dtype=torch.bool).index_fill(
-            0, Pairs.of(batch).won().winner, True
-        )
-    return groups.best

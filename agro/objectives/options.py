@@ -177,7 +177,18 @@ def needed_by(declared: Declared, options: Mapping[str, Any]) -> set[Need]:
 
 def model_of(name: str, declared: Declared, preset: Mapping[str, Any]) -> type[BaseModel]:
     """A frozen model of declared options. `preset` has other defaults."""
-    fields = {key: _field(kind, preset.get(key, default)) for key, (kind, default) in declared.items()}
+    fields = {}
+    for key, (annotation, default) in declared.items():
+        if not hasattr(annotation, "__metadata__"):  # of a user's own function
+            annotation = Annotated[annotation, Option("not described", "not stated")]
+        kind, option = get_args(annotation)
+        value = preset.get(key, default)
+        field = Field(
+            ... if value in (inspect.Parameter.empty, REQUIRED) else value,
+            description=option.meaning,
+            json_schema_extra={"unit": option.unit, "expected": option.expected(kind)},
+        )
+        fields[key] = option.constrained(kind), field
     config = ConfigDict(frozen=True, extra="forbid")
     model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
     return model
@@ -186,15 +197,6 @@ def model_of(name: str, declared: Declared, preset: Mapping[str, Any]) -> type[B
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
     """The defaults of options, without those that are required."""
     return {key: field.default for key, field in model.model_fields.items() if not field.is_required()}
-
-
-def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
-    if get_origin(annotation) is not Annotated:  # of a user's own function
-        annotation = Annotated[annotation, Option("not described", "not stated")]
-    kind, option = get_args(annotation)
-    extra = {"unit": option.unit, "expected": option.expected(kind)}
-    value = ... if default in (inspect.Parameter.empty, REQUIRED) else default
-    return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=extra)
 
 
 def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:

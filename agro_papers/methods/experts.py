@@ -323,10 +323,6 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
 _apart = always(except_experts(REWARD), except_experts(GROUPS))  # responses of an expert aren't compared
 
 
-def _tempsamp_needs(options: Options) -> set[Need]:
-    return _apart(options) if options.get("fix") == "anchor" else {REWARD, GROUPS}
-
-
 def _otr_needs(options: Options) -> set[Need]:
     numbers = {"temperature": 1.0, "draws": 0.0, "seed": 0.0}
     for key in numbers:
@@ -372,7 +368,7 @@ ENTRIES: dict[str, Objective] = {
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
-        _tempsamp_needs,
+        lambda options: _apart(options) if options.get("fix") == "anchor" else {REWARD, GROUPS},
         metrics=RATIO_MAX,
     ),
     "otr": _text(otr, "OTR, arXiv 2509.26313", _otr_needs, excludes=_otr_excludes, metrics=("weight_mean",)),

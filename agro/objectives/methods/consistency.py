@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.objectives.core import (
     SINGLETONS,
-    Coupling,
     MethodWarnings,
     Objective,
     Options,
@@ -367,11 +366,6 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-def _agro_couples(options: Options) -> Coupling:
-    by_baseline = options["regularizer"] in ("sequence", "reference")
-    return couples_baseline(options) if by_baseline else "row"
-
-
 def _agro_conflict(options: Options) -> str:
     """The other estimates are of sums, for samples of one policy, with the mean of the others."""
     if options["regularizer"] == "sequence":
@@ -488,10 +482,6 @@ def _baseline(groups: Groups, u_N: Tensor, baseline: str, beta: float, value_bet
     return groups.batch.extra["stored_value"].double()[groups.first_row]
 
 
-def _squares_anchor(options: Options) -> ColumnNeed:
-    return ANCHORS[options.get("anchor", "reference")]
-
-
 def _squares_conflict(options: Options) -> str:
     if options["baseline"] != "stored" or options["scale"] in ("square", "trajectory"):
         return ""
@@ -506,7 +496,9 @@ ENTRIES: dict[str, Objective] = {
         agro,
         "AGRO, arXiv 2503.19612, eq. 4 and section 6",
         lambda options: {REWARD} | _token_level(options, "regularizer"),
-        _agro_couples,
+        lambda options: (
+            couples_baseline(options) if options["regularizer"] in ("sequence", "reference") else "row"
+        ),
         excludes=_agro_conflict,
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
@@ -538,7 +530,7 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD),
         lambda options: "group" if options["baseline"] == "mean" else "row",
         excludes=_squares_conflict,
-        anchor=_squares_anchor,
+        anchor=lambda options: ANCHORS[options.get("anchor", "reference")],
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
     ),
