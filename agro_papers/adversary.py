@@ -18,8 +18,8 @@ The logistic loss is least at D = log p_E/p_π, whose mean over the policy's res
 the reward of demonstrations in the view of arXiv 2310.06147). Pairs are Bradley and Terry's (GAD, arXiv
 2511.10643). The penalty bounds the slope: without it off-policy imitation is unstable (arXiv 2006.16785).
 
-The network is that of `agro_papers.smooth`, and goes on from its last fit. Hidden states are standardized by
-mean and standard deviation of those of the fit, which change as the policy learns.
+The network goes on from its last fit. Hidden states are standardized by mean and standard deviation of those
+of the fit, which change as the policy learns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from agro.config import Count, Positive, Section, field
@@ -47,10 +47,10 @@ from agro.train.phases import Phase, derive
 from agro.train.source import FillRequest, Source
 from agro.train.stored_tensors import from_text, to_text
 from agro.types import Sample
-from agro_papers.flow import hidden_states
-from agro_papers.smooth import ScoreNetwork, slope_penalty
+from agro_papers.flow_reward import Scaled, hidden_states
 
 ROWS = 64  # pairs of responses in an update
+WIDTH = 64  # of the network's hidden layers
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,26 @@ class Pool:
         return Pool(self.states[rows], self.prompts[rows])
 
 
-class Discriminator(ScoreNetwork):
-    """D, which goes on from its last fit."""
+class Discriminator(Scaled):
+    """D, of two hidden layers, which goes on from its last fit."""
 
     def __init__(self, hidden: int, seed: int) -> None:
+        super().__init__(hidden)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            super().__init__(hidden)
+            self.layers = nn.Sequential(
+                *(nn.Linear(hidden, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU()),
+                nn.Linear(WIDTH, 1),
+            )
+
+    def forward(self, scaled: Tensor) -> Tensor:
+        """[N,H] standardized -> [N]"""
+        values: Tensor = self.layers(scaled)[:, 0]
+        return values
+
+    def values(self, states: Tensor) -> Tensor:
+        """[N,H] -> [N]"""
+        return self.forward(self.scaled(states))
 
     def fit(self, own: Pool, weight: Tensor, experts: Pool, options: AdversaryOptions, seed: int) -> None:
         """Fit D by AdamW, to each of the policy's responses and a demonstration to its prompt.
@@ -126,6 +139,14 @@ class Discriminator(ScoreNetwork):
             if len(others):
                 shares.append(((others > value).double() + 0.5 * (others == value)).mean())
         return float(torch.stack(shares).mean()) if shares else None
+
+
+def slope_penalty(network: nn.Module, points: Tensor, slope: float) -> Tensor:
+    """[] the mean of (‖∇D‖ − slope)² at points [N,H], differentiable in the network's weights."""
+    inputs = points.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(network(inputs).sum(), inputs, create_graph=True)
+    excess: Tensor = gradient.norm(dim=1) - slope
+    return excess.square().mean()
 
 
 def mean_states(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor:

@@ -26,9 +26,9 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from agro.config import PolicyConfig, SamplerConfig
 from agro.errors import Refused
+from agro.models.logprobs import Head
 from agro.models.policy import Policy
 from agro.models.pretrained import refusing_errors
-from agro.models.tiles import Head
 from agro.rollout.engines import Continuation, Request
 from agro.rollout.engines.decoding_rows import ColumnsLayer, Decoder, Finished, Stops, close_ranks
 from agro.rollout.engines.draw import draw, uniforms

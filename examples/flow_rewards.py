@@ -12,7 +12,7 @@ from pathlib import Path
 from agro import Policy
 from agro.config import PolicyConfig
 from agro.store import Store
-from agro_papers.flow import FlowReward
+from agro_papers.flow_reward import FlowReward
 
 
 def write(model: str, path: Path, out: Path) -> int:

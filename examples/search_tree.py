@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from agro.store import Store
-from agro_papers.tree import step_pairs
+from agro_papers.tree_search import step_pairs
 
 
 def judge(path: Path, theta: float) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from postgres import postgres, postgres_url  # noqa: F401  fixtures
 from tiers import tier_of, tier_of_file
 
 from agro.config import NewModel
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 
 gc.disable()  # what the libraries and 8,000 tests allocate on import is looked through again and again else
 

@@ -19,7 +19,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig, recipes
 from agro.io import plugins
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.objectives import table
 
 ROOT = Path(__file__).parents[1]

@@ -24,9 +24,9 @@ from agro.config import RunConfig
 from agro.io.numbers import count, duration, size
 from agro.models.encoding import InvalidSample
 from agro.models.footprint import activations, cached, logits, saved_for_backward
+from agro.models.logprobs import sum_dtype
 from agro.models.policy import Policy
 from agro.models.pretrained import cores, parameters
-from agro.models.tiles import sum_dtype
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import Request

@@ -203,8 +203,14 @@ class Encoder:
                 rows[i] = row.replace(episode=episode, context_tokens=context)
         limit = min(self.context, max_length or self.context)
         for row in rows:
-            self._check_vocabulary(row)
             assert row.tokens is not None
+            for name, ids in (("tokens", row.tokens), ("kept", row.kept)):
+                if ids is not None and ids.max(initial=0) >= self.vocab_size:
+                    raise InvalidSample(
+                        "tokens outside the vocabulary",
+                        f"{_label(row)}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at "
+                        f"index {ids.argmax()}; encode it with the model's own tokenizer",
+                    )
             if len(row.tokens) > limit:
                 raise InvalidSample(
                     "too long",
@@ -212,15 +218,6 @@ class Encoder:
                     f"(the model's context is {self.context}, train.max_length {max_length})",
                 )
         return rows
-
-    def _check_vocabulary(self, row: Sample) -> None:
-        for name, ids in (("tokens", row.tokens), ("kept", row.kept)):
-            if ids is not None and ids.max(initial=0) >= self.vocab_size:
-                raise InvalidSample(
-                    "tokens outside the vocabulary",
-                    f"{_label(row)}: {name}: expected ids below {self.vocab_size}, got {ids.max()} at index "
-                    f"{ids.argmax()}; encode it with the model's own tokenizer",
-                )
 
     def _row(self, sample: Sample, parts: list[tuple[str, bool]], label: str, *, is_last: bool) -> Sample:
         """The sample with the tokens of these parts: (text, whether the policy chose it)."""

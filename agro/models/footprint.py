@@ -23,8 +23,8 @@ from agro.config import EngineConfig, LoRA, RunConfig, TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import size
 from agro.models.adapters import adapted, is_adapter
+from agro.models.logprobs import KEPT, TILE
 from agro.models.pretrained import context_of, without_randomness
-from agro.models.tiles import KEPT, TILE
 
 # Of Qwen3: hidden states, inner width, layers, heads, whether the output layer is the embedding.
 SIZES = {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agro.models.tiles import Head
+from agro.models.logprobs import Head
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache

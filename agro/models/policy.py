@@ -20,11 +20,9 @@ from agro.models import pretrained as architecture
 from agro.models.adapters import adapted, merged
 from agro.models.chat import Chat, end_tokens
 from agro.models.encoding import Encoder, InvalidSample
-from agro.models.logprobs import Outputs, token_streams
-from agro.models.newmodel import new_model
+from agro.models.logprobs import OF_REFERENCE, Head, Outputs, token_streams
 from agro.models.packing import can_pack, last_hidden
-from agro.models.pretrained import device_of, pretrained, saved_weights, set_threads, without_bars
-from agro.models.tiles import OF_REFERENCE, Head
+from agro.models.pretrained import device_of, new_model, pretrained, saved_weights, set_threads, without_bars
 from agro.types import KeptSets, Sample
 
 __all__ = ["InvalidSample", "Policy", "new_model"]

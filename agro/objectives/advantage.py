@@ -7,11 +7,10 @@ log-probs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 
-from agro.objectives.core import Options
 from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, center, standardize, token_mean
@@ -32,11 +31,18 @@ Kind = Literal[
     "red_drop",
     "gdpo",
 ]
+# Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards.
+NEEDED: dict[str, tuple[Need, ...]] = {
+    **dict.fromkeys(get_args(Kind), (REWARD, GROUPS)),
+    "reinforce_pp": (REWARD,),
+    "gdpo": (REWARD_PARTS, PART_WEIGHTS, GROUPS),
+}
 Advantage = Annotated[
     Kind,
     Option(
         "how rewards become advantages: r minus the group's mean, that divided by the group's standard "
-        "deviation, r minus the mean of the others, or as the method of this name does it"
+        "deviation, r minus the mean of the others, or as the method of this name does it",
+        needs=NEEDED,
     ),
 ]
 
@@ -49,18 +55,6 @@ def advantage(groups: Groups, kind: str) -> Tensor:
 def of_tokens(groups: Groups, kind: str) -> Tensor:
     """[B,1] that of each row's response."""
     return advantage(groups, kind)[groups.batch.response][:, None]
-
-
-def needs(options: Options) -> set[Need]:
-    """What the option `advantage` needs."""
-    return needs_of(options["advantage"])
-
-
-def needs_of(kind: str) -> set[Need]:
-    """Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards."""
-    if kind == "gdpo":
-        return {REWARD_PARTS, PART_WEIGHTS, GROUPS}
-    return {REWARD} if kind == "reinforce_pp" else {REWARD, GROUPS}
 
 
 def centered(groups: Groups) -> Tensor:
@@ -101,18 +95,9 @@ def against_length_weighted(groups: Groups) -> Tensor:
     return groups.reward - baseline_G[groups.group]
 
 
-def normalized_in_step(groups: Groups) -> Tensor:
-    """[N] (r − mean)/std over all tokens of the step (REINFORCE++, arXiv 2501.03262)."""
-    return _normalized(groups, groups.reward)
-
-
-def centered_and_normalized(groups: Groups) -> Tensor:
-    """[N] the same of r − r̄ (REINFORCE++-baseline)."""
-    return _normalized(groups, centered(groups))
-
-
-def _normalized(groups: Groups, v_N: Tensor) -> Tensor:
-    """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more."""
+def normalized_in_step(groups: Groups, v_N: Tensor) -> Tensor:
+    """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more
+    (REINFORCE++, arXiv 2501.03262; of r − r̄ REINFORCE++-baseline)."""
     v_BT = v_N[groups.batch.response][:, None].expand(groups.batch.mask.shape)
     mean = token_mean(groups.batch, v_BT)
     variance = token_mean(groups.batch, (v_BT - mean).square())
@@ -143,7 +128,7 @@ def normalized_by_part(groups: Groups) -> Tensor:
     extra, rows = groups.batch.extra, groups.first_row
     parts_NK, weights_NK = extra["reward_parts"].double()[rows], extra["part_weights"].double()[rows]
     columns = [standardize(part_N, groups.group) for part_N in parts_NK.unbind(1)]
-    return _normalized(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
+    return normalized_in_step(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
 
 
 def after_drops(groups: Groups) -> Tensor:
@@ -175,8 +160,8 @@ KINDS: dict[str, Callable[[Groups], Tensor]] = {
     "others": against_others,
     "maxrl": over_mean,
     "opo": against_length_weighted,
-    "reinforce_pp": normalized_in_step,
-    "reinforce_pp_baseline": centered_and_normalized,
+    "reinforce_pp": lambda groups: normalized_in_step(groups, groups.reward),
+    "reinforce_pp_baseline": lambda groups: normalized_in_step(groups, centered(groups)),
     "red_drop": after_drops,
     "gdpo": normalized_by_part,
 }

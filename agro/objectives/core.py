@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from agro.errors import Refused
-from agro.io import plugins
 from agro.io.worker import explain
 from agro.objectives.needs import (
     GROUPS,
@@ -42,14 +41,23 @@ from agro.objectives.needs import (
     OBSERVED_LOGP,
     REF_LOGP,
     REWARD,
-    STORED_VALUE,
     ColumnNeed,
     Need,
     Stream,
     grouping,
     ordered,
 )
-from agro.objectives.options import REQUIRED, Observing, Singletons, checked, defaults_of, model_of
+from agro.objectives.options import (
+    REQUIRED,
+    Declared,
+    Observing,
+    Singletons,
+    checked,
+    defaults_of,
+    model_of,
+    needed_by,
+    options_of,
+)
 from agro.types import Batch, Tensor
 
 Streams = Mapping[str, Tensor]
@@ -93,12 +101,11 @@ class Ingredient:
 
     options: ClassVar[Mapping[str, tuple[Any, Any]]]  # (annotation, default)
     metrics: ClassVar[tuple[str, ...]] = ()  # that it adds where its first option isn't at its default
-    reads: ClassVar[Mapping[str, Need]] = {}  # by option, what it needs unless that is 0
     stream: ClassVar[str] = "logp"  # whose gradient it changes; without the stream it isn't applied
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
-        return {need for option, need in self.reads.items() if options.get(option)}
+        return needed_by(self.options, options)
 
     def conflict(self, options: Options, explicit: Options) -> str:
         """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
@@ -121,7 +128,6 @@ class Observations(Ingredient):
 
     options: ClassVar = {"observations": (Observing, 0.0)}
     metrics: ClassVar = ("observation_loss",)
-    reads: ClassVar = {"observations": OBSERVED_LOGP}
     stream: ClassVar = OBSERVED_LOGP
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -179,7 +185,7 @@ class Objective:
 
     function: Callable[..., Terms]
     source: str  # paper, equation
-    requires: Callable[[Options], set[Need]]  # what the function itself needs
+    requires: Callable[[Options], set[Need]]  # what the function needs besides what its options say
     couples: Callable[[Options], Coupling] = lambda options: "row"
     """How far one row's gradient depends on other rows' streams."""
     ingredients: tuple[Ingredient, ...] = (SINGLETONS,)
@@ -202,11 +208,13 @@ class Objective:
     @cached_property
     def options(self) -> type[BaseModel]:
         """A pydantic model, from the function's signature."""
-        return model_of(self.function, self.preset, **self._added())
+        added = {key: option for part in self.parts for key, option in part.options.items()}
+        return model_of(self.function.__name__, {**self._own, **added}, self.preset)
 
-    def _added(self) -> dict[str, tuple[Any, Any]]:
-        """(annotation, default) of the options that aren't the function's own."""
-        return {key: option for part in self.parts for key, option in part.options.items()}
+    @cached_property
+    def _own(self) -> Declared:
+        """The options of the function."""
+        return options_of(self.function)
 
     @property
     def parts(self) -> tuple[Ingredient, ...]:
@@ -224,12 +232,13 @@ class Objective:
 
     def function_options(self, options: Options) -> dict[str, Any]:
         """Those of `options` that the function takes."""
-        return {key: value for key, value in options.items() if key not in self._added()}
+        return {key: value for key, value in options.items() if key in self._own}
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         # Of two with one name the ingredient's stays: a weight allows for stale samples, which it corrects.
-        needs = set[Need]().union(*(part.needs(options) for part in self.parts), self.requires(options))
+        parts = (part.needs(options) for part in self.parts)
+        needs = set[Need]().union(*parts, self.requires(options), needed_by(self._own, options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
     def conflict(self, options: Options, explicit: Options) -> str:
@@ -294,11 +303,6 @@ def always(*needs: Need) -> Callable[[Options], set[Need]]:
     return lambda options: set(needs)
 
 
-def regularized(*needs: Need) -> Callable[[Options], set[Need]]:
-    """These, and the reference's log-probs unless β is 0."""
-    return lambda options: set(needs) if options.get("beta") == 0 else {*needs, REF_LOGP}
-
-
 def coupling(scope: Coupling) -> Callable[[Options], Coupling]:
     return lambda options: scope
 
@@ -306,12 +310,6 @@ def coupling(scope: Coupling) -> Callable[[Options], Coupling]:
 def couples_regularized_reward(options: Options) -> Coupling:
     """By group through the R_i of the others, unless β is 0."""
     return "row" if options.get("beta") == 0 else "group"
-
-
-def needs_baseline(options: Options) -> set[Need]:
-    """Of an objective on regularized rewards with the option `baseline`."""
-    compared: dict[str, set[Need]] = {"stored": {STORED_VALUE}, "step": set(), "others": {GROUPS}}
-    return regularized(REWARD, *compared[options["baseline"]])(options)
 
 
 def couples_baseline(options: Options) -> Coupling:
@@ -336,11 +334,6 @@ def to_reference(options: Options) -> ColumnNeed:
     return REF_LOGP
 
 
-def load(name: str) -> Objective:
-    """The entry that `name` stands for; raises `Refused` where there is none."""
-    return entry_of(name, plugins.load("objectives", name, "objective.name"))
-
-
 def entry_of(name: str, target: Any) -> Objective:
     """The entry of a plug-in; raises `Refused` where it is neither an objective nor a function."""
     if isinstance(target, Objective):
@@ -351,17 +344,8 @@ def entry_of(name: str, target: Any) -> Objective:
 
 
 @cache
-def _of_function(name: str, target: Callable[..., Terms]) -> Objective:
-    needs = {REWARD, GROUPS}
-    if "beta" in inspect.signature(target).parameters:
-        needs.add(REF_LOGP)
-    return Objective(
-        _refusing(name, target), name, requires=lambda options: set(needs), couples=lambda options: "step"
-    )
-
-
-def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]:
-    """The function, whose errors are refusals that name the line."""
+def _of_function(name: str, function: Callable[..., Terms]) -> Objective:
+    """The entry of a user's function, whose errors are refusals that name the line."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Terms:
@@ -375,4 +359,7 @@ def _refusing(name: str, function: Callable[..., Terms]) -> Callable[..., Terms]
             raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")
         return terms
 
-    return call
+    needs = {REWARD, GROUPS}
+    if "beta" in inspect.signature(function).parameters:
+        needs.add(REF_LOGP)
+    return Objective(call, name, requires=always(*needs), couples=coupling("step"))

@@ -19,7 +19,7 @@ from agro.objectives.core import (
     masked,
     wanted_streams,
 )
-from agro.objectives.needs import GROUPS, LogProb, Need, grouping, judging, least_responses, ordered
+from agro.objectives.needs import GROUPS, ColumnNeed, Need, grouping, judging, least_responses, ordered
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch, Tensor
@@ -214,7 +214,7 @@ def _largest_ratios(needs: set[Need], streams: Streams, batch: Batch, row: int) 
     """How far the log-probs of a row are from those that it is compared with."""
     text = ""
     for need in ordered(needs):
-        if isinstance(need, LogProb):
+        if isinstance(need, ColumnNeed) and need.is_logp:
             value = need.of(batch)
             assert value is not None
             far = float((streams["logp"][row] - value[row])[batch.mask[row]].abs().max())

@@ -1,14 +1,14 @@
 """What objectives need of their data: where data don't have it, who provides it, and the way out.
 
-Kinds of needs: how data lack them, and how they are withheld. `agro.objectives.needs` lists them.
+The needs are listed at the end, each with what tells it from others of its kind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from agro.errors import Refused
 from agro.objectives.reduce import Groups, Pairs, by_experts, ties
 from agro.types import Batch, Tensor
 
-__all__ = ["ColumnNeed", "GroupSize", "LogProb", "Need", "Provider", "Stream", "except_experts"]
+__all__ = ["ColumnNeed", "GroupSize", "Need", "Provider", "Stream", "except_experts"]
 
 # Who provides it: the stored samples; a forward pass of the reference; the trainer's forward pass when the
 # batch is drawn; its forward pass in the step; the value head beside the policy; the store in
@@ -25,6 +25,9 @@ Provider = Literal["record", "reference", "draw", "step", "value_head", "value_s
 
 
 TIES_WAY_OUT = 'train on votes (votes = "mean"), or on judgments with a winner'
+APART = (
+    0.1  # nats a token, on average over a response, between two policies: above what engines and types round
+)
 
 
 class StoredFields(Protocol):
@@ -44,18 +47,19 @@ class Need(str):
     provider: Provider
     what: str  # as messages name it
     way_out: str
-    least: int  # responses that a group must have
+    least = 1  # responses that a group must have
     fresh_only = False  # whether a stored sample can't have it
     optional = False  # whether stored samples without it are skipped, as long as some have it
     but_experts = False  # whether rows of role "expert" needn't have it
+    is_unknown: Callable[[StoredFields], bool] | None = None  # of a stored sample; None: as `fresh_only` says
 
-    def __init__(
-        self, name: str, provider: Provider, way_out: str, *, what: str = "", least: int = 1
-    ) -> None:
-        self.provider, self.way_out, self.what, self.least = provider, way_out, what or name, least
-
-    def __new__(cls, name: str, *_: object, **__: object) -> Need:
-        return super().__new__(cls, name)
+    def __new__(
+        cls, name: str, provider: Provider = "record", way_out: str = "", *, what: str = "", **more: Any
+    ) -> Self:
+        """`more`: other attributes than those of its class."""
+        need = super().__new__(cls, name)
+        vars(need).update(provider=provider, way_out=way_out, what=what or name, **more)
+        return need
 
     def refusal(
         self, name: str, missing: Sequence[str], total: int, unit: str = "rows", count: int | None = None
@@ -75,7 +79,7 @@ class Need(str):
 
     def missing_in(self, sample: StoredFields) -> bool:
         """Whether a stored sample doesn't have it."""
-        return self.fresh_only
+        return self.fresh_only if self.is_unknown is None else self.is_unknown(sample)
 
     def applies_to(self, role: str) -> bool:
         return not (self.but_experts and role == "expert")
@@ -86,18 +90,27 @@ class Need(str):
 
 
 class ColumnNeed(Need):
-    """A number of each row [B] or of each token in the mask [B,T]: a field or an `extra` of the batch."""
+    """A number of each row [B], of each token in the mask [B,T], or of each part of the reward [B,K]: a field
+    or an `extra` of the batch."""
+
+    field = ""  # of the batch, where it has another name
+    is_logp = False  # whether it is the log-prob of another policy
+    of_parts = False
+    must_be: float | None = None  # the only number that will do
 
     def of(self, batch: Batch) -> Tensor | None:
-        value = getattr(batch, self, None)
+        value = getattr(batch, self.field or self, None)
         return batch.extra.get(self) if value is None else value
 
     def missing(self, batch: Batch) -> Tensor:
         """[B] rows without it, of whatever role."""
         value = self.of(batch)
-        if value is None:
+        if value is None or (self.of_parts and not value.shape[1]):
             return torch.ones_like(batch.mask[:, 0])
-        return (batch.mask & ~value.isfinite()).any(1) if value.dim() == 2 else ~value.isfinite()
+        known = value.isfinite() if self.must_be is None else value == self.must_be
+        if self.of_parts:
+            return ~known.all(1)
+        return (batch.mask & ~known).any(1) if value.dim() == 2 else ~known
 
     def check(self, name: str, batch: Batch) -> None:
         missing_B = self.missing(batch)
@@ -113,66 +126,21 @@ class ColumnNeed(Need):
         unknown = torch.full_like(value, math.nan)
         if self in batch.extra:
             return batch.replace(extra={**batch.extra, self: unknown})
-        return batch.replace(**{self: unknown})
-
-
-class LogProb(ColumnNeed):
-    """Log-probs [B,T] of another policy."""
-
-
-class RewardNeed(ColumnNeed):
-    optional = True
-
-    def missing_in(self, sample: StoredFields) -> bool:
-        return not sample.scored
-
-
-class PartsNeed(RewardNeed):
-    """Numbers of the K parts of each row's reward, [B,K]."""
-
-    def missing(self, batch: Batch) -> Tensor:
-        value_BK = self.of(batch)
-        if value_BK is None or not value_BK.shape[1]:
-            return torch.ones_like(batch.mask[:, 0])
-        return ~value_BK.isfinite().all(1)
-
-
-class BehaviorLogProb(LogProb):
-    """Over the same tokens as those of the trainer: all, or the kept sets where these are recorded."""
-
-    def missing_in(self, sample: StoredFields) -> bool:
-        return not sample.knows_behavior or bool(sample.truncation)
-
-
-class Fresh(ColumnNeed):
-    """Staleness 0."""
-
-    fresh_only = True
-
-    def of(self, batch: Batch) -> Tensor | None:
-        return batch.age
-
-    def missing(self, batch: Batch) -> Tensor:
-        return ~(batch.age == 0)
-
-    def without(self, batch: Batch) -> Batch:
-        return batch.replace(age=torch.full_like(batch.age, math.nan))
+        return batch.replace(**{self.field or self: unknown})
 
 
 class OfReference(ColumnNeed):
     """Responses that the reference wrote: the recorded log-probs are its own."""
 
-    apart = 0.1  # nats a token, on average over a response: above what engines and types round
-
     def missing(self, batch: Batch) -> Tensor:
         assert batch.behavior_logp is not None
         assert batch.ref_logp is not None
         gap_BT = torch.where(batch.mask, batch.behavior_logp.double() - batch.ref_logp.double(), 0.0).abs()
-        return ~(gap_BT.sum(1) / batch.mask.sum(1) <= self.apart)
+        return ~(gap_BT.sum(1) / batch.mask.sum(1) <= APART)
 
     def without(self, batch: Batch) -> Batch:
         assert batch.ref_logp is not None
-        return batch.replace(behavior_logp=batch.ref_logp - 2 * self.apart)
+        return batch.replace(behavior_logp=batch.ref_logp - 2 * APART)
 
 
 class GroupSize(Need):
@@ -249,33 +217,29 @@ class Votes(Need):
 
 
 class Stream(Need):
-    """Numbers [B,T] ("value": [B]) that the model gives beside the log-probs, with gradient."""
+    """Numbers [B,T] ("value": [B]) that the model gives beside the log-probs, with gradient.
 
-    def __init__(self, name: str, provider: Provider) -> None:
-        super().__init__(name, provider, f'pass it: streams={{"{name}": …}}', what=f'the stream "{name}"')
+    Some are constants of a distribution beside π. "future" is log π̂ of the token, π̂ ∝ π (π/π_ref)^λ, which
+    lies beyond π, seen from the reference. "proposal" is q of the token, q ∝ π^(1/κ), and "proposal_mean"
+    the mean of log π(a) over q(a).
+    """
 
+    marked_by = ""  # the `extra` [B,T] of the tokens that it is at; "": those of the mask
+    strength: float  # λ
+    temperature: float  # κ
+    draws: int  # tokens drawn from q in its place; 0: q itself
+    seed: float  # of the draws
 
-class Observed(Stream):
-    """Log-probs at other tokens than the objective's: those that `extra["observed"]` [B,T] marks."""
+    def __new__(cls, name: str, provider: Provider = "step", way_out: str = "", **more: Any) -> Self:
+        way_out = way_out or f'pass it: streams={{"{name}": …}}'
+        return super().__new__(cls, name, provider, way_out, **{"what": f'the stream "{name}"', **more})
 
     def check(self, name: str, batch: Batch) -> None:
-        observed = batch.extra.get("observed")
-        if observed is None or observed.shape != batch.mask.shape:
+        if not self.marked_by:
+            return
+        marked = batch.extra.get(self.marked_by)
+        if marked is None or marked.shape != batch.mask.shape:
             raise self.refusal(name, batch.ids, len(batch.mask))
-
-
-class Extrapolation(Stream):
-    """log π̂ of the token, a constant: π̂ ∝ π (π/π_ref)^λ, which lies beyond π, seen from the reference."""
-
-    strength = 1.0  # λ
-
-
-class Proposal(Stream):
-    """Of q ∝ π^(1/temperature), a constant: q of the token, or the mean of log π(a) over q(a)."""
-
-    temperature = 1.0
-    draws = 0  # 0: q itself
-    seed = 0.0  # of the draws
 
 
 N = TypeVar("N", bound=Need)
@@ -300,41 +264,65 @@ def _named(batch: Batch, chosen_P: Tensor) -> list[str]:
     return [f"{batch.ids[winner]} over {batch.ids[loser]}" for winner, loser in chosen]
 
 
-REWARD = RewardNeed(
-    "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft"
+def _is_unscored(sample: StoredFields) -> bool:
+    return not sample.scored
+
+
+def _lacks_behavior(sample: StoredFields) -> bool:
+    """Recorded log-probs are over the same tokens as the trainer's: all, or kept sets that are recorded."""
+    return not sample.knows_behavior or bool(sample.truncation)
+
+
+_scores: dict[str, Any] = {"optional": True, "is_unknown": _is_unscored}
+REWARD = ColumnNeed(
+    "reward", "record", "score them (agro score STORE --reward NAME), or train on them with sft", **_scores
 )
-REWARD_PARTS = PartsNeed(
+REWARD_PARTS = ColumnNeed(
     "reward_parts",
     "record",
     "score them with several rewards (reward.functions) in the run that trains on them, or choose another "
     "advantage",
     what="reward_parts (the value of each of several rewards)",
+    of_parts=True,
+    **_scores,
 )
-PART_WEIGHTS = PartsNeed(
+PART_WEIGHTS = ColumnNeed(
     "part_weights",
     "record",
     REWARD_PARTS.way_out,
     what="part_weights (the weight of each of several rewards)",
+    of_parts=True,
+    **_scores,
 )
-FRESH = Fresh(
+FRESH = ColumnNeed(
     "fresh",
     "record",
     "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
     "staleness",
     what="samples of staleness 0 (made by the present weights)",
+    field="age",
+    must_be=0.0,
+    fresh_only=True,
 )
-REF_LOGP = LogProb(
-    "ref_logp", "reference", "pass the reference's log-probs, or set beta = 0 where the objective allows it"
+REF_LOGP = ColumnNeed(
+    "ref_logp",
+    "reference",
+    "pass the reference's log-probs, or set beta = 0 where the objective allows it",
+    is_logp=True,
 )
-BEHAVIOR_LOGP = BehaviorLogProb(
+BEHAVIOR_LOGP = ColumnNeed(
     "behavior_logp",
     "record",
     "sample again, without greedy choices, and with top-k, top-p or min-p only where the kept sets are "
     "recorded (embedded engine, sampler.keep_sets = true), or use an objective that doesn't need them, "
     "such as agro",
+    is_logp=True,
+    is_unknown=_lacks_behavior,
 )
 # The same column, of samples of any staleness: for what corrects for whoever generated them.
-DRAWN_LOGP = LogProb("old_logp", "draw", "pass the trainer's log-probs when the batch was drawn")
+DRAWN_LOGP = ColumnNeed(
+    "old_logp", "draw", "pass the trainer's log-probs when the batch was drawn", is_logp=True
+)
 OLD_LOGP = changed(
     DRAWN_LOGP,
     fresh_only=True,
@@ -356,11 +344,12 @@ STORED_VALUE = ColumnNeed(
     "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them, and set "
     "data.value_store to that store; or set data.value_half_life, by which it is tracked",
 )
-STORED_QUANTILE = RewardNeed(
+STORED_QUANTILE = ColumnNeed(
     "stored_quantile",
     "value_store",
     "sample those prompts from the reference (agro sample --model REFERENCE -n 8), score them as these are, "
     "and set data.value_store to that store",
+    **_scores,
 )
 HINTED = ColumnNeed(
     "hinted",
@@ -397,13 +386,14 @@ VOTES = Votes(
 KL = Stream("kl", "reference")
 REF_MEAN = Stream("ref_mean", "reference")
 REF_SQUARE = Stream("ref_square", "reference")
-ENTROPY = Stream("entropy", "step")
-NORMALIZER = Stream("normalizer", "step")  # log Σ_a exp of the logits
-FUTURE = Extrapolation("future", "reference")
-PROPOSAL = Proposal("proposal", "step")
-PROPOSAL_MEAN = Proposal("proposal_mean", "step")
-OBSERVED_LOGP = changed(
-    Observed("observed_logp", "step"),
+ENTROPY = Stream("entropy")
+NORMALIZER = Stream("normalizer")  # log Σ_a exp of the logits
+FUTURE = Stream("future", "reference", strength=1.0)
+PROPOSAL = Stream("proposal", temperature=1.0, draws=0, seed=0.0)
+PROPOSAL_MEAN = Stream("proposal_mean", temperature=1.0, draws=0, seed=0.0)
+OBSERVED_LOGP = Stream(  # at other tokens than the objective's
+    "observed_logp",
+    marked_by="observed",
     what="the tokens that an environment answered (objective.observations)",
     way_out="play episodes ([environment]), train on stored ones with their tokens, or set "
     "objective.observations = 0",

@@ -4,8 +4,8 @@ it.
     def rloo(streams, batch, *, beta: Annotated[float, Option("strength of …", ge=0)] = 0.0) -> Terms: ...
 
 A parameter without a default is required; one without a description is taken as its type says, and as a
-number without a type. Choices are `Literal[...]` or `bool`; limits hold for every number
-in the type.
+number without a type. Choices are `Literal[...]` or `bool`; limits hold for every number in the type. What an
+objective needs because of an option, the option says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -22,6 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.nearest import nearest
+from agro.objectives.needs import (
+    GROUPS,
+    OBSERVED_LOGP,
+    PAIRS,
+    PAIRS_AND_TIES,
+    REF_LOGP,
+    STORED_VALUE,
+    VOTES,
+    Need,
+)
 
 COUNTS = {1: "a number", 2: "two numbers", 3: "three numbers"}
 
@@ -36,7 +46,7 @@ REQUIRED = _Required()  # in the place of a preset's default: there is none
 
 @dataclass(frozen=True)
 class Option:
-    """What an option means, its unit, and the limits of its numbers."""
+    """What an option means, its unit, the limits of its numbers, and what it needs."""
 
     meaning: str
     unit: str = "choice"
@@ -44,6 +54,16 @@ class Option:
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
+    needs: Need | Mapping[Any, tuple[Need, ...]] | None = None
+    """What is needed unless the option is 0, False or None; or by its choice."""
+
+    def needed(self, value: Any) -> tuple[Need, ...]:
+        """What is needed with this value, which may be a schedule."""
+        if self.needs is None:
+            return ()
+        if isinstance(self.needs, Need):
+            return () if value is None or value == 0 else (self.needs,)
+        return self.needs.get(value, ()) if isinstance(value, str | bool) else ()
 
     def expected(self, kind: Any) -> str:
         """What a value of this type may be, in words."""
@@ -86,8 +106,9 @@ class Option:
 
 # Options that several objectives share.
 NATS = "reward per nat of the response's log-ratio"
-Beta = Annotated[float, Option("strength of the regularization towards the reference", NATS, ge=0)]
-BetaAbove0 = Annotated[float, Option("strength of the regularization towards the reference", NATS, gt=0)]
+TOWARDS = "strength of the regularization towards the reference"
+Beta = Annotated[float, Option(TOWARDS, NATS, ge=0, needs=REF_LOGP)]
+BetaAbove0 = Annotated[float, Option(TOWARDS, NATS, gt=0)]  # also of what is regularized towards others
 Scale = Annotated[
     Literal["reward", "loss"], Option("whether the gradient is divided by beta ('reward') or not ('loss')")
 ]
@@ -102,14 +123,18 @@ Average = Annotated[
 ]
 Votes = Annotated[
     Literal["ignore", "mean"],
-    Option("probability that the winner is the better one: 1, or the posterior mean of its votes"),
+    Option(
+        "probability that the winner is the better one: 1, or the posterior mean of its votes",
+        needs={"ignore": (PAIRS,), "mean": (PAIRS_AND_TIES, VOTES)},
+    ),
 ]
 Baseline = Annotated[
     Literal["others", "stored", "step"],
     Option(
         "of a response: the mean of the others in its group; or, with which a group may have one response, "
         "the prompt's stored value, or the mean of nearly least variance of all other groups of the step, "
-        "which is for fresh samples"
+        "which is for fresh samples",
+        needs={"others": (GROUPS,), "stored": (STORED_VALUE,)},
     ),
 ]
 Singletons = Annotated[
@@ -126,37 +151,52 @@ Observing = Annotated[
         "of what the environment answered in the loss: times −log π, mean over all these tokens of the step",
         "loss per nat",
         ge=0,
+        needs=OBSERVED_LOGP,
     ),
 ]
 
 
-def model_of(
-    function: Callable[..., Any], preset: Mapping[str, Any] = MappingProxyType({}), **more: Any
-) -> type[BaseModel]:
-    """A frozen model of the keyword-only parameters of `function`, and of `more`: (annotation, default) by
-    name. `preset` has other defaults."""
+Declared = Mapping[str, tuple[Any, Any]]  # (annotation, default) of options by their names
+
+
+def options_of(function: Callable[..., Any]) -> Declared:
+    """The keyword-only parameters of a function; those of a user's own may have no `Option`, or no type."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    own = {p.name: (hints.get(p.name, float), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
-    every = own | more
-    fields = {key: _field(kind, preset.get(key, default)) for key, (kind, default) in every.items()}
+    return {p.name: (hints.get(p.name, float), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def needed_by(declared: Declared, options: Mapping[str, Any]) -> set[Need]:
+    """What declared options need; of a required one that isn't there yet the most."""
+    needs = set[Need]()
+    for key, (annotation, default) in declared.items():
+        for option in getattr(annotation, "__metadata__", ()):  # none for one without a description
+            needs.update(option.needed(options.get(key, default)))
+    return needs
+
+
+def model_of(name: str, declared: Declared, preset: Mapping[str, Any]) -> type[BaseModel]:
+    """A frozen model of declared options. `preset` has other defaults."""
+    fields = {}
+    for key, (annotation, default) in declared.items():
+        if not hasattr(annotation, "__metadata__"):  # of a user's own function
+            annotation = Annotated[annotation, Option("not described", "not stated")]
+        kind, option = get_args(annotation)
+        value = preset.get(key, default)
+        field = Field(
+            ... if value in (inspect.Parameter.empty, REQUIRED) else value,
+            description=option.meaning,
+            json_schema_extra={"unit": option.unit, "expected": option.expected(kind)},
+        )
+        fields[key] = option.constrained(kind), field
     config = ConfigDict(frozen=True, extra="forbid")
-    model: type[BaseModel] = create_model(function.__name__, __config__=config, **fields)  # type: ignore[call-overload]
+    model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
     return model
 
 
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
     """The defaults of options, without those that are required."""
     return {key: field.default for key, field in model.model_fields.items() if not field.is_required()}
-
-
-def _field(annotation: Any, default: Any) -> tuple[Any, Any]:
-    if get_origin(annotation) is not Annotated:  # of a user's own function
-        annotation = Annotated[annotation, Option("not described", "not stated")]
-    kind, option = get_args(annotation)
-    extra = {"unit": option.unit, "expected": option.expected(kind)}
-    value = ... if default in (inspect.Parameter.empty, REQUIRED) else default
-    return option.constrained(kind), Field(value, description=option.meaning, json_schema_extra=extra)
 
 
 def described(model: type[BaseModel]) -> dict[str, dict[str, Any]]:

@@ -14,15 +14,7 @@ from agro.errors import Refused
 from agro.io import peers, plugins
 from agro.objectives import core
 from agro.objectives.core import MethodRecipe, Objective
-from agro.objectives.methods import (
-    clipped,
-    consistency,
-    critic,
-    policy_gradient,
-    preference,
-    squares,
-    teaching,
-)
+from agro.objectives.methods import clipped, consistency, policy_gradient, preference, teaching
 from agro.objectives.options import REQUIRED, described
 
 
@@ -60,7 +52,7 @@ def _preset(
     return replace(base, of=base.function.__name__, preset=values, **fields)
 
 
-FAMILIES = (consistency, squares, policy_gradient, critic, clipped, teaching, preference)
+FAMILIES = (consistency, policy_gradient, clipped, teaching, preference)
 OBJECTIVES = with_methods(
     {name: entry for family in FAMILIES for name, entry in family.ENTRIES.items()},
     Path(__file__).parent / "methods" / "methods.toml",
@@ -73,19 +65,22 @@ def installed() -> dict[str, Objective]:
 
     Raises `Refused` where a name is there twice.
     """
-    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[0]
+    return {name: entry for name, (entry, _) in _with_points().items()}
 
 
 def registered(name: str) -> str:
     """The entry point that has an objective; the name itself of a reference."""
-    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[1].get(name, name)
+    return _with_points()[name][1] if name in _with_points() else name
+
+
+def _with_points() -> dict[str, tuple[Objective, str]]:
+    """Entries of installed packages, and the entry point of each."""
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))
 
 
 @cache
-def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective], dict[str, str]]:
-    """Entries, and the entry point of each."""
-    found: dict[str, Objective] = {}
-    point_of: dict[str, str] = {}
+def _installed(points: tuple[tuple[str, str], ...]) -> dict[str, tuple[Objective, str]]:
+    found: dict[str, tuple[Objective, str]] = {}
     for point, _ in points:
         part = plugins.load("objectives", point, "objective.name")
         for name, target in (part if isinstance(part, dict) else {point: part}).items():
@@ -94,8 +89,8 @@ def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective
                     f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
                     "uninstall that package, or give its objective another name"
                 )
-            found[name], point_of[name] = core.entry_of(name, target), point
-    return found, point_of
+            found[name] = core.entry_of(name, target), point
+    return found
 
 
 def entries() -> dict[str, Objective]:
@@ -113,7 +108,7 @@ def get(name: str) -> Objective:
     if name in OBJECTIVES:
         return OBJECTIVES[name]
     if plugins.is_reference(name):
-        return core.load(name)
+        return core.entry_of(name, plugins.load("objectives", name, "objective.name"))
     if name not in installed():
         called = {ours: entry.called for ours, entry in entries().items()}
         hint = peers.objective(name, called) or f"there are {', '.join(names())}"

@@ -1,4 +1,4 @@
-"""What is claimed of an objective."""
+"""What is claimed of an objective, and what several objectives, or several options of one, have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from agro.proof.formulas import Situation
+from agro.proof import formulas
+from agro.proof.formulas import CorrectionWeight, Situation, group_baseline
 
 # Updates of a descent that isn't claimed to arrive: agro, from the reference on data of any full support, is
 # within 1e-4 nats of the optimum by then.
@@ -97,3 +98,166 @@ def given(formula: Formula, options: Mapping[str, Any]) -> Callable[[Situation],
 def preset(claims: Claims, **options: Any) -> Claims:
     """The same of a preset, which has those options by itself but for `options`."""
     return replace(claims, options=options)
+
+
+REGULARIZED = ("reward", "ref_logp")
+GROUPED = ("reward", "ref_logp", "groups")
+FRESH = (*GROUPED, "fresh")
+BEHAVIOR = ("reward", "behavior_logp", "groups")
+OLD = ("reward", "old_logp", "groups")
+JUDGED = ("pairs", "ref_logp")
+
+
+def one(beta: float) -> float:
+    return 1.0
+
+
+def itself(beta: float) -> float:
+    return beta
+
+
+# With V* as the baseline: −E_μ (R − V*) ∇log π. Another value has the same on-policy gradient, and another
+# end off-policy.
+STORED = Claims(
+    lambda s: 0.5 * formulas.square_with_stored_value(s) / s.beta,
+    "optimum",
+    (*REGULARIZED, "stored_value"),
+    {"baseline": "stored"},
+    reference_shift=False,
+    policy_gradient=one,
+    n=(1, 2),
+)
+# With the mean of the step's other groups. That its expected gradient on fresh samples is the policy
+# gradient, with noise too, is enumerated over independent groups in tests/objectives.
+STEP = Claims(
+    formulas.against_other_groups,
+    "unknown",
+    REGULARIZED,
+    {"baseline": "step"},
+    shift=False,
+    reference_shift=False,
+    noise=False,
+    n=(2,),  # the formula has other groups of the same size
+    updates=0,
+)
+
+
+def weighted(claims: Claims, weight: str, maximum: float = 1.0, updates: int = 600) -> Claims:
+    """Statement 25: the optimum stays. A response that the policy has left comes back slowly: its weight is
+    small."""
+    changed = corrected(claims, CorrectionWeight(weight, maximum), ends=claims.ends)  # type: ignore[arg-type]
+    return replace(changed, updates=updates)
+
+
+def moved(claims: Claims) -> Claims:
+    """The same, where a number more in log f of a prompt makes a difference."""
+    return replace(claims, reference_shift=False)
+
+
+def baseline_claims(
+    kind: str,
+    maximum: float | None = None,
+    power: float = 1.0,
+    updates: int = 600,
+    normalize: Literal["none", "group"] = "none",
+) -> Claims:
+    """Statement 26, with a weight where `maximum` is given.
+
+    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards.
+    """
+    weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
+    weight["weight_normalize"] = normalize
+    return Claims(
+        lambda s: group_baseline(s, kind, maximum, power, normalize == "group"),
+        "optimum",
+        GROUPED,
+        {"weight_baseline": kind} if maximum is None else {"weight_baseline": kind, **weight},
+        reference_shift=maximum is None,
+        noise=kind in ("weighted", "optimal"),
+        n=(2, 3),
+        updates=updates,
+    )
+
+
+RATIOS = {
+    "reference": ("ref_logp",),
+    "behavior": ("behavior_logp",),
+    "mismatch": ("behavior_logp", "old_logp"),
+}
+
+
+def corrected(
+    claims: Claims, correction: CorrectionWeight, ends: Literal["optimum", "elsewhere", "unknown"] = "unknown"
+) -> Claims:
+    """With a correction weight."""
+    return replace(
+        claims,
+        expects=correction(claims.expects),
+        ends=ends,
+        needs=tuple(dict.fromkeys([*claims.needs, *RATIOS[correction.weight]])),
+        options={
+            **claims.options,
+            "weight": correction.weight,
+            "weight_max": correction.maximum,
+            "weight_min": correction.minimum,
+            "weight_level": correction.level,
+            "weight_rule": correction.rule,
+        },
+        reference_shift=claims.reference_shift and correction.weight != "reference",
+        policy_gradient=None,
+        limits=False,
+        drifted=correction.weight == "mismatch",
+        updates=0,
+    )
+
+
+def imitating(claims: Claims, k: Formula, shift: bool = True, **options: Any) -> Claims:
+    """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
+    return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), shift, imitation=0.7, **options)
+
+
+def pulled(claims: Claims, more: Formula, shift: bool = True, noise: bool = False, **options: Any) -> Claims:
+    """With more in the loss, which moves its end."""
+    return replace(
+        claims,
+        expects=lambda s: claims.expects(s) + more(s),
+        ends="unknown",
+        options={**claims.options, **options},
+        shift=shift,
+        noise=noise,
+        policy_gradient=None,
+        limits=False,
+        n=(2,),
+        updates=0,
+    )
+
+
+def of_ratios(formula: Formula, average: str = "response") -> Callable[..., Claims]:
+    """Claims by options of an objective with ratios, `average` by default.
+
+    Where a ratio is clipped, or rewards are standardized, their noise matters. Where the mean is over all
+    tokens of a step, its groups have one size.
+    """
+
+    def claim(
+        needs: tuple[str, ...] = BEHAVIOR,
+        updates: int = 0,
+        *,
+        penalty: Formula | None = None,  # times β
+        drifted: bool = False,
+        **options: Any,
+    ) -> Claims:
+        plain = given(formula, options)
+        return Claims(
+            plain if penalty is None else lambda s: plain(s) + s.beta * penalty(s),
+            "elsewhere",
+            needs,
+            options,
+            reference_shift="ref_logp" not in needs,
+            noise=False,
+            n=(2,) if options.get("average", average) == "token" else (2, 3),
+            drifted=drifted,
+            updates=updates,
+        )
+
+    return claim

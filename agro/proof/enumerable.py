@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from agro.objectives.needs import Extrapolation, Proposal
+from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, Stream
 
 END = 0  # the token that ends a response where lengths differ
 
@@ -239,7 +239,7 @@ class Enumerable:
         logp, ref_logp = self.logp_next().detach(), reference.logp_next().detach()
         return ((1 + strength) * logp - strength * ref_logp).log_softmax(-1)
 
-    def proposal(self, need: Proposal) -> Tensor:
+    def proposal(self, need: Stream) -> Tensor:
         """[X,C,V] q ∝ π^(1/κ), or the shares of the tokens that `need` draws from it; without gradient."""
         q = (self.logp_next().detach() / need.temperature).softmax(-1)
         if not need.draws:
@@ -290,13 +290,15 @@ class Enumerable:
             streams["ref_mean"] = (other.exp() * (logp - other)).sum(-1)[:, places]
             streams["ref_square"] = (other.exp() * (logp - other).square()).sum(-1)[:, places] / 2
         for need in want:
-            if isinstance(need, Extrapolation):
+            if not isinstance(need, Stream):
+                continue
+            if need == FUTURE:
                 assert reference is not None
                 streams[need] = self.future(reference, need.strength)[:, places, self.space.tokens]
-            if isinstance(need, Proposal):
+            if need in (PROPOSAL, PROPOSAL_MEAN):
                 q = self.proposal(need)
                 mean, share = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]
-                streams[need] = mean if need == "proposal_mean" else share
+                streams[need] = mean if need == PROPOSAL_MEAN else share
         if "prefix_value" in want:
             streams["prefix_value"] = self.value.prefix[:, places]
         return streams

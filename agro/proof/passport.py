@@ -18,10 +18,15 @@ from torch import Tensor
 from agro.errors import Refused
 from agro.objectives import Need, NotFinite, differentiate, get
 from agro.objectives.core import STREAMS, Ingredient
-from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
-from agro.objectives.kl_term import KL_TERM
+from agro.objectives.ingredients import (
+    IMITATION,
+    IMITATION_OF_WINNERS,
+    KL_TERM,
+    WEIGHT,
+    WEIGHT_BASELINE,
+    WEIGHT_BASELINE_OF_PAIRS,
+)
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS
 from agro.proof.claims import claims_of
 from agro.proof.ends import ends, own_ends, tools
 from agro.proof.enumerable import Space

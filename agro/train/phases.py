@@ -22,8 +22,8 @@ from agro.config.override import LENGTH
 from agro.errors import Refused
 from agro.io.numbers import count
 from agro.objectives import Need, Objective, get, least_responses
+from agro.objectives.ingredients import MEASURED
 from agro.objectives.needs import REWARD, judging, provided_by
-from agro.objectives.weights import MEASURED
 from agro.store import DrawRule, Store
 from agro.store.location import exists, located
 from agro.types.sample import ROLES

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from agro.config import TrainConfig
 from agro.errors import Refused
+from agro.models.logprobs import OF_REFERENCE
 from agro.models.policy import Policy
-from agro.models.tiles import OF_REFERENCE
 from agro.objectives import Evaluation, differentiate, get
 from agro.objectives.core import blank, wanted_streams
 from agro.objectives.needs import OBSERVED_LOGP

@@ -12,8 +12,8 @@ from agro.config import RunConfig
 from agro.io.files import new_run_folder
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
+from agro.objectives.ingredients import MEASURED
 from agro.objectives.needs import provided_by
-from agro.objectives.weights import MEASURED
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import capabilities, declared

@@ -17,11 +17,9 @@ from torch import Tensor
 from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims, of_options, preset
-from agro.proof.claims.advantages import per_token
+from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, preset, weighted
 from agro.proof.claims.teaching_claims import of_texts
-from agro.proof.families import BEHAVIOR, OLD, weighted
-from agro.proof.formulas import EPS, Situation
+from agro.proof.formulas import EPS, Situation, per_token
 
 Clip = tuple[float, float]
 Advantage = Callable[[Tensor], Tensor]  # of rewards [...,n+1], those of the expert last

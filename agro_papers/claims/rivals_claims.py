@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims, End, of_options
-from agro.proof.claims.advantages import weighed
+from agro.proof.claim import DESCENT, GROUPED, JUDGED, Claims, End, moved, of_options
 from agro.proof.claims.preference_claims import (
     OF_BEHAVIOR,
     VOTED,
@@ -21,8 +20,7 @@ from agro.proof.claims.preference_claims import (
     winners,
 )
 from agro.proof.expectation import meaning_of
-from agro.proof.families import GROUPED, JUDGED, moved
-from agro.proof.formulas import Situation, wins
+from agro.proof.formulas import Situation, weighed, wins
 from agro.proof.measuring import BETA
 from agro_papers.claims.weighted_claims import masked
 

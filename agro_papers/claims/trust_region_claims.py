@@ -13,12 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims, of_options, preset
+from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, of_ratios, preset
 from agro.proof.claims import clipped_claims
-from agro.proof.claims.advantages import per_token
 from agro.proof.claims.clipped_claims import Limits, clipped_surrogate, first_response_loss
-from agro.proof.families import BEHAVIOR, OLD, of_ratios
-from agro.proof.formulas import Situation
+from agro.proof.formulas import Situation, per_token
 
 Average = float | str
 Bound = tuple[float, float, float]  # its start, maximum and step

@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims, of_options, preset
+from agro.proof.claim import DESCENT, REGULARIZED, Claims, of_options, preset
 from agro.proof.claims.policy_gradient_claims import advantage_claims
-from agro.proof.families import REGULARIZED
 from agro.proof.formulas import Situation, sloped
 from agro_papers.claims.experts_claims import hybrid
 

@@ -1,6 +1,6 @@
 """Claims of agro_papers.methods.weighted: policy gradients with weights and masks of tokens.
 
-The letters are those of `agro.proof.claims.advantages`. Formulas take their objectives' options.
+The letters are those of `agro.proof.formulas`. Formulas take their objectives' options.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agro.proof.claim import DESCENT, Claims, of_options, preset
-from agro.proof.claims.advantages import (
+from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, of_ratios, preset
+from agro.proof.formulas import (
+    Situation,
     Weight,
     advantage_of_first,
     in_responses,
@@ -22,8 +23,6 @@ from agro.proof.claims.advantages import (
     per_token,
     weighed,
 )
-from agro.proof.families import BEHAVIOR, OLD, of_ratios
-from agro.proof.formulas import Situation
 
 GROUPS = ("reward", "groups")
 Limits = tuple[float, float]

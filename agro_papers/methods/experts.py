@@ -14,6 +14,7 @@ import torch
 
 from agro.objectives.advantage import Std, relative, standardized
 from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.ingredients import Ratio
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -22,7 +23,6 @@ from agro.objectives.needs import (
     OLD_LOGP,
     PROPOSAL,
     PROPOSAL_MEAN,
-    REF_LOGP,
     REWARD,
     Need,
     changed,
@@ -30,7 +30,6 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize, token_mean
-from agro.objectives.weights import Ratio, needed
 from agro.types import Batch, Tensor
 
 
@@ -69,6 +68,13 @@ QUANTILE = 0.9  # of the ratios of hinted tokens (Guide)
 SHAPE = (0.01, 1.0)  # a₁ and a₂ of TempSamp-R1
 FIXES = {"shape": 0.8, "cap": 0.8, "anchor": 1.2}
 
+PolicyRatio = Annotated[
+    Literal["behavior", "old"],
+    Option(
+        "the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn",
+        needs={"behavior": (except_experts(BEHAVIOR_LOGP),), "old": (except_experts(OLD_LOGP),)},
+    ),
+]
 OptionalClip = Annotated[
     tuple[float, float] | None,
     Option(
@@ -86,7 +92,7 @@ def chord(
         Literal["phi", "probability", "none"],
         Option("of an expert's token, without gradient: p (1 − p), its probability p, or 1"),
     ] = "phi",
-    ratio: Ratio = "behavior",
+    ratio: PolicyRatio = "behavior",
     clip: Clip = (0.2, 0.2),
     std: Std = True,
 ) -> Terms:
@@ -123,7 +129,7 @@ def luffy(
         float,
         Option("γ in p/(p + γ): the p at which an expert's token has most gradient", "probability", gt=0),
     ] = 0.1,
-    ratio: Ratio = "behavior",
+    ratio: PolicyRatio = "behavior",
     clip: OptionalClip = None,
     dual_clip: DualClip = None,
     std: Std = False,
@@ -207,7 +213,7 @@ def tempsamp_r1(
             gt=0,
         ),
     ] = None,
-    ratio: Ratio = "behavior",
+    ratio: PolicyRatio = "behavior",
     clip: Clip = (0.2, 0.2),
     beta: Beta = 0.0,
 ) -> Terms:
@@ -314,18 +320,7 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
     return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
 
 
-def _mixed_needs(options: Options) -> set[Need]:
-    return {REWARD, GROUPS, except_experts(needed(options))}
-
-
-def _chord_needs(options: Options) -> set[Need]:
-    return {except_experts(need) for need in (REWARD, GROUPS, needed(options))}
-
-
-def _tempsamp_needs(options: Options) -> set[Need]:
-    anchored = options.get("fix") == "anchor"
-    needs = _chord_needs(options) if anchored else _mixed_needs(options)
-    return needs if options.get("beta") == 0 else {*needs, REF_LOGP}
+_apart = always(except_experts(REWARD), except_experts(GROUPS))  # responses of an expert aren't compared
 
 
 def _otr_needs(options: Options) -> set[Need]:
@@ -356,21 +351,24 @@ def _band_excludes(options: Options) -> str:
 RATIO_MAX = ("ratio_max",)
 _text = partial(Objective, ingredients=())
 ENTRIES: dict[str, Objective] = {
-    "chord": Objective(chord, "CHORD, arXiv 2508.11408", _chord_needs, metrics=("clipped_share", *RATIO_MAX)),
+    "chord": Objective(chord, "CHORD, arXiv 2508.11408", _apart, metrics=("clipped_share", *RATIO_MAX)),
     "luffy": Objective(
-        luffy, "LUFFY, arXiv 2504.14945, policy shaping", _mixed_needs, metrics=(*RATIO_MAX, "weight_mean")
+        luffy,
+        "LUFFY, arXiv 2504.14945, policy shaping",
+        always(REWARD, GROUPS),
+        metrics=(*RATIO_MAX, "weight_mean"),
     ),
     "guide": Objective(
         guide,
         "Guide, arXiv 2506.13923",
-        lambda options: {REWARD, GROUPS, HINTED, needed(options)},
+        always(REWARD, GROUPS, HINTED),
         lambda options: "step" if options.get("gamma") == "quantile" else "row",
         metrics=(*RATIO_MAX, "weight_mean"),
     ),
     "tempsamp_r1": Objective(
         tempsamp_r1,
         "TempSamp-R1, arXiv 2509.18056, sections on mixed-policy sampling",
-        _tempsamp_needs,
+        lambda options: _apart(options) if options.get("fix") == "anchor" else {REWARD, GROUPS},
         metrics=RATIO_MAX,
     ),
     "otr": _text(otr, "OTR, arXiv 2509.26313", _otr_needs, excludes=_otr_excludes, metrics=("weight_mean",)),

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, coupling
-from agro.objectives.imitation import IMITATION
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
+from agro.objectives.ingredients import IMITATION, WEIGHT
 from agro.objectives.methods.preference import (
     ORDERED,
     BetaOfJudgments,
@@ -19,10 +19,9 @@ from agro.objectives.methods.preference import (
     log_ratio,
     ordered,
 )
-from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, REF_LOGP, REWARD, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, MEANING, PAIRS, REF_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, Pairs
-from agro.objectives.weights import WEIGHT
 from agro.types import Batch, Tensor
 from agro_papers.methods.weighted import rec
 
@@ -57,7 +56,10 @@ def seppo(
 
 Equivalent = Annotated[
     Literal["reward", "meaning"],
-    Option("responses that are equivalent: all good ones, or those whose `reward.meaning` is the same"),
+    Option(
+        "responses that are equivalent: all good ones, or those whose `reward.meaning` is the same",
+        needs={"meaning": (MEANING,)},
+    ),
 ]
 
 
@@ -137,24 +139,19 @@ def _of_kind(v_N: Tensor, kind_N: Tensor) -> Tensor:
     return (torch.zeros_like(size, dtype=torch.float64).index_add(0, kind_N, v_N) / size)[kind_N]
 
 
-def _gepo_needs(options: Options) -> set[Need]:
-    needs: set[Need] = {REWARD, GROUPS, REF_LOGP}
-    return {*needs, MEANING} if options.get("equivalent") == "meaning" else needs
-
-
 ENTRIES: dict[str, Objective] = {
-    "seppo": judged(seppo, "SePPO, arXiv 2410.05255", ORDERED),
+    "seppo": judged(seppo, "SePPO, arXiv 2410.05255", ORDERED, PAIRS, REF_LOGP),
     "gepo": Objective(
         gepo,
         "GEPO, arXiv 2505.12723",
-        _gepo_needs,
+        always(REWARD, GROUPS, REF_LOGP),
         coupling("group"),
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
     ),
     "oorl": Objective(
         oorl,
         "OORL, arXiv 2505.12723",
-        lambda options: {*_gepo_needs(options), BEHAVIOR_LOGP},
+        always(REWARD, GROUPS, REF_LOGP, BEHAVIOR_LOGP),
         coupling("group"),
         metrics=("clipped_share", "ratio_max"),
     ),

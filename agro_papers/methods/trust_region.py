@@ -20,14 +20,12 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import Std, relative, standardized
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, regularized
-from agro.objectives.imitation import IMITATION
-from agro.objectives.kl_term import KL_TERM
-from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited, ratio_needs
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD, Need
+from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
+from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Average, Beta, Option
 from agro.objectives.reduce import Groups, average_tokens, token_mean
-from agro.objectives.weights import WEIGHT, Ratio, log_ratio
 from agro.types import Batch, Tensor
 
 DUAL_CLIP = 3.0  # of BAPO's code
@@ -335,10 +333,6 @@ def _bapo_conflict(options: Options) -> str:
     return ""
 
 
-def _with_behavior(options: Options) -> set[Need]:
-    return ratio_needs(options) | {BEHAVIOR_LOGP}
-
-
 MASKED = ("clipped_share", "ratio_max")
 _of_behavior = always(REWARD, GROUPS, BEHAVIOR_LOGP)
 _entry = partial(Objective, ingredients=(WEIGHT, IMITATION, SINGLETONS))
@@ -348,20 +342,22 @@ ENTRIES: dict[str, Objective] = {
     "deepseek_v32": _with_kl(
         deepseek_v32,
         "DeepSeek-V3.2, arXiv 2512.02556, eqs. 7 to 9",
-        _with_behavior,
+        _of_behavior,
         metrics=MASKED,
         preset={"unbiased_kl": True},
     ),
     "kimi_k25": _entry(kimi_k25, "Kimi K2.5, arXiv 2602.02276", _of_behavior, metrics=("ratio_max",)),
-    "sapo": _with_kl(sapo, "SAPO, arXiv 2511.20347, eqs. 5 and 6", ratio_needs, metrics=("ratio_max",)),
+    "sapo": _with_kl(
+        sapo, "SAPO, arXiv 2511.20347, eqs. 5 and 6", always(REWARD, GROUPS), metrics=("ratio_max",)
+    ),
     "dppo": _with_kl(dppo, "DPPO, arXiv 2602.04879", _of_behavior, metrics=MASKED),
     "remix": _entry(
         remix,
         "ReMix, arXiv 2507.06892",
-        regularized(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
+        always(REWARD, GROUPS, BEHAVIOR_LOGP, DRAWN_LOGP),
         metrics=MASKED,
     ),
     "props": Objective(props, "PROPS, arXiv 2311.08290", always(REF_LOGP), ingredients=(), metrics=MASKED),
-    "bapo": _bapo(bapo, "BAPO, arXiv 2510.18927", _with_behavior),
-    "bapo_code": _bapo(bapo_code, "BAPO, arXiv 2510.18927, the authors' code", ratio_needs),
+    "bapo": _bapo(bapo, "BAPO, arXiv 2510.18927", _of_behavior),
+    "bapo_code": _bapo(bapo_code, "BAPO, arXiv 2510.18927, the authors' code", always(REWARD, GROUPS)),
 }

@@ -16,10 +16,9 @@ from agro.objectives.core import (
     always,
     coupling,
     masked,
-    regularized,
     to_reference,
 )
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, log_ratio, of_level
 from agro.objectives.methods.consistency import regularizer
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -38,7 +37,6 @@ from agro.objectives.needs import (
 )
 from agro.objectives.options import Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows
-from agro.objectives.weights import log_ratio, of_level
 from agro.types import Batch, Tensor
 
 
@@ -261,7 +259,7 @@ ENTRIES: dict[str, Objective] = {
     "prefix_consistency": Objective(
         prefix_consistency,
         "AGRO, arXiv 2503.19612, for every prefix; path consistency, arXiv 1702.08892",
-        regularized(REWARD, PREFIX_VALUE),
+        always(REWARD, PREFIX_VALUE),
         ingredients=(IMITATION,),
         metrics=VALUED,
     ),

@@ -13,12 +13,11 @@ import torch
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, Ratio, log_ratio
 from agro.objectives.methods.clipped import limited
-from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, refuse_several_rows, token_mean
-from agro.objectives.weights import Ratio, log_ratio, needed
 from agro.types import Batch, Tensor
 
 Limits = tuple[float, float]
@@ -112,9 +111,16 @@ def rec(
     batch: Batch,
     *,
     mask: Annotated[
-        Literal["none", "one_side", "two_side", "ring"], Option("which tokens are masked, by their ratio")
+        Literal["none", "one_side", "two_side", "ring"],
+        Option(
+            "which tokens are masked, by their ratio",
+            needs=dict.fromkeys(("one_side", "two_side", "ring"), (BEHAVIOR_LOGP,)),
+        ),
     ] = "none",
-    token_weight: Annotated[Literal["none", "is"], Option("the weight of a token: 1, or its ratio")] = "none",
+    token_weight: Annotated[
+        Literal["none", "is"],
+        Option("the weight of a token: 1, or its ratio", needs={"is": (BEHAVIOR_LOGP,)}),
+    ] = "none",
     clip: KeptClip = (0.2, 0.2),
     ring: Annotated[
         Limits, Option("how far a ratio has to go back to be kept again, below and above 1", "ratio", ge=0)
@@ -329,7 +335,10 @@ def nested_reft(
     *,
     mismatch: Annotated[
         Literal["is", "ignore", "retrace"],
-        Option("the weight of a token: its ratio to the sampler, to the policy before the step, or retrace"),
+        Option(
+            "the weight of a token: its ratio to the sampler, to the policy before the step, or retrace",
+            needs={"is": (BEHAVIOR_LOGP,), "ignore": (OLD_LOGP,), "retrace": (BEHAVIOR_LOGP,)},
+        ),
     ] = "is",
     retrace: Annotated[float, Option("λ of λ min(1, w), the weight of retrace", "ratio", gt=0)] = 1.0,
     advantage: Advantage = "standardized",
@@ -359,40 +368,23 @@ def _opmd_conflict(options: Options) -> str:
     return needing('form = "pairwise"', options, {"baseline": "mean"})
 
 
-def _ratio_and_advantage(options: Options) -> set[Need]:
-    """What the options `ratio` and `advantage` need."""
-    return advantages.needs(options) | {needed(options)}
-
-
-def _rec_needs(options: Options) -> set[Need]:
-    uses_ratio = options["mask"] != "none" or options["token_weight"] == "is"
-    return advantages.needs(options) | ({BEHAVIOR_LOGP} if uses_ratio else set())
-
-
-def _raft_needs(options: Options) -> set[Need]:
-    return {REWARD, needed(options)} | ({GROUPS} if options["least_reward"] is None else set())
-
-
-def _nested_needs(options: Options) -> set[Need]:
-    sampler = OLD_LOGP if options["mismatch"] == "ignore" else BEHAVIOR_LOGP
-    return advantages.needs(options) | {sampler}
-
-
 _entry = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 _masking = partial(_entry, metrics=("clipped_share", "ratio_max"))
 _of_groups = always(REWARD, GROUPS)
 ENTRIES: dict[str, Objective] = {
     "opmd": _entry(opmd, "OPMD, arXiv 2509.24203", _of_groups, excludes=_opmd_conflict),
-    "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", _ratio_and_advantage),
-    "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", _ratio_and_advantage, metrics=("ratio_max",)),
-    "rec": _masking(rec, "REC, arXiv 2509.24203", _rec_needs),
+    "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", always()),
+    "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", always(), metrics=("ratio_max",)),
+    "rec": _masking(rec, "REC, arXiv 2509.24203", always()),
     "red_weight": _entry(red_weight, "RED-Weight, arXiv 2509.24203", _of_groups),
-    "cispo": _masking(cispo, "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5", _ratio_and_advantage),
-    "minpro": _masking(minpro, "MinPRO, arXiv 2601.22718", _ratio_and_advantage),
-    "vespo": _entry(vespo, "VESPO, arXiv 2602.10693", _ratio_and_advantage, metrics=("weight_mean",)),
-    "m2po": _masking(m2po, "M2PO, arXiv 2510.01161", _ratio_and_advantage, coupling("step")),
-    "raft_pp": _masking(raft_pp, "RAFT++, arXiv 2504.11343", _raft_needs),
-    "nested_reft": _entry(
-        nested_reft, "Nested-ReFT, arXiv 2508.10123", _nested_needs, metrics=("ratio_max",)
+    "cispo": _masking(cispo, "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5", always()),
+    "minpro": _masking(minpro, "MinPRO, arXiv 2601.22718", always()),
+    "vespo": _entry(vespo, "VESPO, arXiv 2602.10693", always(), metrics=("weight_mean",)),
+    "m2po": _masking(m2po, "M2PO, arXiv 2510.01161", always(), coupling("step")),
+    "raft_pp": _masking(
+        raft_pp,
+        "RAFT++, arXiv 2504.11343",
+        lambda options: {REWARD, GROUPS} if options["least_reward"] is None else {REWARD},
     ),
+    "nested_reft": _entry(nested_reft, "Nested-ReFT, arXiv 2508.10123", always(), metrics=("ratio_max",)),
 }

@@ -26,10 +26,9 @@ from torch.nn.functional import cross_entropy, linear
 from agro import objectives
 from agro.config import LoRA, RunConfig, SamplerConfig
 from agro.models.adapters import adapted
-from agro.models.logprobs import Outputs, token_streams
+from agro.models.logprobs import Head, Outputs, token_streams
 from agro.models.policy import Masters, Policy
 from agro.models.pretrained import decoder_layers
-from agro.models.tiles import Head
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local

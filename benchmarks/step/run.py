@@ -100,8 +100,7 @@ def step_of(model: str, dtype: str, tiny: Path, scratch: Path) -> tuple[Callable
 def head_of(name: str) -> tuple[Callable[[], None], float, int]:
     """Log-probs of one large vocabulary, forward and backward, without a model."""
     from agro.models import policy
-    from agro.models.logprobs import Outputs
-    from agro.models.tiles import Head
+    from agro.models.logprobs import Head, Outputs
 
     vocabulary, positions, width = HEADS[name]
     random = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ import numpy as np
 from openai import OpenAI
 
 from agro.config import NewModel
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.stats.paired import compare
 from agro.store import Store
 

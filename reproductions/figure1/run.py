@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.descent import DescentSettings, descend
-from agro.proof.descent import Path as Descent
+from agro.proof.ends import DescentSettings, descend
+from agro.proof.ends import Path as Descent
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness

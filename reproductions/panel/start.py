@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from agro.config import NewModel, RunConfig
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from reproductions.calculator import run as calculator
 from reproductions.panel.jobs import Job, Model
 

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from agro import objectives
 from agro.config import TrainConfig
-from agro.models.logprobs import Outputs, token_streams
+from agro.models.logprobs import OF_REFERENCE, Head, Outputs, token_streams
 from agro.models.policy import VALUES, ValueHead
-from agro.models.tiles import OF_REFERENCE, Head
 from agro.objectives import NotFinite
 from agro.objectives.core import blank, wanted_streams
 from agro.objectives.evaluation import differentiate

@@ -22,7 +22,7 @@ from agro.models.published import load_published
 from agro.store import Store
 from agro.train.stored_tensors import from_text
 from agro.types import Sample
-from agro_papers.flow import FlowReward
+from agro_papers.flow_reward import FlowReward
 from reproductions.systems import tiny
 from reproductions.systems.tiny import Row
 

@@ -18,8 +18,8 @@ from matplotlib.patches import Patch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from agro.proof.descent import DescentSettings, descend
-from agro.proof.descent import Path as Descent
+from agro.proof.ends import DescentSettings, descend
+from agro.proof.ends import Path as Descent
 from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.descent import DescentSettings, descend
+from agro.proof.ends import DescentSettings, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness

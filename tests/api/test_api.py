@@ -20,7 +20,7 @@ import agro
 from agro.api.arguments import choose, configured, lora_of, reward_values, write_rows
 from agro.config import NewModel, aliases
 from agro.errors import Refused
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.rollout.prompts import load_prompts
 from agro.runs.rundata import load_run
 from agro.store import Store

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import NewModel, RunConfig
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.store import Store
 from agro.types import Sample
 

@@ -17,8 +17,8 @@ from running import agro, done, refused, report_of
 from agro import config
 from agro.config import NewModel
 from agro.logs.interchange import read_samples
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.pages.run.rate import RateServer
 from agro.runs.verdict import Ratings
 from agro.stats.blind import read_key

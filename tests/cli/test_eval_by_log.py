@@ -10,7 +10,7 @@ import pytest
 from running import done, refused, report_of
 
 from agro.config import NewModel
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.store import Store
 
 

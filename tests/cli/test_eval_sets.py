@@ -14,7 +14,7 @@ from running import done, refused, report_of
 from agro.cli.measuring import Measurement, SamplingProgress
 from agro.cli.run_models import rollout_of
 from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.rewards import load_reward
 from agro.rollout import Rollout
 from agro.store import Store

@@ -25,7 +25,7 @@ from agro.cli import app
 from agro.config import NewModel, RunConfig
 from agro.errors import Refused
 from agro.logs.format_table import get
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 
 SMALL = ["train.steps=2", "train.groups=2", "sampler.n=3", "sampler.max_new=4", "data.group_size=2"]
 SMALL_OPTIONS = {"sample": ["--max-new", "4"], "eval": ["--max-new", "4"]}

@@ -15,7 +15,7 @@ import pytest
 from pages import ROOT, blocks
 
 from agro.config import NewModel
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 
 SMALL = {"train": ["train.steps=2", "sampler.max_new=4"], "eval": ["--max-new", "4"]}
 

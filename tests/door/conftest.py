@@ -11,8 +11,8 @@ from agro.config import ChatConfig, NewModel
 from agro.door.app import Application, opened
 from agro.door.records import Keeping
 from agro.logs.privacy import Privacy
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.pages.local_server import behind_a_port
 from agro.rollout.engines.hf import HF
 

@@ -10,8 +10,8 @@ import pytest
 from agro import config
 from agro.errors import Refused
 from agro.io.worker import load_file
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.rollout.demonstrate import demonstrate
 from agro.rollout.envs import Mistake, Turn, load_environment
 from agro.types import Prompt

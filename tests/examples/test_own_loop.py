@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from agro.config import NewModel
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.store import Store
 
 FILE = Path(__file__).parents[2] / "examples/own_loop.py"

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import agro
 from agro.config import NewModel
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.train.learner import Local
 
 trl = pytest.importorskip("trl", reason="needs TRL: make test-integrations")

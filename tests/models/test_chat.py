@@ -11,8 +11,8 @@ import transformers
 from agro.config import ChatConfig, NewModel, SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.rollout import Rollout
 from agro.rollout.demonstrate import demonstrate
 from agro.rollout.engines.hf import HF

@@ -22,9 +22,8 @@ from agro.errors import Refused
 from agro.models import footprint
 from agro.models.adapters import adapted
 from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, is_shape, on_meta, states_on_meta
-from agro.models.logprobs import Outputs, token_streams
+from agro.models.logprobs import Head, Outputs, token_streams
 from agro.models.policy import recomputing
-from agro.models.tiles import Head
 
 
 class Live(TorchDispatchMode):

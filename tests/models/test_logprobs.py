@@ -13,9 +13,8 @@ from rounding import rounding
 from torch.profiler import ProfilerActivity, profile
 
 from agro.errors import Refused
-from agro.models.logprobs import STREAMS, token_streams
+from agro.models.logprobs import STREAMS, Head, keys, token_streams, uniforms
 from agro.models.packing import PackedRows
-from agro.models.tiles import Head, keys, uniforms
 from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, changed
 from agro.types import KeptSets
 
@@ -30,7 +29,7 @@ EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:8], BEYOND)
 @pytest.fixture(params=[8, 1000])
 def tile(request, monkeypatch):
     """Tokens of a tile: five tiles, the last of them with five tokens, or one."""
-    monkeypatch.setattr("agro.models.tiles.TILE", request.param)
+    monkeypatch.setattr("agro.models.logprobs.TILE", request.param)
     return request.param
 
 
@@ -238,7 +237,7 @@ def test_a_chunk_of_any_size_gives_the_same():
 
 def test_kept_logits_change_no_bit(monkeypatch):
     """None of five tiles, some of them, also where the last, which is smaller, would fit alone, and all."""
-    monkeypatch.setattr("agro.models.tiles.TILE", 8)
+    monkeypatch.setattr("agro.models.logprobs.TILE", 8)
     gradients = []
     for kept in (0, *range(1, 3 * B * T * V, 23)):
         monkeypatch.setattr("agro.models.logprobs.KEPT", kept)

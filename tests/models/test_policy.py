@@ -17,8 +17,8 @@ from tokenizers.processors import TemplateProcessing
 from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.models.reference import frozen
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF

@@ -21,9 +21,8 @@ from agro import config as configuration
 from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.footprint import NF4, Footprint
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
-from agro.models.pretrained import adamw_8bit, loading_options
+from agro.models.pretrained import adamw_8bit, loading_options, new_model
 from agro.rollout.engines.server import command_of
 
 SPEC = NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16)

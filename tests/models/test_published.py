@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from agro.config import LoRA, NewModel, PolicyConfig, RunConfig
 from agro.errors import Refused
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.models.published import Probe, form_of, publish
 from agro.models.reference import frozen
 

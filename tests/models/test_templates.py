@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from agro.config import ChatConfig, NewModel, SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.rollout import Rollout
 from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF

@@ -19,9 +19,7 @@ from independent import Case
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation, Ingredient, Need
-from agro.objectives.imitation import Imitation
-from agro.objectives.kl_term import KL_TERM
-from agro.objectives.weights import BASELINE_SHIFT, WEIGHT, WEIGHT_BASELINE
+from agro.objectives.ingredients import BASELINE_SHIFT, KL_TERM, WEIGHT, WEIGHT_BASELINE, Imitation
 
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
 DRAWN = (*FIELDS, "old_value")

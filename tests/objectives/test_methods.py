@@ -20,10 +20,10 @@ from cases import Case, batch_of, change, draw, evaluate
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import advantage
+from agro.objectives.ingredients import log_ratio
 from agro.objectives.methods import consistency
-from agro.objectives.methods.critic import explained_variance, gae
+from agro.objectives.methods.clipped import explained_variance, gae
 from agro.objectives.reduce import Groups
-from agro.objectives.weights import log_ratio
 from agro_papers.methods.trust_region import searched_bounds
 
 LOW, HIGH = (0.6, 0.9, 0.02), (1.2, 3.0, 0.05)

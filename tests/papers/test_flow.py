@@ -13,7 +13,7 @@ from agro.errors import Refused
 from agro.store import Store
 from agro.train.collate import collate
 from agro.types import Sample
-from agro_papers.flow import FlowReward, flow_errors, hidden_states, token_rewards
+from agro_papers.flow_reward import FlowReward, flow_errors, hidden_states, token_rewards
 
 
 def rewards(score, mask=None, **options) -> list[float]:
@@ -89,7 +89,7 @@ def test_the_fitted_error_of_normal_states_is_the_optimal_one(tiny, monkeypatch)
     def normal(policy, samples, layer):
         return torch.randn(4000, 4, generator=random), torch.zeros(4000, 4)
 
-    monkeypatch.setattr("agro_papers.flow._pairs", normal)
+    monkeypatch.setattr("agro_papers.flow_reward._pairs", normal)
     policy = tiny()
     fitted = FlowReward.fit(policy, [sequence(policy, "a")], width=64, steps=1500)
     h, z = (torch.randn(4000, 4, generator=random) for _ in range(2))

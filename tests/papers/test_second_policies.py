@@ -20,8 +20,8 @@ from agro import config
 from agro.api.reporting_trainer import Trainer
 from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
 from agro.rollout.engines.decoding_rows import Rows

@@ -20,7 +20,7 @@ from agro.store import Pair, Store
 from agro.train.check import check_config
 from agro.train.phases import derive
 from agro.types import Prompt, Sample
-from agro_papers.tree import Action, State, Tree, best_first, by_ucb, step_pairs
+from agro_papers.tree_search import Action, State, Tree, best_first, by_ucb, step_pairs
 
 DIGITS = "0123"
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agro.objectives.ingredients import excess
 from agro.objectives.reduce import Groups
-from agro.objectives.weights import excess
 from agro.proof.enumerable import kl
 from agro.types import Batch
 from reproductions.baselines import enumerated, run

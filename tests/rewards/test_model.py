@@ -18,7 +18,7 @@ from transformers import (
 
 from agro import config
 from agro.errors import Refused
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.rewards import load_reward
 from agro.rewards.model import ModelReward
 from agro.types import Sample

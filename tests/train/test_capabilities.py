@@ -17,8 +17,8 @@ from agro.config import RunConfig, SamplerConfig, SourceConfig
 from agro.errors import Interrupted, Refused
 from agro.io import plugins
 from agro.models.encoding import Encoder
-from agro.models.newmodel import new_model
 from agro.models.policy import Policy
+from agro.models.pretrained import new_model
 from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
 from agro.rollout.engines.protocol import Capability

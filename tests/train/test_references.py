@@ -109,7 +109,7 @@ def test_another_model(tmp_path: Path, by_phase: bool) -> None:
 
 def test_a_reference_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     from agro.config import NewModel
-    from agro.models.newmodel import new_model
+    from agro.models.pretrained import new_model
 
     (tmp_path / "other").mkdir()
     new_model(tmp_path / "other", NewModel(alphabet="xyz", hidden=16, layers=1, heads=2, context=16), 0)

@@ -25,7 +25,7 @@ from agro.cli import app
 from agro.config import NewModel
 from agro.errors import Refused, Unwritable
 from agro.logs.importing import import_files
-from agro.models.newmodel import new_model
+from agro.models.pretrained import new_model
 from agro.runs.card import literal, write_cards
 from agro.store import Store
 from agro.types import Sample

@@ -63,8 +63,7 @@ RULES = {
     "hints when all fail, Guide (2506.13923)": 'source `resample` with `by = "hint"`, recipe `guide`',
     "kept sets of top-p and top-k in ratios, DeepSeek-V3.2 (2512.02556)": "`sampler.keep_sets`",
     "imitation with a bounded slope of the discriminator, Lipschitz GAIL (2006.16785)": (
-        "source `adversary` with a `penalty`, recipe `gail`; of given rewards `agro_papers.smooth`, recipe "
-        "`smooth_reward`"
+        "source `adversary` with a `penalty`, recipe `gail`"
     ),
     "logged response beside fresh ones, as in ABPO (2605.18899)": (
         "`data.complete_groups`, recipe `complete_groups`"
@@ -111,11 +110,11 @@ RULES = {
     ),
     "speculative decoding with the target's log-probs (2211.17192)": "engine `drafted`, recipe `speculative`",
     "step-level pairs of a search, Agent Q (2408.07199)": (
-        'source `tree_search` with `by = "ucb"`, `agro_papers.tree.step_pairs`, recipe `agent_q`'
+        'source `tree_search` with `by = "ucb"`, `agro_papers.tree_search.step_pairs`, recipe `agent_q`'
     ),
     "teachers on demand, AMPO (2510.02227)": 'source `resample` with `by = "store"`, recipe `ampo`',
     "token rewards of a flow network, RLFR (2510.10201)": (
-        "source `flow_reward`, recipe `rlfr`; of stored responses `agro_papers.flow`"
+        "source `flow_reward`, recipe `rlfr`; of stored responses `agro_papers.flow_reward`"
     ),
     "tracked baseline V̂(x) for groups of one, uncertain prompts first, SPO (2509.13232)": (
         '`data.value_half_life`, `data.prompt_order = "uncertain"`, `normalize` of `rloo`, recipe '

@@ -1,11 +1,14 @@
-"""Objectives with a clipped importance ratio.
+"""Objectives with a clipped importance ratio, corrected for what else than the trainer's policy generated the
+samples.
 
-GRPO with a correction for what else than the trainer's policy generated the samples.
-
-All of them clip the ratio to π_old, the trainer's policy when the batch was drawn, and weigh each token's
+Those on groups clip the ratio to π_old, the trainer's policy when the batch was drawn, and weigh each token's
 gradient by π_old/μ within bounds, μ being what the sampler recorded. The bounds, the level and what happens
-outside them are options of `agro.objectives.weights`, which says what is averaged over. On samples of another
-staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
+outside them are options of `agro.objectives.ingredients`, which says what is averaged over. On samples of
+another staleness too they estimate the gradient of GRPO at π_old, but for the bounds.
+
+PPO has a critic: a value at every token, learned beside the policy, by which advantages are estimated.
+Advantages and the value's targets are constants of a batch: they are of the values when it was drawn, as the
+ratios are to the policy that sampled it, also where several updates follow.
 """
 
 from __future__ import annotations
@@ -16,13 +19,11 @@ from typing import Annotated
 import torch
 
 from agro.objectives.advantage import Std, relative
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms
-from agro.objectives.imitation import IMITATION
-from agro.objectives.kl_term import KL_TERM
-from agro.objectives.needs import GROUPS, REWARD, Need
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always
+from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_VALUE, GROUPS, PREFIX_VALUE, REWARD
 from agro.objectives.options import Average, Option
-from agro.objectives.reduce import Groups, average_tokens
-from agro.objectives.weights import WEIGHT, Ratio, log_ratio, needed
+from agro.objectives.reduce import Groups, average_tokens, refuse_several_rows, token_mean
 from agro.types import Batch, Tensor
 
 Clip = Annotated[tuple[float, float], Option("how far below and above 1 the ratio may go", "ratio", ge=0)]
@@ -124,16 +125,115 @@ def limited(loss: Tensor, batch: Batch, stopped_BT: Tensor, w_BT: Tensor) -> Ter
     return Terms(loss, metrics={"clipped_share": stopped, "ratio_max": w_BT.max()})
 
 
-def ratio_needs(options: Options) -> set[Need]:
-    """Of groups with rewards, and ratios."""
-    return {REWARD, GROUPS, needed(options)}
+def ppo(
+    streams: Streams,
+    batch: Batch,
+    *,
+    clip: Clip = (0.2, 0.2),
+    value_clip: Annotated[
+        float | None,
+        Option(
+            "how far a value may go from that of when the batch was drawn; None: anywhere", "reward", gt=0
+        ),
+    ] = 0.2,
+    gae_lambda: Annotated[
+        tuple[float, float],
+        Option(
+            "λ of the advantages and of the value's targets: 0 trusts the next value, 1 rewards alone",
+            "share",
+            ge=0,
+            le=1,
+        ),
+    ] = (0.95, 0.95),
+    gamma: Annotated[float, Option("discount of what comes a token later", "share", gt=0, le=1)] = 1.0,
+    average: Average = "token",
+) -> Terms:
+    """PPO (arXiv 1707.06347): −min(w A, clamp(w, 1−ε_low, 1+ε_high) A), w = π/μ token by token, A by GAE,
+    and ½ max((V − G)², (clamp(V, V_old ± value_clip) − G)²), by which the value learns.
+
+    GAE (arXiv 1506.02438): A_t = Σ_{k≥t} (γλ)^(k−t) δ_k, δ_k = r_k + γ V_old(y_≤k) − V_old(y_<k), the value
+    after the last token 0. G_t = V_old(y_<t) + A_t with the second λ; VC-PPO (arXiv 2503.01491) and VAPO
+    (2504.05118) have 1 there. Rewards of tokens are `extra["token_reward"]` [B,T] where the batch has it
+    (NaN: none), and those up to the policy's next token count with the one before; what of a response's
+    reward they don't cover comes at its last token. V_old is `old_value` [B,T].
+
+    Advantages aren't standardized, as in the paper; verl and TRL do so over the step, and TRL counts the
+    value's error a tenth. Adam doesn't see their scale. On fresh samples with λ = γ = 1 the policy's expected
+    gradient is that of the reward, whatever the values are.
+    """
+    refuse_several_rows(batch, "objective ppo", "grpo or agro")
+    assert batch.old_value is not None
+    groups, reward_BT = Groups.of(batch), _token_rewards(batch)
+    old_BT = torch.where(batch.mask, batch.old_value.double(), 0.0)
+    advantage_BT, other_BT = (gae(reward_BT, old_BT, batch.mask, gamma, share) for share in gae_lambda)
+    target_BT, value_BT = old_BT + other_BT, streams["prefix_value"]
+    w_BT = log_ratio(streams, batch, "behavior").exp()
+    gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
+    error_BT = (value_BT - target_BT).square()
+    if value_clip is not None:
+        near_BT = torch.clamp(value_BT, old_BT - value_clip, old_BT + value_clip)
+        error_BT = torch.maximum(error_BT, (near_BT - target_BT).square())
+    value_loss = average_tokens(groups, 0.5 * error_BT, average)
+    metrics = {
+        "clipped_share": ((w_BT * advantage_BT != gain_BT) & batch.mask).sum() / batch.mask.sum(),
+        "ratio_max": w_BT.max(),
+        "value_loss": value_loss,
+        "value_mean": token_mean(batch, value_BT),
+        "explained_variance": explained_variance(batch, old_BT, target_BT),
+    }
+    return Terms(average_tokens(groups, -gain_BT, average) + value_loss, metrics=metrics)
+
+
+def gae(reward_BT: Tensor, value_BT: Tensor, mask_BT: Tensor, gamma: float, share: float) -> Tensor:
+    """[B,T] advantages at the tokens of the mask, 0 elsewhere: δ_t + γλ A of the next one (λ: `share`).
+
+    `value_BT`: of what comes before a token. A reward outside the mask counts with the token before it.
+    """
+    advantage_BT = torch.zeros_like(value_BT)
+    next_value_B, next_advantage_B, later_B = torch.zeros_like(value_BT[:, :1]).expand(-1, 3).unbind(1)
+    for t in reversed(range(mask_BT.shape[1])):
+        here_B, later_B = mask_BT[:, t], later_B + reward_BT[:, t]
+        error_B = later_B + gamma * next_value_B - value_BT[:, t]
+        now_B = error_B + gamma * share * next_advantage_B
+        advantage_BT[:, t] = torch.where(here_B, now_B, 0.0)
+        next_advantage_B = torch.where(here_B, now_B, next_advantage_B)
+        next_value_B = torch.where(here_B, value_BT[:, t], next_value_B)
+        later_B = torch.where(here_B, 0.0, later_B)
+    return advantage_BT
+
+
+def explained_variance(batch: Batch, value_BT: Tensor, target_BT: Tensor) -> Tensor:
+    """[] 1 − Var(G − V)/Var(G) over the tokens of the step; NaN where all targets are equal."""
+
+    def variance(x_BT: Tensor) -> Tensor:
+        return token_mean(batch, (x_BT - token_mean(batch, x_BT)).square())
+
+    spread = variance(target_BT)
+    return torch.where(spread > 0, 1 - variance(target_BT - value_BT) / spread, torch.nan)
+
+
+def _token_rewards(batch: Batch) -> Tensor:
+    """[B,T] what is given for each token, and the rest of its response's reward at the last one."""
+    given = batch.extra.get("token_reward")
+    last_BT = batch.mask & (batch.mask.flip(1).cumsum(1).flip(1) == 1)
+    if given is None:
+        return torch.where(last_BT, batch.reward.double()[:, None], 0.0)
+    dense_BT = given.double().nan_to_num()
+    return dense_BT + torch.where(last_BT, (batch.reward.double() - dense_BT.sum(1))[:, None], 0.0)
 
 
 _entry = partial(
     Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS), metrics=("clipped_share", "ratio_max")
 )
 ENTRIES: dict[str, Objective] = {
-    "grpo": _entry(grpo, "GRPO, arXiv 2402.03300, eq. 3", ratio_needs),
-    "gspo": _entry(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", ratio_needs),
-    "gmpo": _entry(gmpo, "GMPO, arXiv 2507.20673, eq. 4", ratio_needs),
+    "ppo": Objective(
+        ppo,
+        "PPO, arXiv 1707.06347",
+        always(REWARD, PREFIX_VALUE, DRAWN_VALUE, BEHAVIOR_LOGP),
+        ingredients=(KL_TERM, IMITATION),
+        metrics=("clipped_share", "ratio_max", "value_loss", "value_mean", "explained_variance"),
+    ),
+    "grpo": _entry(grpo, "GRPO, arXiv 2402.03300, eq. 3", always(REWARD, GROUPS)),
+    "gspo": _entry(gspo, "GSPO, arXiv 2507.18071, eqs. 5 to 7", always(REWARD, GROUPS)),
+    "gmpo": _entry(gmpo, "GMPO, arXiv 2507.20673, eq. 4", always(REWARD, GROUPS)),
 }

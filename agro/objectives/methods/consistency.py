@@ -1,13 +1,13 @@
 """Generation consistency (AGRO, arXiv 2503.19612): r − β log π*/π_ref is the same for every response to a
 prompt.
 
-With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the regularized reward of response i.
-
-What on-policy AGRO says of its own trap (`agro.objectives.methods.consistency.agro_onpolicy`).
+With R_i = r_i − β ρ_i, ρ_i = Σ_t log π(y_t) − log π_ref(y_t): the regularized reward of response i. Squares
+of it against a baseline are what several published methods share (`squared_consistency`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -18,36 +18,38 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.objectives.core import (
     SINGLETONS,
-    Coupling,
     MethodWarnings,
     Objective,
     Options,
     Streams,
     Terms,
+    always,
     couples_baseline,
     couples_regularized_reward,
     needing,
-    needs_baseline,
-    regularized,
     to_reference,
 )
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import BASELINE_SHIFT, IMITATION, WEIGHT, WEIGHT_BASELINE, squared_norm
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     FRESH,
     GROUPS,
     KL,
     OF_REFERENCE,
+    OLD_LOGP,
+    REF_LOGP,
     REF_MEAN,
     REF_SQUARE,
     REWARD,
+    STORED_QUANTILE,
+    STORED_VALUE,
     TRIPLES,
     VALUE,
+    ColumnNeed,
     Need,
 )
-from agro.objectives.options import Baseline, Beta, Option, Scale
+from agro.objectives.options import NATS, Baseline, Beta, BetaAbove0, Option, Scale
 from agro.objectives.reduce import Groups, refuse_several_rows
-from agro.objectives.weights import BASELINE_SHIFT, WEIGHT, WEIGHT_BASELINE, squared_norm
 from agro.types import Batch, Tensor
 
 WAY_OUT = 'likelihood_ratio = "adaptive" avoids it'
@@ -234,7 +236,11 @@ def agro_onpolicy(
     *,
     beta: Beta,
     baseline: Annotated[
-        bool, Option("lower the variance of the likelihood-ratio part; some bias, groups of 3")
+        bool,
+        Option(
+            "lower the variance of the likelihood-ratio part; some bias, groups of 3",
+            needs={False: (GROUPS,), True: (TRIPLES,)},
+        ),
     ] = False,
     likelihood_ratio: Annotated[
         float | Literal["adaptive"],
@@ -360,22 +366,12 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-def _agro_couples(options: Options) -> Coupling:
-    by_baseline = options["regularizer"] in ("sequence", "reference")
-    return couples_baseline(options) if by_baseline else "row"
-
-
 def _agro_conflict(options: Options) -> str:
     """The other estimates are of sums, for samples of one policy, with the mean of the others."""
     if options["regularizer"] == "sequence":
         return ""
     plain = {"baseline": "others", "weight": "none", "average": "sum"}
     return needing(f'regularizer = "{options["regularizer"]}"', options, plain)
-
-
-def _onpolicy_needs(options: Options) -> set[Need]:
-    size = TRIPLES if options["baseline"] else GROUPS
-    return regularized(REWARD, FRESH, size)(options) | _token_level(options, "squared")
 
 
 def _onpolicy_conflict(options: Options) -> str:
@@ -387,12 +383,122 @@ def _onpolicy_conflict(options: Options) -> str:
     )
 
 
+ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
+
+
+def squared_consistency(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: Annotated[float, Option("strength of the regularization towards the anchor", NATS, gt=0)],
+    anchor: Annotated[
+        Literal["reference", "behavior", "old"],
+        Option(
+            "the policy that β regularizes to: the reference, the recorded behavior, or the trainer's own "
+            "when the batch was drawn",
+            needs={name: (need,) for name, need in ANCHORS.items()},
+        ),
+    ] = "reference",
+    baseline: Annotated[
+        Literal["mean", "reward", "lowered", "soft", "stored"],
+        Option(
+            "the group's mean of what is squared, or of the rewards alone, or this less beta, their soft "
+            "maximum, or one from data.value_store",
+            needs={
+                **dict.fromkeys(("mean", "reward", "lowered", "soft"), (GROUPS,)),
+                "stored": (STORED_VALUE,),
+            },
+        ),
+    ] = "mean",
+    value_beta: Annotated[
+        float | None, Option("β₁ of the soft maximum; beta where it is not given", "reward", gt=0)
+    ] = None,
+    scale: Annotated[
+        Literal["half_variance", "square", "pairs", "trajectory"], Option("what multiplies the squares")
+    ] = "half_variance",
+) -> Terms:
+    """Σ_i (r_i − β e_i − b)² in a group, e_i = Σ_t log π − log anchor, with the parts of several methods to
+    choose from.
+
+    anchor: π_ref, or the behavior policy that the samples were drawn from, or that policy as the trainer
+    computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, which alone
+    moves with the policy; the mean of r; that less β; its soft maximum, β₁ log mean exp(r/β₁), which is the
+    mean as β₁ → ∞ and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum
+    over samples of the anchor that were made before, which lets a group have one response. scale multiplies
+    the sum:
+    "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), which makes it the sum over pairs of (a_i −
+    a_j)²/(n−1), a = r − β e, "trajectory" 1/(n β²).
+
+    AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, kimi_shifted,
+    oapl, apo.
+    """
+    groups = Groups.of(batch)
+    anchor_BT = ANCHORS[anchor].of(batch)
+    assert anchor_BT is not None
+    u_N = groups.reward - beta * groups.sum_tokens(streams["logp"] - anchor_BT)
+    off_N = u_N - _baseline(groups, u_N, baseline, beta, value_beta or beta)
+    n_G = groups.n.to(u_N.dtype)
+    factor_G = {
+        "half_variance": 0.5 / (n_G - 1),
+        "square": 1.0 / n_G,
+        "pairs": n_G / (n_G - 1),
+        "trajectory": 1.0 / (n_G * beta**2),
+    }[scale]
+    loss = groups.average(factor_G * groups.sum(off_N.square()))
+    several_G = groups.n > 1
+    variance_G = torch.where(several_G, groups.variance(u_N), 0.0)  # of one response there is none
+    share = groups.average(several_G.double())
+    return Terms(loss, metrics={"consistency": groups.average(0.5 * variance_G) / share})
+
+
+def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
+    """(q − β log Z − β ρ)² of each response (QRPO, arXiv 2507.08068): q from 0 to 1,
+    `extra["stored_quantile"]` [B], is the share of the reference's samples of the prompt whose reward isn't
+    above this one's.
+
+    Where rewards are continuous, q of the reference's own samples is uniform, so log Z = log ∫ exp(q/β) dq =
+    1/β + log β + log(1 − exp(−1/β)) needs no estimate, and one response a prompt is enough; the authors' code
+    leaves out the last term, which is below 5e-5 for β ≤ 0.1. The optimum is π_ref exp(q/β) / Z, in which the
+    rewards count by their rank alone. With few different rewards, such as 0 and 1, q isn't uniform and Z
+    isn't this number: no policy fits all residuals then.
+    """
+    groups = Groups.of(batch)
+    assert batch.ref_logp is not None
+    quantile_N = batch.extra["stored_quantile"].double()[groups.first_row]
+    log_z = 1 / beta + math.log(beta) + math.log1p(-math.exp(-1 / beta))
+    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    off_N = quantile_N - beta * (log_z + rho_N)
+    return Terms(groups.average_responses(off_N.square()))
+
+
+def _baseline(groups: Groups, u_N: Tensor, baseline: str, beta: float, value_beta: float) -> Tensor:
+    """[N] b."""
+    if baseline == "mean":
+        return groups.mean(u_N)
+    if baseline in ("reward", "lowered"):
+        return groups.mean(groups.reward) - (beta if baseline == "lowered" else 0.0)
+    if baseline == "soft":
+        return groups.soft_maximum(groups.reward, value_beta)
+    return groups.batch.extra["stored_value"].double()[groups.first_row]
+
+
+def _squares_conflict(options: Options) -> str:
+    if options["baseline"] != "stored" or options["scale"] in ("square", "trajectory"):
+        return ""
+    return (
+        f'scale = "{options["scale"]}" divides by n − 1, but baseline = "stored" allows n = 1; '
+        'use scale = "square" or "trajectory"'
+    )
+
+
 ENTRIES: dict[str, Objective] = {
     "agro": Objective(
         agro,
         "AGRO, arXiv 2503.19612, eq. 4 and section 6",
-        lambda options: needs_baseline(options) | _token_level(options, "regularizer"),
-        _agro_couples,
+        lambda options: {REWARD} | _token_level(options, "regularizer"),
+        lambda options: (
+            couples_baseline(options) if options["regularizer"] in ("sequence", "reference") else "row"
+        ),
         excludes=_agro_conflict,
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
@@ -401,7 +507,7 @@ ENTRIES: dict[str, Objective] = {
     "agro_onpolicy": Objective(
         agro_onpolicy,
         "AGRO, arXiv 2503.19612, eqs. 5 and 6",
-        _onpolicy_needs,
+        lambda options: {REWARD, FRESH} | _token_level(options, "squared"),
         couples_regularized_reward,
         excludes=_onpolicy_conflict,
         anchor=to_reference,
@@ -412,9 +518,26 @@ ENTRIES: dict[str, Objective] = {
     "dro": Objective(
         dro,
         "DRO-V, arXiv 2405.19107",
-        regularized(REWARD, VALUE),
+        always(REWARD, VALUE),
         ingredients=(WEIGHT, IMITATION),
         anchor=to_reference,
         metrics=("value_loss", "value_mean"),
+    ),
+    "squared_consistency": Objective(
+        squared_consistency,
+        "AGRO, arXiv 2503.19612, with the anchors, baselines and scales of gvpo, vargrad, copg, rebel, kimi, "
+        "oapl and apo",
+        always(REWARD),
+        lambda options: "group" if options["baseline"] == "mean" else "row",
+        excludes=_squares_conflict,
+        anchor=lambda options: ANCHORS[options.get("anchor", "reference")],
+        ingredients=(WEIGHT, IMITATION, SINGLETONS),
+        metrics=("consistency",),
+    ),
+    "qrpo": Objective(
+        qrpo,
+        "QRPO, arXiv 2507.08068, eq. 11",
+        always(REF_LOGP, STORED_QUANTILE),
+        ingredients=(WEIGHT,),
     ),
 }

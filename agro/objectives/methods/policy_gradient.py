@@ -9,20 +9,17 @@ from agro.objectives.advantage import Kind
 from agro.objectives.core import (
     SINGLETONS,
     Objective,
-    Options,
     Streams,
     Terms,
     always,
     couples_baseline,
-    needs_baseline,
     to_reference,
 )
-from agro.objectives.imitation import IMITATION
+from agro.objectives.ingredients import IMITATION, WEIGHT, WEIGHT_BASELINE
 from agro.objectives.methods.consistency import less_baseline, regularized_reward
-from agro.objectives.needs import GROUPS, KL, REWARD, STORED_VALUE, Need
-from agro.objectives.options import Baseline, Beta, Option
+from agro.objectives.needs import GROUPS, KL, REWARD, STORED_VALUE
+from agro.objectives.options import NATS, TOWARDS, Baseline, Beta, Option
 from agro.objectives.reduce import Groups
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE
 from agro.types import Batch
 
 
@@ -62,6 +59,7 @@ def reinforce(
             "b in r − b: none, the prompt's stored value, the group's mean, a number, or as the option "
             "`advantage` has it",
             "reward",
+            needs={**advantages.NEEDED, "none": (REWARD,), "stored": (REWARD, STORED_VALUE)},
         ),
     ] = "none",
     shift: Annotated[float, Option("what is added to b; below 0 imitates all responses", "reward")] = 0.0,
@@ -85,7 +83,7 @@ def reinforce(
     return Terms(groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"])))
 
 
-def kl_pg(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
+def kl_pg(streams: Streams, batch: Batch, *, beta: Annotated[float, Option(TOWARDS, NATS, ge=0)]) -> Terms:
     """The KL-regularized policy gradient that AGRO is compared with (arXiv 2503.19612, figure 1 and section
     8).
 
@@ -100,19 +98,11 @@ def kl_pg(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
     return Terms(gain + beta * kl, metrics={"kl_sampled_prefixes": kl})
 
 
-def _reinforce_needs(options: Options) -> set[Need]:
-    baseline = options["baseline"]
-    if baseline == "stored":
-        return {REWARD, STORED_VALUE}
-    named = isinstance(baseline, str) and baseline != "none"
-    return advantages.needs_of(baseline) if named else {REWARD}
-
-
 ENTRIES: dict[str, Objective] = {
     "rloo": Objective(
         rloo,
         "RLOO, arXiv 2402.14740",
-        needs_baseline,
+        always(REWARD),
         couples_baseline,
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, WEIGHT, IMITATION, SINGLETONS),
@@ -120,7 +110,7 @@ ENTRIES: dict[str, Objective] = {
     "reinforce": Objective(
         reinforce,
         "REINFORCE, Williams 1992",
-        _reinforce_needs,
+        lambda options: set() if isinstance(options["baseline"], str) else {REWARD},
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
     ),
     "kl_pg": Objective(

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
-from agro.objectives.imitation import IMITATION, IMITATION_OF_WINNERS
+from agro.objectives.ingredients import IMITATION, IMITATION_OF_WINNERS, WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     GROUPS,
@@ -25,16 +25,15 @@ from agro.objectives.needs import (
     PAIRS_AND_TIES,
     REF_LOGP,
     REWARD,
-    VOTES,
     ColumnNeed,
     Need,
 )
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
-from agro.objectives.weights import WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.types import Batch, Tensor
 
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
+ANCHOR_NEEDS = {name: (need,) for name, need in ANCHORS.items()}
 BetaOfJudgments = Annotated[
     float,
     Option(
@@ -45,7 +44,7 @@ BetaOfJudgments = Annotated[
 ]
 Anchor = Annotated[
     Literal["reference", "behavior"],
-    Option("the policy that ρ compares with: the reference, or the recorded behavior"),
+    Option("the policy that ρ compares with: the reference, or the recorded behavior", needs=ANCHOR_NEEDS),
 ]
 Average = Annotated[
     Literal["sum", "token"], Option("over a response's tokens: ρ is the sum of their log-ratios, or the mean")
@@ -105,15 +104,6 @@ def ranked(
     }
     shares = {name: mean_of_won(pairs, pairs.gap(v_N) >= 0) for name, v_N in by_name.items()}
     return ordered(pairs, margin_P) | shares
-
-
-def judged_needs(options: Options) -> set[Need]:
-    needs: set[Need] = {PAIRS_AND_TIES if options.get("votes", "ignore") == "mean" else PAIRS}
-    if options.get("anchor", "reference") != "none":
-        needs.add(ANCHORS[options.get("anchor", "reference")])
-    if options.get("votes", "ignore") == "mean":
-        needs.add(VOTES)
-    return needs
 
 
 def pair_consistency(
@@ -241,7 +231,10 @@ def slic(
     margin: Annotated[float, Option("δ: no loss where β h is above it", "logit of a judgment", gt=0)] = 1.0,
     anchor: Annotated[
         Literal["reference", "behavior", "none"],
-        Option("the policy that ρ compares with: the reference, the recorded behavior, or none: ρ is log π"),
+        Option(
+            "the policy that ρ compares with: the reference, the recorded behavior, or none: ρ is log π",
+            needs=ANCHOR_NEEDS,
+        ),
     ] = "reference",
 ) -> Terms:
     """max(0, δ − β h): SLiC's hinge (arXiv 2305.10425) on log-ratios, as TRL has it.
@@ -299,12 +292,6 @@ def online_dpo(
     return Terms(loss, metrics=ordered(pairs, margin_P))
 
 
-def _consistency_needs(options: Options) -> set[Need]:
-    if options["gap"] == "reward":  # whoever won
-        return {PAIRS_AND_TIES, REWARD} | judged_needs(options)
-    return judged_needs(options)
-
-
 def _consistency_conflict(options: Options) -> str:
     by_reward = options["gap"] == "reward"  # which knows the gap that votes estimate
     return needing('gap = "reward"', options, {"votes": "ignore"}) if by_reward else ""
@@ -314,11 +301,12 @@ ORDERED = ("ordered_share", "implicit_margin")
 RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anchor")
 
 
-def judged(function: Callable[..., Terms], source: str, metrics: tuple[str, ...]) -> Objective:
+def judged(function: Callable[..., Terms], source: str, metrics: tuple[str, ...], *needs: Need) -> Objective:
+    """`needs`: what its options don't say."""
     return Objective(
         function,
         source,
-        judged_needs,
+        always(*needs),
         coupling("group"),
         ingredients=(WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=metrics,
@@ -329,7 +317,8 @@ ENTRIES: dict[str, Objective] = {
     "pair_consistency": Objective(
         pair_consistency,
         "AGRO, arXiv 2503.19612, Theorem 1 for two responses",
-        _consistency_needs,
+        # By rewards it doesn't matter who won.
+        lambda options: {PAIRS_AND_TIES, REWARD} if options["gap"] == "reward" else set(),
         coupling("group"),
         excludes=_consistency_conflict,
         ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
@@ -337,8 +326,8 @@ ENTRIES: dict[str, Objective] = {
     ),
     "dpo": judged(dpo, "DPO, arXiv 2305.18290, eq. 7", (*RANKED, "ranked_share_ideal")),
     "ipo": judged(ipo, "IPO, arXiv 2310.12036, eq. 17", RANKED),
-    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED),
-    "gpo": judged(gpo, "GPO, arXiv 2402.05749, table 1", RANKED),
+    "slic": judged(slic, "SLiC-HF, arXiv 2305.10425", ORDERED, PAIRS),
+    "gpo": judged(gpo, "GPO, arXiv 2402.05749, table 1", RANKED, PAIRS, REF_LOGP),
     "kto": Objective(
         kto,
         "KTO, arXiv 2402.01306",

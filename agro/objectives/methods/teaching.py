@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import Objective, Options, Streams, Terms, always
+from agro.objectives.ingredients import WEIGHT, log_ratio
 from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import token_mean
-from agro.objectives.weights import WEIGHT, log_ratio
 from agro.types import Batch, Tensor
 
 

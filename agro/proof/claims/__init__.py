@@ -9,7 +9,6 @@ from agro.proof.claim import Claims
 from agro.proof.claims import (
     clipped_claims,
     consistency_claims,
-    critic_claims,
     policy_gradient_claims,
     preference_claims,
     teaching_claims,
@@ -18,7 +17,6 @@ from agro.proof.claims import (
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     **consistency_claims.CLAIMS,
     **policy_gradient_claims.CLAIMS,
-    **critic_claims.CLAIMS,
     **clipped_claims.CLAIMS,
     **teaching_claims.CLAIMS,
     **preference_claims.CLAIMS,

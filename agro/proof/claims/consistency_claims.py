@@ -7,24 +7,27 @@ from dataclasses import replace
 from torch import Tensor
 
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims, of_options, preset
-from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
-from agro.proof.families import (
+from agro.proof.claim import (
     BEHAVIOR,
+    DESCENT,
     FRESH,
     GROUPED,
     OLD,
     REGULARIZED,
     STEP,
     STORED,
+    Claims,
     baseline_claims,
     corrected,
     imitating,
     itself,
+    of_options,
     one,
+    preset,
     pulled,
     weighted,
 )
+from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
 from agro.proof.formulas import CorrectionWeight, Situation, half_variance, square_to_reward
 from agro.proof.measuring import BETA
 

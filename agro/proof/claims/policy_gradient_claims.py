@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from agro.proof import formulas
-from agro.proof.claim import Claims, of_options
-from agro.proof.claims import advantages
+from agro.proof.claim import GROUPED, STEP, STORED, Claims, baseline_claims, of_options, one, weighted
 from agro.proof.ends import BY_REWARD
-from agro.proof.families import GROUPED, STEP, STORED, baseline_claims, one, weighted
 
 
 def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options: Any) -> Claims:
@@ -19,7 +17,7 @@ def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options:
     sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,), "gdpo": (2,)}.get(kind, (2, 3))
     needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}
     return Claims(
-        lambda s: advantages.summed(s, kind, shift),
+        lambda s: formulas.summed(s, kind, shift),
         "elsewhere",
         needs.get(kind, ("reward", "groups")),
         options,

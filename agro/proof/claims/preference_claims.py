@@ -15,9 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agro.proof import formulas
-from agro.proof.claim import DESCENT, Claims, End, of_options
+from agro.proof.claim import (
+    DESCENT,
+    GROUPED,
+    JUDGED,
+    REGULARIZED,
+    Claims,
+    End,
+    imitating,
+    itself,
+    moved,
+    of_options,
+    weighted,
+)
 from agro.proof.ends import BY_WINS
-from agro.proof.families import GROUPED, JUDGED, REGULARIZED, imitating, itself, moved, weighted
 from agro.proof.formulas import Situation, half_variance, wins
 
 

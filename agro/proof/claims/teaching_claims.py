@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from agro.proof import formulas
-from agro.proof.claim import Claims, End
-from agro.proof.claims.advantages import per_token
+from agro.proof.claim import Claims, End, moved, weighted
 from agro.proof.ends import SAMPLER, TEACHER
-from agro.proof.families import moved, weighted
-from agro.proof.formulas import Situation
+from agro.proof.formulas import Situation, per_token
 
 
 def exact(s: Situation, divergence: str | float = "reverse") -> Tensor:

@@ -27,10 +27,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.models.logprobs import Head
 from agro.models.packing import NAME as PACKED
 from agro.models.packing import read_prompts
 from agro.models.policy import Policy
-from agro.models.tiles import Head
 from agro.rollout.engines.draw import draw, kept_sets, uniforms
 from agro.rollout.engines.fused import FusedStep
 from agro.rollout.engines.protocol import Request

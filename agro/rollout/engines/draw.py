@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agro.config import SamplerConfig
-from agro.models.tiles import GAMMA, mixed
+from agro.models.logprobs import GAMMA, mixed
 from agro.types.kept_sets import ALL, Ids
 
 BLOCK = 128  # tokens

@@ -16,8 +16,8 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from transformers.activations import SiLUActivation
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from agro.models.logprobs import Head, sum_dtype
 from agro.models.policy import Policy
-from agro.models.tiles import Head, sum_dtype
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 FEW, LARGE = 4, 1 << 18  # rows and weights from which oneDNN is faster than plain products in float32

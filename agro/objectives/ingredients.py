@@ -1,4 +1,7 @@
-"""A correction weight of each response's or token's part of the gradient, for samples that the policy didn't
+"""What objectives share beside their functions: a correction weight and its baselines, a KL term, and a share
+of imitation.
+
+A correction weight of each response's or token's part of the gradient, for samples that the policy didn't
 write.
 
 Multiplied into what the objective's gradient is in the log-probs, and constant itself. AGRO's part of
@@ -23,6 +26,19 @@ et al., JMLR 2004), for which Σ_t (1 − π_t)² stands. A baseline lowered by 
 the responses. See docs/guide/concepts.md.
 
 Here too are the ratios of the trained policy to what the samples were drawn from.
+
+A KL term in the loss is, token by token, β times an estimate of KL(π ‖ π_ref) at each token. With d = log π −
+log π_ref of a token, k3 = exp(−d) − 1 + d, k2 = d²/2 (Schulman 2020). Only their gradient matters here: on
+samples of the policy that of k2 is ∇KL(π ‖ π_ref) and that of k3 is ∇KL(π_ref ‖ π), after the sampled
+prefixes. `unbiased_kl` multiplies the estimate by the token's ratio w = π/μ, gradient included
+(DeepSeek-V3.2, arXiv 2512.02556, eq. 7): then the gradient of w k3 is w d, and the mean of w k3 and its
+gradient are KL(π ‖ π_ref) and ∇KL(π ‖ π_ref) for samples of any policy μ. Neither is clipped, and correction
+weights don't apply to it, as in TRL and verl. It is averaged over tokens as the objective's own terms.
+
+A share of imitation is −log π of the better responses, mean over all their tokens. Which responses these are
+depends on rewards and judgments alone, so no row's gradient depends on another row's log-probs. Of rewards
+they are the best of n, or those of a least reward (RAFT, arXiv 2304.06767), of judged pairs the winners (RPO,
+arXiv 2404.19733).
 """
 
 from __future__ import annotations
@@ -35,21 +51,19 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Ingredient, Options, needing
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
-from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, Pairs
+from agro.objectives.core import Gradient, Ingredient, Options, masked, needing
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, REWARD, Need
+from agro.objectives.options import Beta, Option, needed_by
+from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
 Ratio = Annotated[
     Literal["behavior", "old"],
-    Option("the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn"),
+    Option(
+        "the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn",
+        needs={"behavior": (BEHAVIOR_LOGP,), "old": (OLD_LOGP,)},
+    ),
 ]
-
-
-def needed(options: Mapping[str, Any]) -> Need:
-    """What the option `ratio` needs."""
-    return OLD_LOGP if options["ratio"] == "old" else BEHAVIOR_LOGP
 
 
 def log_ratio(streams: Mapping[str, Tensor], batch: Batch, ratio: str) -> Tensor:
@@ -72,7 +86,12 @@ Kind = Annotated[
     Literal["none", "reference", "behavior", "mismatch"],
     Option(
         "of each response's or token's part of the gradient: 1, or within bounds π/π_ref, π/μ or π_old/μ, μ "
-        "being the recorded behavior and π_old the policy when the batch was drawn"
+        "being the recorded behavior and π_old the policy when the batch was drawn",
+        needs={
+            "reference": (REF_LOGP,),
+            "behavior": (BEHAVIOR_LOGP,),
+            "mismatch": (BEHAVIOR_LOGP, DRAWN_LOGP),
+        },
     ),
 ]
 WeightMax = Annotated[float | None, Option("largest weight; no bound where it is None", "ratio", gt=0)]
@@ -113,12 +132,6 @@ Normalize = Annotated[
         "group which became improbable as a whole can come back"
     ),
 ]
-NEEDED: dict[str, set[Need]] = {
-    "none": set(),
-    "reference": {REF_LOGP},
-    "behavior": {BEHAVIOR_LOGP},
-    "mismatch": {BEHAVIOR_LOGP, DRAWN_LOGP},
-}
 
 
 class Weight(Ingredient):
@@ -134,10 +147,6 @@ class Weight(Ingredient):
         "weight_normalize": (Normalize, "none"),
     }
     metrics: ClassVar = ("weight_mean",)
-
-    def needs(self, options: Options) -> set[Need]:
-        """What the ratio is of, beside the policy."""
-        return NEEDED[options["weight"]]
 
     def conflict(self, options: Options, explicit: Options) -> str:
         if options["weight"] == "none":
@@ -181,20 +190,15 @@ class GroupBaseline(Ingredient):
         if kind == "mean":
             return gradient
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
-        compared_N = self._compared(groups, batch)
+        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # else 0
+        if self.judged:
+            pairs = Pairs.of(batch)
+            in_pair = torch.cat([pairs.winner, pairs.loser])
+            compared_N = torch.zeros_like(compared_N).index_fill(0, in_pair, 1.0)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
         excess_G = excess(kind, groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
         return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
-
-    def _compared(self, groups: Groups, batch: Batch) -> Tensor:
-        """[N] 1 for the responses that are compared, else 0."""
-        if not self.judged:
-            return torch.ones_like(groups.group, dtype=torch.float64)
-        pairs = Pairs.of(batch)
-        in_pair_N = torch.zeros_like(groups.group, dtype=torch.float64)
-        in_pair_N[torch.cat([pairs.winner, pairs.loser])] = 1.0
-        return in_pair_N
 
 
 class BaselineShift(Ingredient):
@@ -293,3 +297,114 @@ def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:
         return logp_BT - batch.behavior_logp
     assert batch.old_logp is not None
     return batch.old_logp.double() - batch.behavior_logp
+
+
+Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
+Unbiased = Annotated[
+    bool, Option("multiply the estimate by the token's ratio to what sampled it, gradient included")
+]
+
+
+class KLTerm(Ingredient):
+    """Adds β times the estimate, averaged over tokens, to the loss."""
+
+    options: ClassVar = {"beta": (Beta, 0.0), "kl": (Estimate, "k3"), "unbiased_kl": (Unbiased, False)}
+
+    def needs(self, options: Options) -> set[Need]:
+        """The reference's log-probs unless β is 0, and what the ratio is to."""
+        needs = super().needs(options)
+        if needs and options["unbiased_kl"]:
+            needs.update(needed_by({"ratio": (Ratio, "behavior")}, _with_ratio(options)))
+        return needs
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        if options["beta"] == 0:
+            return gradient
+        loss, surrogate = kl_term(options, logp_BT, batch)
+        (slope_BT,) = torch.autograd.grad(surrogate, [logp_BT])
+        return replace(
+            gradient, loss=gradient.loss + float(loss), logp_BT=gradient.logp_BT + masked(batch, slope_BT)
+        )
+
+
+KL_TERM = KLTerm()
+
+
+def kl_term(options: Options, logp_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What it adds to the loss, and what has its gradient.
+
+    The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
+    """
+    assert batch.ref_logp is not None
+    d_BT = torch.where(batch.mask, logp_BT.detach() - batch.ref_logp, 0.0)
+    kl_BT, slope_BT = d_BT.square() / 2, d_BT
+    if options["kl"] == "k3":
+        kl_BT, slope_BT = (-d_BT).exp() - 1 + d_BT, -(-d_BT).expm1()
+    if options["unbiased_kl"]:
+        w_BT = log_ratio({"logp": logp_BT.detach()}, batch, _with_ratio(options)["ratio"]).exp()
+        kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
+    groups, average = Groups.of(batch), options.get("average", "response")
+    beta = float(options["beta"])
+    loss, surrogate = (average_tokens(groups, x, average) for x in (kl_BT, slope_BT * logp_BT))
+    return beta * loss, beta * surrogate
+
+
+def _with_ratio(options: Options) -> dict[str, Any]:
+    """Objectives without the option have ratios to the recorded behavior."""
+    return {"ratio": "behavior", **options}
+
+
+Share = Annotated[
+    float,
+    Option(
+        "of imitation in the loss: times −log π, mean over all tokens of the best responses of each group "
+        "whose rewards differ, or of the winners of judged pairs",
+        "loss per nat",
+        ge=0,
+    ),
+]
+LeastReward = Annotated[
+    float | None, Option("imitate all responses of at least this reward instead", "reward")
+]
+
+
+@dataclass(frozen=True)
+class Imitation(Ingredient):
+    """Adds the share to the loss. A weight w counts the rows of a group w times."""
+
+    options: ClassVar = {"imitation": (Share, 0.0), "imitation_reward": (LeastReward, None)}
+    metrics: ClassVar = ("imitation_loss",)
+    winners: bool = False  # of judged pairs, whatever the rewards
+
+    def needs(self, options: Options) -> set[Need]:
+        """What says which responses are imitated, where the objective needs it not already."""
+        return set() if options["imitation_reward"] is None else {REWARD}
+
+    def conflict(self, options: Options, explicit: Options) -> str:
+        """A schedule may go through 0."""
+        if explicit.get("imitation_reward") is None or "imitation" in explicit:
+            return ""
+        return (
+            f"imitation_reward = {explicit['imitation_reward']} says what is imitated, but imitation isn't "
+            "set; set imitation, its share in the loss, or leave imitation_reward out"
+        )
+
+    def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
+        """Adds the metric `imitation_loss` as well: NaN where nothing is imitated."""
+        share = options["imitation"]
+        if share == 0:
+            return gradient
+        groups, minimum = Groups.of(batch), options["imitation_reward"]
+        if minimum is not None:
+            imitated_N = groups.reward >= minimum
+        elif self.winners:
+            winner = Pairs.of(batch).won().winner
+            imitated_N = torch.zeros_like(groups.group, dtype=torch.bool).index_fill(0, winner, True)
+        else:
+            imitated_N = groups.best
+        imitated_BT = batch.mask & imitated_N[batch.response][:, None]
+        weight_BT = torch.where(imitated_BT, batch.weight.double()[:, None], 0.0)
+        return gradient.likelier(share, logp_BT, weight_BT, "imitation_loss")
+
+
+IMITATION, IMITATION_OF_WINNERS = Imitation(), Imitation(winners=True)
