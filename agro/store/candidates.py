@@ -4,7 +4,7 @@ An order is made once, from all samples. Then each draw looks only at the groups
 before: those with new samples, with samples that were scored, judged or marked, those that the run drew
 itself, and those whose samples became too stale. So a draw costs the same in a store of any size, also the
 first one of a run that is resumed. The tables never differ from what a query of all samples finds
-(`queries.drawable`), whatever the order of the changes. A connection that can't write has tables of its own.
+(`drawable`), whatever the order of the changes. A connection that can't write has tables of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from agro.store import queries
 from agro.store.database import Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text
+from agro.store.samples import WON, Clause, build_condition, chosen
 
 Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
@@ -56,7 +56,78 @@ TOUCHED = """
 SELECT prompt_id FROM samples WHERE id > ? AND id <= ?
 UNION SELECT prompt_id FROM changes WHERE number > ? AND number <= ?
 """
+NO_LIMIT = 2**62  # steps that draw from a group
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
+
+# Groups by the number of their eligible responses: rows outside episodes, and episodes without an
+# ineligible row. With the steps of a run that drew from them, and the newest version of its own samples.
+DRAWABLE = """
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
+  SELECT prompt_id,
+    count(CASE WHEN episode IS NULL AND ok THEN 1 END) + count(DISTINCT episode)
+    - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n,
+    coalesce(max(CASE WHEN ok AND run = ? THEN version END), -1) AS newest,
+    coalesce(max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END), FALSE) AS spread
+  FROM (
+    SELECT prompt_id, episode, reward, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
+  ) AS rows
+  GROUP BY prompt_id
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+WHERE n >= ? AND coalesce(u.uses, 0) < ?{spread}
+"""
+
+# A condition that holds for few rows.
+WITHIN = "prompt_id IN (SELECT prompt_id FROM ({groups}) AS touched)"
+
+# Groups with a judgment of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
+# lookups.
+JUDGED = """
+WITH fit AS (
+  SELECT id, prompt_id, episode, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
+),
+broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
+valid AS (
+  SELECT id, prompt_id, version, run,
+    CASE WHEN episode IS NULL THEN '#' || id ELSE 'e' || episode END AS response FROM fit
+  WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
+)
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
+  SELECT w.prompt_id, coalesce(max(CASE WHEN w.run = ? THEN w.version END), -1) AS newest
+  FROM valid w CROSS JOIN pairs ON winner = w.id CROSS JOIN valid l ON l.id = loser
+  WHERE w.prompt_id = l.prompt_id AND w.response <> l.response{won} GROUP BY w.prompt_id
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE coalesce(u.uses, 0) < ?
+"""
+
+
+def eligible(rule: DrawRule, run: str, version: int) -> Clause:
+    """The condition that `run`, at `version`, may draw a row, and its arguments."""
+    data = rule.data
+    clause, args = build_condition(**chosen(data), scored=True if rule.scored_only else None)
+    if data.max_age is not None or data.order == "age_weighted":
+        oldest = 0 if data.max_age is None else max(0, version - data.max_age)
+        clause += " AND version BETWEEN ? AND ? AND run = ?"  # other runs' versions count other steps
+        args += [oldest, version, run]
+    return f"({clause})", args
+
+
+def drawable(rule: DrawRule, run: str, eligible: Clause, *, within: Clause | None = None) -> Clause:
+    """The query of the groups that `run` may draw, (prompt_id, uses, newest), and its arguments.
+
+    Args:
+        eligible: the condition that it may draw a row, and its arguments.
+        within: a query of the only prompt_ids to look at, and its arguments.
+    """
+    condition, args = eligible
+    only = ""
+    if within is not None:
+        only, args = f" AND {WITHIN.format(groups=within[0])}", [*args, *within[1]]
+    max_uses = NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
+    if rule.pairs:
+        won = "" if rule.ties else f" AND {WON}"
+        return JUDGED.format(eligible=condition, within=only, won=won), [*args, run, run, max_uses]
+    spread = (" AND NOT spread" if rule.equal else " AND spread") if rule.data.spread else ""
+    sql = DRAWABLE.format(eligible=condition, within=only, spread=spread)
+    return sql, [run, *args, run, rule.min_group, max_uses]
 
 
 class Seen(NamedTuple):
@@ -77,7 +148,7 @@ class Candidates:
         """`is_held_out`: of prompt ids; `split`: its name, see `agro.store.split.Split`."""
         self._db, self._rule, self._run, self._seed = database, rule, at.run, at.seed
         self._is_held_out = is_held_out
-        query = queries.drawable(rule, at.run, queries.eligible(rule, at.run, ANY_VERSION))
+        query = drawable(rule, at.run, eligible(rule, at.run, ANY_VERSION))
         identity = repr((query, rule.data.order, at.run, at.seed, split))
         self._name = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._schema = "temp" if database.read_only else "main"
@@ -185,7 +256,7 @@ class Candidates:
             f"CREATE TABLE {self._table} "
             "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
-        groups = run(*queries.drawable(self._rule, self._run, condition))
+        groups = run(*drawable(self._rule, self._run, condition))
         self._db.insert(self._table, COLUMNS, self._placed(groups))
         run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
         self._db.analyze(self._table)
@@ -199,10 +270,10 @@ class Candidates:
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
             args += [self._run, low - age, high - age]
-        within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
+        within, versions = WITHIN.format(groups=touched), f"{self._schema}.order_versions"
         kept, found = self._db.run_all(
             (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
-            queries.drawable(self._rule, self._run, condition, within=(touched, args)),
+            drawable(self._rule, self._run, condition, within=(touched, args)),
         )
         before, after = ({row[0]: row for row in rows} for rows in (kept, self._placed(found)))
         counts = Counter(newest for _, _, newest, _ in after.values())

@@ -16,9 +16,8 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.files import writing
-from agro.store.database import DERIVED, LEDGERS, PAGE_ENTRIES, PAGE_ROWS, Row
+from agro.store.database import DERIVED, LEDGERS, PAGE_ENTRIES, PAGE_ROWS, Row, first_of
 from agro.store.location import Location, url_of
-from agro.store.records import first_of
 from agro.store.sample_rows import SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
 from agro.store.split import TABLE as CLUSTERS
 from agro.store.sqlite import columns_fit, read_text

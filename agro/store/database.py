@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agro.errors import Refused
-from agro.store.records import Damage
 from agro.store.sample_rows import (
     SELECT,
     checksum,
@@ -63,6 +63,41 @@ KEYS = {  # of those that have one
     "identities": ("identity",),
 }
 DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What of a store isn't as it was written; empty, and false, for an intact one."""
+
+    structure: list[str] = field(default_factory=list)  # what SQLite reports of its pages and indexes
+    samples: list[int] = field(default_factory=list)  # ids
+    pairs: list[int] = field(default_factory=list)  # rowids, as the following ones
+    draws: list[int] = field(default_factory=list)
+    commits: list[int] = field(default_factory=list)
+    group_uses: list[int] = field(default_factory=list)  # counts of draws
+    requests: list[int] = field(default_factory=list)  # of collectors
+    imports: list[int] = field(default_factory=list)  # files
+    identities: list[int] = field(default_factory=list)  # of responses that files repeat
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
+
+    def __str__(self) -> str:
+        lines = []
+        names = {"group_uses": "draw count", "imports": "imported file", "identities": "repeated response"}
+        for table, rows in asdict(self).items():
+            if table == "structure" and rows:
+                lines.append(f"the file's structure is damaged: {'; '.join(rows[:3])}")
+            elif rows:
+                name = names.get(table, table.removesuffix("s"))
+                plural = "s" if len(rows) > 1 else ""
+                lines.append(f"{len(rows)} {name}{plural} not as written: {name} {first_of(rows, 5)}")
+        return "; ".join(lines) or "intact"
+
+
+def first_of(ids: Sequence[int], n: int) -> str:
+    """The first `n` of many ids, for a message."""
+    return ", ".join(map(str, ids[:n])) + (", …" if len(ids) > n else "")
 
 
 class Database(ABC):

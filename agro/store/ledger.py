@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,9 +24,24 @@ from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.database import PAGE_ENTRIES, Database
 from agro.store.drawing import Draws
-from agro.store.records import Commit, Rewind
 from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
 from agro.store.samples import Experience
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a checkpoint of a run contains: all up to `step`, and the store's samples up to row `cursor`."""
+
+    step: int
+    digest: str
+    cursor: int
+    files: dict[str, str] = field(default_factory=dict)  # name: digest
+
+
+@dataclass(frozen=True)
+class Rewind:
+    draws: int  # rows of draws deleted
+    samples: int  # samples marked as redone
 
 
 class Ledger:

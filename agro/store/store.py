@@ -11,18 +11,16 @@ from typing import Any, Self, Unpack
 from agro.errors import AgroWarning
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule, Selection
-from agro.store.drawing import Draws, wait_for_groups
+from agro.store.drawing import DrawnGroups, Draws, wait_for_groups
 from agro.store.export import write_samples
 from agro.store.imports import Imports
 from agro.store.ledger import Leases, Ledger, Requests
 from agro.store.location import Location, url_of
-from agro.store.queries import Filter
-from agro.store.records import Counts, DrawnGroups, Group, Pair
 from agro.store.sample_rows import Origin
-from agro.store.samples import Experience
+from agro.store.samples import Experience, Filter, Pair
 from agro.store.split import Split
 from agro.store.sqlite import SqliteDatabase
-from agro.store.survey import Survey
+from agro.store.survey import Counts, Group, Survey
 from agro.types import Sample
 
 

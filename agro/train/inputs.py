@@ -28,7 +28,7 @@ from agro.stats.paired import LEAST
 from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
-from agro.store.queries import chosen
+from agro.store.samples import chosen
 from agro.store.split import Clusters, clusters_in, read_clusters
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt

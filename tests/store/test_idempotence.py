@@ -10,7 +10,7 @@ from making import group, sample
 
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Store
-from agro.store.records import DamagedSample
+from agro.store.drawing import DamagedSample
 from agro.store.sample_rows import ledger_of
 from agro.types import Sample
 

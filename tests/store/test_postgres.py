@@ -23,7 +23,7 @@ from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
 from agro.store.postgres import HOLD
 from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
-from agro.store.records import OtherPrompt
+from agro.store.samples import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
 
 ELSEWHERE = """

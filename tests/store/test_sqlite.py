@@ -14,7 +14,7 @@ from making import LONE, WORDS, group, random_samples, sample
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
-from agro.store.records import OtherPrompt
+from agro.store.samples import OtherPrompt
 from agro.types import Sample
 
 

@@ -21,7 +21,7 @@ from agro.io.terminal import plain
 from agro.models.policy import Policy
 from agro.stats.off_policy import LoggedResponses, Weights
 from agro.store import DrawnGroups, Store
-from agro.store.records import are_repeats
+from agro.store.survey import are_repeats
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.measure import summary

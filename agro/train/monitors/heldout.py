@@ -31,7 +31,7 @@ from agro.stats.paired import compare
 from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
 from agro.store.location import location_of
-from agro.store.queries import Filter, chosen
+from agro.store.samples import Filter, chosen
 from agro.store.survey import Scale
 from agro.train import measure
 from agro.train.collate import collate
