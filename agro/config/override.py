@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 
 LENGTH = ("steps", "epochs")  # of [train], which has one of them
 REPLACED = {  # what a recipe may have in place of a key, by the key

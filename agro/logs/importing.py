@@ -14,9 +14,8 @@ from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.datasets import on_hub
 from agro.io.files import digest_of_module
-from agro.io.record_files import Block, encoding_of, fingerprint, is_table, read_records, record_block
+from agro.io.record_files import Block, encoding_of, fingerprint, is_table, on_hub, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.labels import scale_of

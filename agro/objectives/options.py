@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 
 COUNTS = {1: "a number", 2: "two numbers", 3: "three numbers"}
 

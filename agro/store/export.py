@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from agro.errors import Refused
-from agro.io.datasets import JSON, MARK, ROWS
 from agro.io.files import replacing
+from agro.io.record_files import JSON, MARK, ROWS
 from agro.io.strictjson import dumps
 from agro.types import UNKNOWN_VERSION, Sample
 from agro.types.conversation import without_tools

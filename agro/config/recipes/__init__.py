@@ -12,7 +12,7 @@ from typing import Any
 from agro.config.recipes.bases import BASES, NOTES, SAMPLES
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest as near_name
+from agro.io.peers import nearest as near_name
 from agro.objectives import Objective
 from agro.objectives.options import described
 from agro.objectives.table import entries
