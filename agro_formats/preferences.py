@@ -37,7 +37,7 @@ from agro.logs.fields import (
 )
 from agro.logs.mapping import heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
-from agro.store.export import ENDINGS
+from agro.store.copying import ENDINGS
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:

@@ -1,5 +1,5 @@
-"""Values of records that other programs wrote: checked, and read where they are JSON in a text. They are found
-by the name of a column, or by a JMESPath expression (`output.text`, `choices[0].message.content`)."""
+"""Values of records that other programs wrote: checked, and read where they are JSON in a text. They are
+found by the name of a column, or by a JMESPath expression (`output.text`, `choices[0].message.content`)."""
 
 from __future__ import annotations
 

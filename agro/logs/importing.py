@@ -23,7 +23,7 @@ from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import center_rewards
 from agro.logs.reading import BlockResult, Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.rollout.prompts import load_prompts
-from agro.store.imports import ImportedFile, Place, forgotten
+from agro.store.ledger import ImportedFile, Place, forgotten
 from agro.store.samples import OtherPrompt, Pair
 from agro.store.store import Store
 from agro.types import Prompt

@@ -37,7 +37,7 @@ from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
-from agro.store.imports import Place
+from agro.store.ledger import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Role, Sample
 

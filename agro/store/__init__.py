@@ -1,10 +1,9 @@
 """The store of experience: samples, draws of them, claims of samplers, and what was imported."""
 
-from agro.store.copying import RecoveryReport, recover
+from agro.store.copying import RecoveryReport, recover, write_samples
 from agro.store.database import Damage
 from agro.store.draw_rules import At, DrawRule, Selection, is_held_out
 from agro.store.drawing import DamagedSample, Draw, DrawnGroups
-from agro.store.export import write_samples
 from agro.store.ledger import Commit, Rewind
 from agro.store.sample_rows import Origin
 from agro.store.samples import Pair

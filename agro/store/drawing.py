@@ -362,22 +362,6 @@ class Draws:
         )
         return [RunUse(decode_text(run), *counts) for run, *counts in rows]
 
-    def recount_uses(self, run: str) -> None:
-        """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
-        with self._db.transaction():
-            before: dict[Any, int] = dict(
-                self._db.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
-            )
-            counts = self._db.run(
-                "SELECT prompt_id, count(DISTINCT draws.step), max(draws.step) FROM draws JOIN samples "
-                "ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id",
-                [run],
-            )
-            self._db.put("group_uses", [(run, *uses) for uses in counts])
-            after = {group: uses for group, uses, _ in counts}
-            changed = [group for group in before | after if before.get(group) != after.get(group)]
-            self._db.note_groups(changed)
-
 
 def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
@@ -388,3 +372,20 @@ def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> lis
         if winner is not None and loser is not None and winner != loser:  # not two rows of one episode
             positions.append((winner, loser))
     return positions
+
+
+def recount_uses(database: Database, run: str) -> None:
+    """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
+    with database.transaction():
+        before: dict[Any, int] = dict(
+            database.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
+        )
+        counts = database.run(
+            "SELECT prompt_id, count(DISTINCT draws.step), max(draws.step) FROM draws JOIN samples "
+            "ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id",
+            [run],
+        )
+        database.put("group_uses", [(run, *uses) for uses in counts])
+        after = {group: uses for group, uses, _ in counts}
+        changed = [group for group in before | after if before.get(group) != after.get(group)]
+        database.note_groups(changed)

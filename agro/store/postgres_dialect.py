@@ -21,7 +21,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
-from agro.store import candidates, ledger, split
+from agro.store import candidates, shared, split
 from agro.store.database import LEDGERS, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
@@ -40,7 +40,7 @@ DDL = ";".join(
     (
         TABLES,
         SHARED,
-        ledger.LEASES,
+        shared.LEASES,
         split.TABLE,
         *(table.format(schema="main") for table in candidates.TABLES),
     )

@@ -38,7 +38,7 @@ from agro.store.sample_rows import (
 from agro.types import Sample, Text
 
 Clause = tuple[str, list[Any]]  # SQL, and its arguments
-PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.imports`
+PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.ledger`
 NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampled with one seed
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 

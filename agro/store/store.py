@@ -9,29 +9,18 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from agro.errors import AgroWarning
-from agro.store.database import BUSY_TIMEOUT, Database
+from agro.store.copying import write_samples
+from agro.store.database import BUSY_TIMEOUT
 from agro.store.draw_rules import At, DrawRule, Selection
 from agro.store.drawing import DrawnGroups, Draws, wait_for_groups
-from agro.store.export import write_samples
-from agro.store.imports import Imports
-from agro.store.ledger import Leases, Ledger, Requests
-from agro.store.location import Location, url_of
+from agro.store.ledger import Imports, Ledger
+from agro.store.location import Location, opened
 from agro.store.sample_rows import Origin
 from agro.store.samples import Experience, Filter, Pair
+from agro.store.shared import Leases, Requests
 from agro.store.split import Split
-from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Counts, Group, Survey
 from agro.types import Sample
-
-
-def opened(location: Location, *, read_only: bool, create: bool, timeout: float = BUSY_TIMEOUT) -> Database:
-    """A connection to a store. Raises `Refused` as `Store.open` does."""
-    url = url_of(location)
-    if url is not None:
-        from agro.store.postgres import PostgresDatabase  # which needs psycopg
-
-        return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
-    return SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
 
 
 class Store:
@@ -66,14 +55,14 @@ class Store:
         experience, survey = Experience(database), Survey(database)
         split = Split(survey, database)
         draws = Draws(database, experience, split)
-        ledger = Ledger(database, draws)
+        ledger = Ledger(database)
         self.experience = database.repeating(experience)
         self.survey = database.repeating(survey)
         self.split = database.repeating(split)
         self.draws = database.repeating(draws)
         self.requests = database.repeating(Requests(database, experience))
         self.ledger = database.repeating(ledger)
-        self.imports = database.repeating(Imports(database, draws, ledger))
+        self.imports = database.repeating(Imports(database, ledger))
         self.leases = database.repeating(Leases(database))
 
     @classmethod

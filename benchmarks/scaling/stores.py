@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from agro.config import DataConfig  # noqa: E402
 from agro.store import At, DrawRule, Store  # noqa: E402
-from agro.store.sqlite import SqliteDatabase  # noqa: E402
+from agro.store.database import SqliteDatabase  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from benchmarks.draws.run import GROUPS, make  # noqa: E402
 

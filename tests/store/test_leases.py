@@ -8,9 +8,8 @@ from pathlib import Path
 from making import group
 
 from agro.store import Origin, Store, shared
-from agro.store.ledger import Leases
-from agro.store.shared import leased
-from agro.store.store import opened
+from agro.store.location import opened
+from agro.store.shared import Leases, leased
 
 
 def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:

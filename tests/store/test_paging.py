@@ -81,7 +81,7 @@ def test_groups_are_whole_and_those_that_are_listed_at_once(store: Store, small_
 @of_file
 def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
     ids = store.append([sample("long>", "x" * 1000) for _ in range(10)])
-    monkeypatch.setattr("agro.store.sqlite.PAGE_BYTES", 2500)
+    monkeypatch.setattr("agro.store.database.PAGE_BYTES", 2500)
     pages = list(store.tables.sample_pages(ids=ids))
     assert [row[0] for page in pages for row in page] == ids
     assert [len(page) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500

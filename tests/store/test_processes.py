@@ -22,9 +22,9 @@ from making import group, sample
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
-from agro.store.imports import Imports
+from agro.store.database import SqliteDatabase
+from agro.store.ledger import Imports
 from agro.store.location import is_store
-from agro.store.sqlite import SqliteDatabase
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
