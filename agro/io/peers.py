@@ -16,7 +16,6 @@ FAMOUS = ("grpo", "dpo", "ppo", "sft", "rloo", "kto", "dapo", "reinforce", "gspo
 _NAMES = tomllib.loads((Path(__file__).parent / "peers.toml").read_text(encoding="utf-8"))
 ALIASES: dict[str, str] = _NAMES["aliases"]  # settings of TRL that mean the same here: accepted, with a note
 UNUSED = {"logging_steps": "every step is written to metrics.jsonl"}  # taken, without an effect
-BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")  # train.groups × sampler.n
 OPTIONS: dict[str, str] = _NAMES["options"]  # of their losses: the option of an objective here
 # Their other arguments, those of transformers' TrainingArguments among them: the setting here.
 SETTINGS = {name: ours for name, ours in ALIASES.items() if name != "loss_type" and ours} | _NAMES["settings"]
@@ -69,7 +68,7 @@ def option(key: str, value: Any) -> str:
 
 def near_alias(name: str) -> str | None:
     """The accepted name of TRL's that a name is a slip of; beta is an option here too."""
-    return nearest(name, [alias for alias in (*ALIASES, *BATCH) if alias != "beta"], 0.85)
+    return nearest(name, [alias for alias in ALIASES if alias != "beta"], 0.85)
 
 
 def method(name: str) -> str:
