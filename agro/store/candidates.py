@@ -4,7 +4,7 @@ An order is made once, from all samples. Then each draw looks only at the groups
 before: those with new samples, with samples that were scored, judged or marked, those that the run drew
 itself, and those whose samples became too stale. So a draw costs the same in a store of any size, also the
 first one of a run that is resumed. The tables never differ from what a query of all samples finds
-(`drawable`), whatever the order of the changes. A connection that can't write has tables of its own.
+(`drawable`), whatever the order of the changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from agro.store.database import Database, Row, Statement
+from agro.store.database import ORDERS, Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text
 from agro.store.samples import WON, Clause, build_condition, chosen
@@ -34,13 +34,6 @@ BY = {
     "newest": "newest DESC, uses, place",
     "age_weighted": "newest, place",
 }
-# `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
-TABLES = (
-    "CREATE TABLE {schema}.orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-    "used REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
-    "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
-    "PRIMARY KEY (number, newest)) WITHOUT ROWID",
-)
 # Whether a run has samples that wait to be fresh ones.
 WAITS = "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1"
 LOOK = f"""
@@ -151,7 +144,6 @@ class Candidates:
         query = drawable(rule, at.run, eligible(rule, at.run, ANY_VERSION))
         identity = repr((query, rule.data.order, at.run, at.seed, split))
         self._name = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        self._schema = "temp" if database.read_only else "main"
         self._number = 0
         self._versions: Counter[int] | None = None
         self.is_drawn = self._waits = False  # of what `update` was told last
@@ -160,7 +152,7 @@ class Candidates:
     def versions(self) -> Counter[int]:
         """How many groups have their newest samples of each version; -1: of unknown staleness."""
         if self._versions is None:
-            sql = f"SELECT newest, groups FROM {self._schema}.order_versions WHERE number = ?"
+            sql = "SELECT newest, groups FROM order_versions WHERE number = ?"
             self._versions = Counter(dict(self._db.run(sql, [self._number])))
         return self._versions
 
@@ -177,7 +169,7 @@ class Candidates:
             if self._number and seen == newest:
                 return
             joins = self._db.in_transaction
-            with self._db.transaction(durable=False, temporary=self._schema == "temp"):
+            with self._db.transaction(durable=False):
                 if not joins:
                     seen, newest, oldest = self._look(at)
                 fits = condition(self._waits)
@@ -185,13 +177,12 @@ class Candidates:
                 if self._number and seen.sample <= newest.sample and is_listed:
                     self._renew(seen, newest, fits)
                 else:  # there is none, or it can't be told which groups changed
-                    drop_orders(self._db, [self._number] if self._number else [], self._schema)
+                    drop_orders(self._db, [self._number] if self._number else [])
                     self._make(fits)
-                if newest.change - oldest >= CHANGES and not self._db.read_only:
+                if newest.change - oldest >= CHANGES:
                     self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
                 self._db.run(
-                    f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
-                    "WHERE number = ?",
+                    "UPDATE orders SET sample = ?, change = ?, version = ?, used = ? WHERE number = ?",
                     [*newest[1:], time.time(), self._number],
                 )
 
@@ -219,7 +210,7 @@ class Candidates:
 
     @property
     def _table(self) -> str:
-        return f"{self._schema}.order_{self._number}"
+        return f"order_{self._number}"
 
     def _look(self, at: At) -> tuple[Seen, Seen, int]:
         """What the order has seen, what there is to be seen, and the oldest change that is still listed.
@@ -228,8 +219,8 @@ class Candidates:
         on it.
         """
         looks: list[Statement] = [(LOOK, [self._run, self._run, at.step])]
-        if self._db.has("orders", self._schema):
-            order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
+        if self._db.has("orders"):
+            order = "SELECT number, sample, change, version FROM orders WHERE name = ?"
             looks.append((order, [self._name]))
         [(sample, change, oldest, waits, drawn)], *orders = self._db.run_all(*looks)
         self._waits, self.is_drawn = bool(waits), bool(drawn)
@@ -239,16 +230,14 @@ class Candidates:
         return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
     def _make(self, condition: tuple[str, list[Any]]) -> None:
-        run, schema = self._db.run, self._schema
-        if not self._db.has("orders", schema):
-            for table in TABLES:
-                run(table.format(schema=schema))
-        newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
-        others = run(f"{newest_first} LIMIT 1000 OFFSET ?", [KEPT - 1])
+        run = self._db.run
+        for table in () if self._db.has("orders") else ORDERS:
+            run(table)
+        others = run("SELECT number, used FROM orders ORDER BY used DESC LIMIT 1000 OFFSET ?", [KEPT - 1])
         unused = [number for number, used in others if used < time.time() - LATELY]
-        drop_orders(self._db, unused, schema)
+        drop_orders(self._db, unused)
         [(self._number,)] = run(
-            f"INSERT INTO {schema}.orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
+            "INSERT INTO orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
             "RETURNING number",
             [self._name, time.time()],
         )
@@ -258,10 +247,10 @@ class Candidates:
         )
         groups = run(*drawable(self._rule, self._run, condition))
         self._db.insert(self._table, COLUMNS, self._placed(groups))
-        run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
+        run(f"CREATE INDEX {self._table}_by ON {self._table} ({BY[self._rule.data.order]})")
         self._db.analyze(self._table)
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
-        run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
+        run(f"INSERT INTO order_versions {counts}", [self._number])
 
     def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
         """Look again at the groups that changed."""
@@ -270,7 +259,7 @@ class Candidates:
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
             args += [self._run, low - age, high - age]
-        within, versions = WITHIN.format(groups=touched), f"{self._schema}.order_versions"
+        within = WITHIN.format(groups=touched)
         kept, found = self._db.run_all(
             (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
             drawable(self._rule, self._run, condition, within=(touched, args)),
@@ -286,12 +275,12 @@ class Candidates:
         for version, count in counts.items():
             if count:
                 self._db.run(
-                    f"INSERT INTO {versions} (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
-                    f"(number, newest) DO UPDATE SET groups = {versions}.groups + excluded.groups",
+                    "INSERT INTO order_versions (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
+                    "(number, newest) DO UPDATE SET groups = order_versions.groups + excluded.groups",
                     [self._number, version, count],
                 )
         if min(counts.values(), default=0) < 0:
-            self._db.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
+            self._db.run("DELETE FROM order_versions WHERE number = ? AND groups = 0", [self._number])
 
     def _placed(self, groups: Sequence[Row]) -> list[Row]:
         """Those of these groups that aren't held out, as rows of `COLUMNS`."""
@@ -304,13 +293,13 @@ class Candidates:
         return rows
 
 
-def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:
+def drop_orders(database: Database, numbers: Collection[int] | None = None) -> None:
     """Remove orders; all of a store where none are named."""
-    if not database.has("orders", schema):
+    if not database.has("orders"):
         return
     if numbers is None:
-        numbers = [number for (number,) in database.run(f"SELECT number FROM {schema}.orders")]
+        numbers = [number for (number,) in database.run("SELECT number FROM orders")]
     for number in numbers:
-        database.run(f"DROP TABLE {schema}.order_{number}")
-        database.run(f"DELETE FROM {schema}.order_versions WHERE number = ?", [number])
-        database.run(f"DELETE FROM {schema}.orders WHERE number = ?", [number])
+        database.run(f"DROP TABLE order_{number}")
+        database.run("DELETE FROM order_versions WHERE number = ?", [number])
+        database.run("DELETE FROM orders WHERE number = ?", [number])

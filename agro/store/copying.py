@@ -29,6 +29,7 @@ from agro.io.files import replacing, writing
 from agro.io.record_files import JSON, MARK, ROWS
 from agro.io.strictjson import dumps
 from agro.store.database import (
+    CLUSTERS,
     DERIVED,
     LEDGERS,
     PAGE_ENTRIES,
@@ -42,7 +43,6 @@ from agro.store.database import (
 from agro.store.drawing import recount_uses
 from agro.store.location import Location, opened, url_of
 from agro.store.sample_rows import SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
-from agro.store.split import TABLE as CLUSTERS
 from agro.types import UNKNOWN_VERSION, Sample
 from agro.types.conversation import without_tools
 

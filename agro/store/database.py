@@ -13,11 +13,12 @@ import shlex
 import sqlite3
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from agro.errors import Refused, Unwritable
 from agro.store.sample_rows import (
@@ -34,7 +35,9 @@ from agro.store.sample_rows import (
     without_version,
 )
 
-P = TypeVar("P")
+P = ParamSpec("P")
+T = TypeVar("T")
+Part = TypeVar("Part", bound="HasDatabase")
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]  # and its arguments
 SCHEMA = 9
@@ -53,6 +56,19 @@ PAGE_ENTRIES = 4096  # rows of small tables, and what is known of samples
 # JSON, `name` empty where all of the file was forgotten; identities the responses that other files may
 # repeat, and where they come from.
 TABLES = (Path(__file__).parent / "tables.sql").read_text(encoding="utf-8")
+
+# Tables that a file has since it was first needed: of leases, of near-copies, and of orders of groups.
+LEASES = (
+    "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
+)
+CLUSTERS = "CREATE TABLE IF NOT EXISTS clusters (run TEXT PRIMARY KEY, clusters TEXT NOT NULL)"
+# `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
+ORDERS = (
+    "CREATE TABLE orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
+    "used REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
+    "CREATE TABLE order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
+    "PRIMARY KEY (number, newest)) WITHOUT ROWID",
+)
 
 LEDGERS = {  # the small tables, and the columns that their checksums cover
     "pairs": ("winner", "loser", "votes_winner", "votes_loser"),
@@ -110,6 +126,25 @@ def first_of(ids: Sequence[int], n: int) -> str:
     return ", ".join(map(str, ids[:n])) + (", …" if len(ids) > n else "")
 
 
+class HasDatabase(Protocol):
+    """A part of a store."""
+
+    _db: Database
+
+
+def repeated(
+    method: Callable[Concatenate[Part, P], T],
+) -> Callable[Concatenate[Part, P], T]:
+    """A method of a part of a store that writes, repeated as of `Database.repeat`."""
+
+    @wraps(method)
+    def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        again: Any = [list(each) if isinstance(each, Iterator) else each for each in args]
+        return part._db.repeat(lambda: method(part, *again, **kwargs))
+
+    return call
+
+
 class Database(ABC):
     """One connection to a store. Readers go on while one process writes."""
 
@@ -127,10 +162,9 @@ class Database(ABC):
         self.close()
 
     @abstractmethod
-    def transaction(self, *, durable: bool = True, temporary: bool = False) -> AbstractContextManager[None]:
+    def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
-        outer. `durable`: False for what can be made again; it is on the disk with the next other write.
-        `temporary`: where only tables of this connection are written."""
+        outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
 
     def looking(self) -> AbstractContextManager[None]:
         """What is read inside before a transaction begins; part of it, where the dialect can tell in the end
@@ -180,7 +214,7 @@ class Database(ABC):
         """The argument of `IN (SELECT value FROM json_each(?))`."""
 
     @abstractmethod
-    def has(self, table: str, schema: str = "main") -> bool: ...
+    def has(self, table: str) -> bool: ...
 
     @abstractmethod
     def now(self) -> float:
@@ -198,9 +232,9 @@ class Database(ABC):
         """Let the next rows of tables come after those that were added with their numbers."""
         return
 
-    def repeating(self, part: P) -> P:
-        """A part of a store, whose methods are repeated where the connection was lost."""
-        return part
+    def repeat(self, call: Callable[[], T]) -> T:
+        """Call what reads and writes; again where its writes didn't count for a reason that will pass."""
+        return call()
 
     @abstractmethod
     def way_out(self) -> str:
@@ -354,7 +388,7 @@ class SqliteDatabase(Database):
                     connection.execute("PRAGMA application_id").fetchone()
 
     @contextmanager
-    def transaction(self, *, durable: bool = True, temporary: bool = False) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
         if self._connection.in_transaction:
             yield
             return
@@ -362,7 +396,7 @@ class SqliteDatabase(Database):
         if synchronous:
             self.run("PRAGMA synchronous = NORMAL")
         try:
-            self.run("BEGIN" if temporary else "BEGIN IMMEDIATE")
+            self.run("BEGIN IMMEDIATE")
             yield
             self.run("COMMIT")
         except BaseException:
@@ -379,8 +413,8 @@ class SqliteDatabase(Database):
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))
 
-    def has(self, table: str, schema: str = "main") -> bool:
-        return bool(self.run(f"SELECT 1 FROM {schema}.sqlite_master WHERE name = ?", [table]))
+    def has(self, table: str) -> bool:
+        return bool(self.run("SELECT 1 FROM sqlite_master WHERE name = ?", [table]))
 
     def now(self) -> float:
         return time.time()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.store.candidates import WAITS, Candidates, drawable, eligible
-from agro.store.database import Database, Row, Statement
+from agro.store.database import Database, Row, Statement, repeated
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
 from agro.store.sample_rows import FAILED, UNSCORED, decode_text, ledger_of
 from agro.store.samples import NUMBER, Experience, Pair, build_condition, chosen
@@ -108,10 +108,11 @@ def wait_for_groups(
 class Draws:
     """What runs drew, and what they may draw."""
 
-    def __init__(self, database: Database, experience: Experience, split: Split) -> None:
-        self._db, self._experience, self._split = database, experience, split
+    def __init__(self, database: Database, split: Split) -> None:
+        self._db, self._split = database, split
         self._orders: dict[str, Candidates] = {}  # by rule and run
 
+    @repeated
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
@@ -133,6 +134,7 @@ class Draws:
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
         raise self._too_few(rule, len(picked), at, waited)
 
+    @repeated
     def count(self, rule: DrawRule, at: At) -> int:
         """How many groups `pick` chooses from, without a look at them."""
         return self._ordered(rule, at).count
@@ -205,6 +207,7 @@ class Draws:
         waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
         return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger_of(run), run]
 
+    @repeated
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
@@ -307,8 +310,9 @@ class Draws:
         if not any(rule.pairs for rule in rules):
             return []
         ties = any(rule.ties for rule in rules)
-        return [pair for pair in self._experience.pairs(ids) if ties or not pair.is_tie]
+        return [pair for pair in Experience(self._db).pairs(ids) if ties or not pair.is_tie]
 
+    @repeated
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.candidates import drop_orders
-from agro.store.database import PAGE_ENTRIES, PAGE_ROWS, Database
+from agro.store.database import PAGE_ENTRIES, PAGE_ROWS, Database, repeated
 from agro.store.drawing import recount_uses
 from agro.store.sample_rows import (
     SAMPLE,
@@ -62,6 +62,7 @@ class Ledger:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    @repeated
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files."""
@@ -103,6 +104,7 @@ class Ledger:
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
 
+    @repeated
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
         """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
 
@@ -163,6 +165,7 @@ class Ledger:
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
+    @repeated
     def keep_reference_logp(
         self, run: str, step: int, key: str, logps: Mapping[int, NDArray[np.float32]]
     ) -> None:
@@ -223,6 +226,7 @@ class Imports:
         rows = self._db.entries("imports", clause, args)
         return [ImportedFile(file, name, loads(options), license) for file, name, options, license in rows]
 
+    @repeated
     def note_import(self, imported: ImportedFile) -> None:
         options = dumps(imported.options, "options of an import")
         with self._db.transaction():
@@ -234,6 +238,7 @@ class Imports:
         rows = self._db.entries("identities", clause, [self._db.listed(identities)])
         return {identity: (file, record) for identity, file, record in rows}
 
+    @repeated
     def note_identities(self, places: Mapping[str, Place]) -> None:
         with self._db.transaction():
             self._db.put("identities", [(identity, *source) for identity, source in places.items()])
@@ -285,6 +290,7 @@ class Imports:
         groups, repeats = counts
         return int(groups), int(repeats)
 
+    @repeated
     def take_back(self, file: str) -> int:
         """Erase a file's samples, so that it can be imported anew; returns how many."""
         with self._db.transaction():
@@ -294,6 +300,7 @@ class Imports:
             self._db.run("DELETE FROM identities WHERE file = ?", [file])
         return len(ids)
 
+    @repeated
     def forget(self, ids: list[int]) -> None:
         """Erase samples, their judgments and cached log-probs, and whatever SQLite keeps of deleted rows.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store.database import PAGE_ENTRIES, Damage, Database
+from agro.store.database import PAGE_ENTRIES, Damage, Database, repeated
 from agro.store.sample_rows import (
     PROMPT,
     REWARD,
@@ -273,6 +273,7 @@ class Experience:
                 raise self._db.refusal(Damage(samples=self._db.damaged("samples")))
             yield from from_rows(valid)
 
+    @repeated
     def append(
         self,
         samples: Iterable[Sample | SampleRow],
@@ -388,6 +389,7 @@ class Experience:
         """The ids of `in_ledger`."""
         return [sample.id for sample in self.in_ledger(ledger, numbers)]
 
+    @repeated
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
         ids = self.find_in_ledger(ledger, numbers)
@@ -430,6 +432,7 @@ class Experience:
         )
         return int(number)
 
+    @repeated
     def set_rewards(
         self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
     ) -> None:
@@ -470,6 +473,7 @@ class Experience:
             self._db.update("samples", (*REWARD, "checksum"), rows)
             self._db.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in found))
 
+    @repeated
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgments. Raises `Refused` for ids that aren't there."""
         pairs = list(pairs)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
-from agro.store.database import Database
+from agro.store.database import LEASES, Database, repeated
 from agro.store.location import Location, opened
 from agro.store.sample_rows import ledger_of
 from agro.store.samples import Experience
@@ -37,9 +37,6 @@ RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others
 PIECE_BYTES = 1 << 20
 WITHIN = "(name > ? AND name < ?)"  # FOLDER/ and FOLDER0: 0 is the character after /
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
-LEASES = (
-    "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
-)
 UNFINISHED = "run = ? AND done = 0"
 WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
@@ -57,9 +54,10 @@ class SamplingRequest(NamedTuple):
 class Requests:
     """What collectors and the trainer share."""
 
-    def __init__(self, database: Database, experience: Experience) -> None:
-        self._db, self._experience = database, experience
+    def __init__(self, database: Database) -> None:
+        self._db, self._experience = database, Experience(database)
 
+    @repeated
     def claim(
         self,
         run: str,
@@ -94,6 +92,7 @@ class Requests:
         """Those that have claimed requests which aren't done."""
         return sorted({claim.collector for claim in self._requests(UNFINISHED, [run])})
 
+    @repeated
     def finish(self, run: str, numbers: Collection[int]) -> None:
         """Mark requests as done: all their responses are stored and scored."""
         self._update(run, numbers, done=1)
@@ -109,12 +108,14 @@ class Requests:
         [(count,)] = self._db.run(f"SELECT {WAITING} FROM requests WHERE run = ?", [trained, run])
         return int(count)
 
+    @repeated
     def take(self, run: str, step: int, numbers: Collection[int]) -> None:
         """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
         with self._db.transaction():
             self._update(run, numbers, step=step)
             self._db.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
 
+    @repeated
     def reopen(self, run: str, numbers: Collection[int]) -> None:
         """Have these requests sampled again, by those who claimed them: their responses are redone."""
         with self._db.transaction():
@@ -142,6 +143,7 @@ class Leases:
     def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
         self._db, self._clock = database, clock or database.now
 
+    @repeated
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
         with self._db.transaction():
@@ -149,6 +151,7 @@ class Leases:
             row = (name, self._clock() + seconds, seconds)
             self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
 
+    @repeated
     def release(self, name: str) -> None:
         with self._db.transaction():
             self._db.run(LEASES)
@@ -329,7 +332,7 @@ def shared_runs(url: str) -> list[str]:
 def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
     """Have a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
     with opened(location) as database:
-        database.repeating(Leases(database)).renew(name, seconds)
+        Leases(database).renew(name, seconds)
     ended = Event()
     thread = Thread(target=_renew, args=(location, name, seconds, ended), daemon=True)
     thread.start()
@@ -344,9 +347,9 @@ def _renew(location: Location, name: str, seconds: float, ended: Event) -> None:
     """Renew a lease until the end, then give it back. Where the store can't be reached it runs out."""
     while not ended.wait(seconds / RENEWALS):
         with suppress(Refused), opened(location, timeout=seconds) as database:
-            leases = database.repeating(Leases(database))
+            leases = Leases(database)
             leases.renew(name, seconds)
             while not ended.wait(seconds / RENEWALS):
                 leases.renew(name, seconds)
     with suppress(Refused), opened(location, timeout=RELEASE_SECONDS) as database:
-        database.repeating(Leases(database)).release(name)
+        Leases(database).release(name)

@@ -27,13 +27,12 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.strictjson import loads
 from agro.io.terminal import plain
-from agro.store.database import Database
+from agro.store.database import CLUSTERS, Database, repeated
 from agro.store.draw_rules import is_held_out
 from agro.store.survey import Survey
 from agro.types import Text
 
 FILE = "near_copies.json"
-TABLE = "CREATE TABLE IF NOT EXISTS clusters (run TEXT PRIMARY KEY, clusters TEXT NOT NULL)"
 
 Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
 LETTERS = 5  # of a gram
@@ -54,8 +53,8 @@ Numbers = NDArray[np.int64]
 class Split:
     """The prompts of a store that are held out, and those that are trained on."""
 
-    def __init__(self, survey: Survey, database: Database) -> None:
-        self._survey, self._db = survey, database
+    def __init__(self, database: Database) -> None:
+        self._db = database
         self._clusters: Clusters | None = None
         self._of_runs: dict[str, Clusters | None] = {}
         self._of_store: dict[float, Clusters] = {}
@@ -64,11 +63,12 @@ class Split:
         """Split by these where no run is named. They may have more prompts than the store."""
         self._clusters = clusters
 
+    @repeated
     def keep(self, run: str, clusters: Clusters) -> None:
         """Split by these, in every process of the run."""
         self.use(clusters)
         with self._db.transaction():
-            self._db.run(TABLE)
+            self._db.run(CLUSTERS)
             row = (run, json.dumps(dict(clusters)))
             self._db.insert("clusters", ("run", "clusters"), [row], key=("run",))
         self._of_runs.pop(run, None)
@@ -107,7 +107,7 @@ class Split:
             return None
         clusters = self.of(run) if run else self._clusters
         if clusters is None and data.near_copies not in self._of_store:
-            self._of_store[data.near_copies] = clusters_in(self._survey.each_prompt(), data.near_copies)
+            self._of_store[data.near_copies] = clusters_in(Survey(self._db).each_prompt(), data.near_copies)
         return self._of_store[data.near_copies] if clusters is None else clusters
 
 

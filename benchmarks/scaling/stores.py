@@ -51,7 +51,7 @@ def measure(samples: int) -> dict[str, float]:
         path.parent.mkdir(parents=True, exist_ok=True)
         make(path, samples)
     with Store.open(path) as store:
-        database = store._database
+        database = store.tables
         found: dict[str, float] = {"samples": samples, "bytes": size_of(database)}
         began = time.process_time()
         store.tables.check()

@@ -51,7 +51,7 @@ def test_a_process_has_its_lease_for_as_long_as_the_block_runs(store: Store, mon
     with leased(store.path, "me", 60.0):
         assert store.leases.alive(["me", "you"]) == ["me"]
         while len(ends) < 4 and time.monotonic() < deadline:
-            [(end,)] = store._database.run("SELECT ends FROM leases")
+            [(end,)] = store.tables.run("SELECT ends FROM leases")
             ends.add(end)
             time.sleep(0.02)
     assert len(ends) == 4

@@ -52,7 +52,7 @@ def test_nothing_is_held_between_two_pages(store: Store, small_pages: None, name
     """A query that is open keeps SQLite from emptying the write-ahead log (busy is 1 then)."""
     items = RESULTS[name](store)
     assert len(list(islice(items, 1))) == 1
-    with sqlite3.connect(store._database.path, timeout=0.1) as other:
+    with sqlite3.connect(store.tables.path, timeout=0.1) as other:
         other.execute("UPDATE commits SET step = step")
         other.commit()
         [(busy, _, _)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
