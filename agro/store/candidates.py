@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from agro.store.database import ORDERS, Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
-from agro.store.sample_rows import decode_text
+from agro.store.sample_rows import decode_text, ledger_of
 from agro.store.samples import WON, Clause, build_condition, chosen
 
-Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
 LATELY = 600.0  # seconds
 LOOKS = 128  # in one query
@@ -36,6 +35,7 @@ BY = {
 }
 # Whether a run has samples that wait to be fresh ones.
 WAITS = "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1"
+WAITING = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
 LOOK = f"""
 SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
   (SELECT coalesce(min(number), 1) FROM changes), EXISTS ({WAITS}),
@@ -92,14 +92,18 @@ SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
 """
 
 
-def eligible(rule: DrawRule, run: str, version: int) -> Clause:
-    """The condition that `run`, at `version`, may draw a row, and its arguments."""
+def eligible(rule: DrawRule, run: str, version: int, *, waits: bool = False) -> Clause:
+    """The condition that `run`, at `version`, may draw a row, and its arguments. With `waits` there may be
+    samples that wait to be fresh ones, which it may not draw."""
     data = rule.data
     clause, args = build_condition(**chosen(data), scored=True if rule.scored_only else None)
     if data.max_age is not None or data.order == "age_weighted":
         oldest = 0 if data.max_age is None else max(0, version - data.max_age)
         clause += " AND version BETWEEN ? AND ? AND run = ?"  # other runs' versions count other steps
         args += [oldest, version, run]
+    if waits:  # only then: an index has all other columns
+        clause += f" AND NOT coalesce({WAITING}, FALSE)"
+        args += [ledger_of(run), run]
     return f"({clause})", args
 
 
@@ -160,31 +164,26 @@ class Candidates:
     def count(self) -> int:
         return self.versions.total()
 
-    def update(self, at: At, condition: Condition) -> None:
-        """Bring the order up to date. `condition`: that the run may draw a row, and its arguments, by whether
-        it has samples that wait to be fresh ones."""
+    def update(self, at: At) -> None:
+        """Bring the order up to date."""
         self._versions = None
-        with self._db.looking():
+        with self._db.transaction(durable=False):
             seen, newest, oldest = self._look(at)
             if self._number and seen == newest:
                 return
-            joins = self._db.in_transaction
-            with self._db.transaction(durable=False):
-                if not joins:
-                    seen, newest, oldest = self._look(at)
-                fits = condition(self._waits)
-                is_listed = oldest - 1 <= seen.change <= newest.change
-                if self._number and seen.sample <= newest.sample and is_listed:
-                    self._renew(seen, newest, fits)
-                else:  # there is none, or it can't be told which groups changed
-                    drop_orders(self._db, [self._number] if self._number else [])
-                    self._make(fits)
-                if newest.change - oldest >= CHANGES:
-                    self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
-                self._db.run(
-                    "UPDATE orders SET sample = ?, change = ?, version = ?, used = ? WHERE number = ?",
-                    [*newest[1:], time.time(), self._number],
-                )
+            fits = eligible(self._rule, at.run, at.version, waits=self._waits)
+            is_listed = oldest - 1 <= seen.change <= newest.change
+            if self._number and seen.sample <= newest.sample and is_listed:
+                self._renew(seen, newest, fits)
+            else:  # there is none, or it can't be told which groups changed
+                drop_orders(self._db, [self._number] if self._number else [])
+                self._make(fits)
+            if newest.change - oldest >= CHANGES:
+                self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
+            self._db.run(
+                "UPDATE orders SET sample = ?, change = ?, version = ?, used = ? WHERE number = ?",
+                [*newest[1:], time.time(), self._number],
+            )
 
     def first(self, n: int) -> list[str]:
         return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
@@ -229,7 +228,7 @@ class Candidates:
         is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
         return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
-    def _make(self, condition: tuple[str, list[Any]]) -> None:
+    def _make(self, fits: Clause) -> None:
         run = self._db.run
         for table in () if self._db.has("orders") else ORDERS:
             run(table)
@@ -245,14 +244,14 @@ class Candidates:
             f"CREATE TABLE {self._table} "
             "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
-        groups = run(*drawable(self._rule, self._run, condition))
+        groups = run(*drawable(self._rule, self._run, fits))
         self._db.insert(self._table, COLUMNS, self._placed(groups))
         run(f"CREATE INDEX {self._table}_by ON {self._table} ({BY[self._rule.data.order]})")
         self._db.analyze(self._table)
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
         run(f"INSERT INTO order_versions {counts}", [self._number])
 
-    def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
+    def _renew(self, seen: Seen, newest: Seen, fits: Clause) -> None:
         """Look again at the groups that changed."""
         low, high = sorted((seen.version, newest.version))
         touched, args = TOUCHED, list[Any]([seen.sample, newest.sample, seen.change, newest.change])
@@ -262,7 +261,7 @@ class Candidates:
         within = WITHIN.format(groups=touched)
         kept, found = self._db.run_all(
             (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
-            drawable(self._rule, self._run, condition, within=(touched, args)),
+            drawable(self._rule, self._run, fits, within=(touched, args)),
         )
         before, after = ({row[0]: row for row in rows} for rows in (kept, self._placed(found)))
         counts = Counter(newest for _, _, newest, _ in after.values())

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -165,15 +165,6 @@ class Database(ABC):
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
         outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
-
-    def looking(self) -> AbstractContextManager[None]:
-        """What is read inside before a transaction begins; part of it, where the dialect can tell in the end
-        whether it still holds."""
-        return nullcontext()
-
-    @property
-    @abstractmethod
-    def in_transaction(self) -> bool: ...
 
     @abstractmethod
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
@@ -405,10 +396,6 @@ class SqliteDatabase(Database):
         finally:
             if synchronous:
                 self.run(f"PRAGMA synchronous = {synchronous}")
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._connection.in_transaction
 
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))

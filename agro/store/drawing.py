@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.store.candidates import WAITS, Candidates, drawable, eligible
 from agro.store.database import Database, Row, Statement, repeated
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
-from agro.store.sample_rows import FAILED, UNSCORED, decode_text, ledger_of
+from agro.store.sample_rows import FAILED, UNSCORED, decode_text
 from agro.store.samples import NUMBER, Experience, Pair, build_condition, chosen
 from agro.store.split import Split
 from agro.types import Sample
@@ -181,7 +181,7 @@ class Draws:
         """The groups that `pick` chooses from, found among all samples."""
         self._db.check_once("structure", "group_uses")
         waits = bool(self._db.run(WAITS, [run]))
-        rows = self._db.run(*drawable(rule, run, self._fits(rule, run, version, waits)))
+        rows = self._db.run(*drawable(rule, run, eligible(rule, run, version, waits=waits)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         is_held_out = self._split.held_out(rule.data, run)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
@@ -195,19 +195,9 @@ class Draws:
             is_held_out = self._split.held_out(rule.data, at.run)
             self._orders[key] = Candidates(self._db, rule, at, is_held_out, split)
         candidates = self._orders[key]
-        candidates.update(at, lambda waits: self._fits(rule, at.run, at.version, waits))
+        candidates.update(at)
         return candidates
 
-    def _fits(self, rule: DrawRule, run: str, version: int, waits: bool = True) -> tuple[str, list[Any]]:
-        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not;
-        `waits`: whether there may be any."""
-        fits, args = eligible(rule, run, version)
-        if not waits:  # an index has all columns then
-            return fits, args
-        waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger_of(run), run]
-
-    @repeated
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
@@ -264,7 +254,7 @@ class Draws:
 
     def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
         """The rows of the picked groups, and whether they may be drawn."""
-        fits, args = self._fits(picked.rule, at.run, at.version)
+        fits, args = eligible(picked.rule, at.run, at.version, waits=True)
         statements: list[Statement] = []
         for start in range(0, len(picked.groups), ASKED):
             names = picked.groups[start : start + ASKED]

@@ -20,7 +20,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -222,13 +222,6 @@ class PostgresDatabase(Database):
         """Wait for the server. Raises `Lost` where it is away for longer than `PATIENCE`."""
         self.close()
         self._connection = self._connected(PATIENCE)
-
-    def looking(self) -> AbstractContextManager[None]:
-        return self.transaction(durable=False)
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._open
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[None]:
