@@ -140,7 +140,8 @@ def repeated(
     @wraps(method)
     def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
         again: Any = [list(each) if isinstance(each, Iterator) else each for each in args]
-        return part._db.repeat(lambda: method(part, *again, **kwargs))
+        named: Any = {name: list(x) if isinstance(x, Iterator) else x for name, x in kwargs.items()}
+        return part._db.repeat(lambda: method(part, *again, **named))
 
     return call
 
@@ -339,8 +340,11 @@ class Database(ABC):
 
     def note_changes(self, ids: Iterable[int]) -> None:
         """Record that what groups may be drawn of these samples' changed."""
-        groups = "SELECT DISTINCT prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
-        self.note_groups(group for (group,) in self.run(groups, [self.listed(ids)]))
+        self.run(
+            "INSERT INTO changes (prompt_id) SELECT DISTINCT prompt_id FROM samples "
+            "WHERE id IN (SELECT value FROM json_each(?))",
+            [self.listed(ids)],
+        )
 
     def note_groups(self, prompt_ids: Iterable[Any]) -> None:
         """The same of groups."""

@@ -15,11 +15,10 @@ from agro.store.candidates import WAITS, Candidates, drawable, eligible
 from agro.store.database import Database, Row, Statement, repeated
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
 from agro.store.sample_rows import FAILED, UNSCORED, decode_text
-from agro.store.samples import NUMBER, Experience, Pair, build_condition, chosen
+from agro.store.samples import ASKED, NUMBER, Experience, Pair, build_condition, chosen
 from agro.store.split import Split
 from agro.types import Sample
 
-ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 # The groups of some samples, and their use by a run as it was counted before.
 USES_OF = """

@@ -73,7 +73,6 @@ _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
     # By an index, however many the planner expects.
     (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
-    (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
     (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
     (r"INDEXED BY \w+", ""),
     (r"\btemp\.", "pg_temp."),

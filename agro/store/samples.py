@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store.database import PAGE_ENTRIES, Damage, Database, repeated
+from agro.store.database import PAGE_ENTRIES, Damage, Database, Statement, repeated
 from agro.store.sample_rows import (
     PROMPT,
     REWARD,
@@ -42,6 +42,13 @@ PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.ledger`
 NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampled with one seed
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
+ASKED = 1000  # groups in one query
+# Of each of these groups a sample, and its prompt.
+STORED_PROMPTS = """
+SELECT prompt_id, id, prompt, messages FROM samples WHERE id IN (
+  SELECT min(id) FROM samples WHERE prompt_id IN ({ids}) AND redone = 0 GROUP BY prompt_id
+)
+"""
 # No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
 NONE_BETTER = """
 NOT EXISTS (
@@ -173,17 +180,13 @@ class AppendTransaction:
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
         self._db = database
-        # SQLite reads other text from JSON as another one.
-        self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
-        stored, [(self._newest,)] = database.run_all(
-            (
-                "SELECT value FROM json_each(?) WHERE EXISTS "
-                "(SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)",
-                [database.listed(self._new)],
-            ),
-            ("SELECT coalesce(max(id), 0) FROM samples", []),
-        )
-        self._new -= {prompt_id for (prompt_id,) in stored}
+        names = list(prompt_ids)
+        asked: list[Statement] = [("SELECT coalesce(max(id), 0) FROM samples", [])]
+        for start in range(0, len(names), ASKED):
+            part = names[start : start + ASKED]
+            asked.append((STORED_PROMPTS.format(ids=", ".join("?" * len(part))), part))
+        [(self._newest,)], *stored = database.run_all(*asked)
+        self._stored = {decode_text(prompt_id): prompt for prompt_id, *prompt in chain(*stored)}
         self._prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -221,28 +224,23 @@ class AppendTransaction:
         self._checked((i, prompt_columns(prompt, f"prompt {i}")) for i, prompt in prompts)
 
     def _checked(self, prompts: Iterable[tuple[str, tuple[Any, Any]]]) -> dict[str, _GroupPrompt]:
-        """The prompts of groups by their ids. They are decoded only where two are written differently."""
+        """The prompts of groups by their ids: of the store, where it has one that isn't damaged, or the first
+        one. They are decoded only where two are written differently."""
         checked: dict[str, _GroupPrompt] = {}
         for prompt_id, columns in prompts:
             known = checked.get(prompt_id) or self._prompts.get(prompt_id)
-            if known is None:
-                known = self._stored(prompt_id, columns)
-            if known.columns != columns and prompt_of(known.columns) != prompt_of(columns):
-                raise OtherPrompt(prompt_id, prompt_of(known.columns), known.location, prompt_of(columns))
-            checked[prompt_id] = known
-        return checked
-
-    def _stored(self, prompt_id: str, columns: tuple[Any, Any]) -> _GroupPrompt:
-        """The prompt of a group in the store; the given one where it has none. Damaged ones don't count."""
-        if prompt_id not in self._new:
-            sql = "SELECT id, prompt, messages FROM samples WHERE prompt_id = ? AND redone = 0 LIMIT 1"
-            for i, *stored in self._db.run(sql, [prompt_id]):
+            if known is None and prompt_id in self._stored:
+                i, *stored = self._stored[prompt_id]
                 if tuple(stored) != columns:
                     [row] = self._db.run(f"{SELECT} WHERE id = ?", [i])
                     if is_valid_sample(row):
                         [other] = from_rows([row])
-                        return _GroupPrompt(row[PROMPT], f"sample {i}, of {other.source}")
-        return _GroupPrompt(columns)
+                        known = _GroupPrompt(row[PROMPT], f"sample {i}, of {other.source}")
+            known = known or _GroupPrompt(columns)
+            if known.columns != columns and prompt_of(known.columns) != prompt_of(columns):
+                raise OtherPrompt(prompt_id, prompt_of(known.columns), known.location, prompt_of(columns))
+            checked[prompt_id] = known
+        return checked
 
 
 class Experience:
