@@ -41,8 +41,8 @@ ABOVE = 20  # rows at most from a sheet's first to the names of its columns, suc
 MAIN = 3  # times as many cells as any other has the one sheet that is read
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
-_BLANK = _MARK + b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
+_BLANK = _BOM + b" \t\r\n"
 _FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of them
     (
         (b"SQLite format 3",),
@@ -55,9 +55,9 @@ _FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of the
         "expected UTF-8, got UTF-16; give a table a name in .csv, or convert it (iconv -f UTF-16 -t UTF-8)",
     ),
 )
-JSON = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
-MARK = {b"agro": b"interchange"}  # in the metadata of their schema
-ROWS = 1024  # a row group
+JSON_COLUMNS = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
+OURS = {b"agro": b"interchange"}  # in the metadata of their schema
+ROW_GROUP = 1024  # rows
 _HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -160,8 +160,8 @@ def _is_list(file: BinaryIO) -> bool:
     """Whether what comes is one list, maybe all of it in one line. The mark before a list is passed over."""
     begin: bytes = file.peek(BLOCK)  # type: ignore[attr-defined]
     is_list = begin.lstrip(_BLANK).startswith(b"[")
-    if is_list and begin.startswith(_MARK):
-        file.read(len(_MARK))
+    if is_list and begin.startswith(_BOM):
+        file.read(len(_BOM))
     return is_list
 
 
@@ -229,7 +229,7 @@ def encoding_of(path: Path) -> str:
         if block.startswith((b"\xff\xfe", b"\xfe\xff")):
             return "utf-16"
         while block:
-            beyond = [c for c in set(decoder.decode(block.removeprefix(_MARK))) if not c.isascii()]
+            beyond = [c for c in set(decoder.decode(block.removeprefix(_BOM))) if not c.isascii()]
             escaped = sum("\udc80" <= c <= "\udcff" for c in beyond)
             has_others |= escaped > 0
             has_letters |= escaped < len(beyond)
@@ -423,8 +423,8 @@ def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
         file = path / item["filename"]
         with _readable(file), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
             for batch in batches:
-                for start in range(0, len(batch), ROWS):
-                    yield from arrow_rows(batch.slice(start, ROWS))
+                for start in range(0, len(batch), ROW_GROUP):
+                    yield from arrow_rows(batch.slice(start, ROW_GROUP))
 
 
 def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
@@ -489,8 +489,8 @@ def batches(path: Path) -> Iterator[tuple[Any, bool]]:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
             raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
-        is_ours = (file.schema_arrow.metadata or {}).items() >= MARK.items()
-        for batch in file.iter_batches(ROWS):
+        is_ours = (file.schema_arrow.metadata or {}).items() >= OURS.items()
+        for batch in file.iter_batches(ROW_GROUP):
             yield batch, is_ours
 
 
@@ -593,7 +593,7 @@ def _record_of(row: Row, is_ours: bool) -> Row:
         record = {name: value for name, value in row.items() if value is not None}
     else:
         record = {name: _known(value) for name, value in row.items()}
-    for name in JSON:
+    for name in JSON_COLUMNS:
         if isinstance(record.get(name), str):
             try:
                 record[name] = loads(record[name])

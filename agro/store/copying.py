@@ -26,7 +26,7 @@ import numpy as np
 
 from agro.errors import Refused
 from agro.io.files import replacing, writing
-from agro.io.record_files import JSON, MARK, ROWS
+from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
 from agro.io.strictjson import dumps
 from agro.store.database import (
     CLUSTERS,
@@ -154,17 +154,17 @@ def _write_parquet(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
 
     integers, floats, flags = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
     schema = pa.schema(
-        [(name, pa.string()) for name in TEXTS + JSON]
+        [(name, pa.string()) for name in TEXTS + JSON_COLUMNS]
         + [("reward", pa.float64()), ("version", pa.int64())]
         + [(name, integers) for name in ("tokens", "context_tokens", "versions", "kept", "kept_count")]
         + [(name, flags) for name in ("mask", "action")]
         + [(name, floats) for name in ("behavior_logp", "token_reward")],
-        metadata=MARK,
+        metadata=OURS,
     )
     count = 0
     records = iter(records)
     with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
-        while rows := [_to_row(r, count + i) for i, r in enumerate(islice(records, ROWS), 1)]:
+        while rows := [_to_row(r, count + i) for i, r in enumerate(islice(records, ROW_GROUP), 1)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
             count += len(rows)
     return count
@@ -187,7 +187,7 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
     if plain != texts:
         row |= plain
         row["exact"] = {name: text for name, text in texts.items() if plain[name] != text}
-    for name in JSON:
+    for name in JSON_COLUMNS:
         if name in row:
             row[name] = dumps(row[name], f"{prefix}: {name}", ascii=True)
     return row

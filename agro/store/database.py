@@ -132,9 +132,7 @@ class HasDatabase(Protocol):
     _db: Database
 
 
-def repeated(
-    method: Callable[Concatenate[Part, P], T],
-) -> Callable[Concatenate[Part, P], T]:
+def repeated(method: Callable[Concatenate[Part, P], T]) -> Callable[Concatenate[Part, P], T]:
     """A method of a part of a store that writes, repeated as of `Database.repeat`."""
 
     @wraps(method)

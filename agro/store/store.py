@@ -10,7 +10,7 @@ from typing import Self
 
 from agro.errors import AgroWarning
 from agro.store.copying import write_samples
-from agro.store.database import BUSY_TIMEOUT
+from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule, Selection
 from agro.store.drawing import DrawnGroups, Draws, wait_for_groups
 from agro.store.ledger import Imports, Ledger
@@ -41,10 +41,8 @@ class Store(Experience, Survey):
     - `leases`: which processes are alive
     """
 
-    def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
+    def __init__(self, database: Database) -> None:
         """Use `open`."""
-        seconds = BUSY_TIMEOUT if timeout is None else timeout
-        database = opened(location, read_only=read_only, create=create, timeout=seconds)
         super().__init__(database)
         self.tables = database
         self.path: Location = database.path
@@ -58,7 +56,12 @@ class Store(Experience, Survey):
 
     @classmethod
     def open(
-        cls, location: Location, *, read_only: bool = False, create: bool = True, timeout: float | None = None
+        cls,
+        location: Location,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout: float = BUSY_TIMEOUT,
     ) -> Self:
         """Open a store, or create one.
 
@@ -67,9 +70,9 @@ class Store(Experience, Survey):
         Args:
             location: a file; or postgresql://USER@HOST/DATABASE, of which ?schema=NAME is the store, "agro"
                 where none is named. A password is PGPASSWORD's or that of ~/.pgpass.
-            timeout: seconds to wait for another writer, 30 where it isn't given.
+            timeout: seconds to wait for another writer.
         """
-        return cls(location, read_only=read_only, create=create, timeout=timeout)
+        return cls(opened(location, read_only=read_only, create=create, timeout=timeout))
 
     def __enter__(self) -> Self:
         return self
