@@ -204,8 +204,8 @@ class Provenance:
 class Imports:
     """What was imported, and what is left of it."""
 
-    def __init__(self, database: Database, ledger: Ledger) -> None:
-        self._db, self._ledger = database, ledger
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     def count_keys(self) -> KeyCounts:
         """Begin to count the keys of a file's records. One count at a time."""
@@ -316,7 +316,7 @@ class Imports:
                 [self._db.listed(ids)],
             )
             for run, number in made:
-                commit = self._ledger.committed(decode_text(run))
+                commit = Ledger(self._db).committed(decode_text(run))
                 clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
                 args = [run, number, commit.step if commit else 0]
                 for request in self._db.entries("requests", clause, args):

@@ -51,7 +51,7 @@ class Store(Experience, Survey):
         self.draws = Draws(database, self.split)
         self.requests = Requests(database)
         self.ledger = Ledger(database)
-        self.imports = Imports(database, self.ledger)
+        self.imports = Imports(database)
         self.leases = Leases(database)
 
     @classmethod
