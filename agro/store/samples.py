@@ -244,10 +244,7 @@ class AppendTransaction:
 
 
 class Experience:
-    """Samples, and judgments of them.
-
-    It isn't named for its samples because `Store.samples` is a method.
-    """
+    """Samples, and judgments of them: what a `Store` is."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
