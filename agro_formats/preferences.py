@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.datasets import on_hub
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import read_records
+from agro.io.record_files import on_hub, read_records
 from agro.logs.declared import Columns, Parser, at, named
 from agro.logs.fields import (
     assistant,
@@ -38,7 +37,7 @@ from agro.logs.fields import (
 )
 from agro.logs.mapping import heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
-from agro.store.export import ENDINGS
+from agro.store.copying import ENDINGS
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:

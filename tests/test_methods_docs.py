@@ -116,6 +116,8 @@ def test_what_is_named_for_others_exists() -> None:
         ("epsilon", 0.2, "objective.clip = [LOW, HIGH] sets it here"),
         ("reference_free", True, "an objective without a reference"),
         ("generation_batch_size", 8, "train.groups, in prompts, sets it here"),
+        ("per_device_train_batch_size", 8, "train.groups, in prompts, sets it here"),
+        ("gradient_accumulation_steps", 2, "train.groups, in prompts, sets it here"),
     ],
 )
 def test_a_name_of_another_library_is_answered_at_every_door(
@@ -142,8 +144,6 @@ ACCEPTED = [  # TRL's name and value, and what they are here
     ("train.learning_rate", 3e-5, "train.lr", 3e-5),
     ("beta", 0.3, "objective.beta", 0.3),
     ("max_completion_length", 33, "sampler.max_new", 33),
-    ("per_device_train_batch_size", 24, "train.groups", 3),  # of 8 responses each
-    ("gradient_accumulation_steps", 16, "train.groups", 16),  # times 8, TRL's default of the other
     ("num_train_epochs", 2.0, "train.epochs", 2.0),
     ("max_steps", 7, "train.steps", 7),
     ("lr_scheduler_type", "cosine", "train.schedule", "cosine"),
@@ -172,24 +172,17 @@ def test_ten_names_of_trl_are_accepted_at_every_door(
     assert said.count("note: TRL's ") == 1
     assert f"{key.rpartition('.')[2]} is {ours} here" in said
     file = tmp_path / "a.toml"
-    file.write_text(f"{key} = {text}\n" + ("[sampler]\nn = 8\n" if section != "sampler" else ""))
+    file.write_text(f"{key} = {text}\n")
     assert at(RunConfig.load(file)) == meant
-    with_n = {"sampler": {"n": 8}} if ours == "train.groups" else {}
-    assert at(RunConfig.of({**with_n, "phases": [{"name": "b", **nested(key, value)}]}).phase("b")) == meant
+    assert at(RunConfig.of({"phases": [{"name": "b", **nested(key, value)}]}).phase("b")) == meant
     assert "note" not in capsys.readouterr().err  # once a process
     if "." not in key and key not in ("loss_type", "train_dataset", "reward_funcs"):  # which train() takes
-        assert at(RunConfig.of(configured("agro", {key: value, **with_n}))) == meant
+        assert at(RunConfig.of(configured("agro", {key: value}))) == meant
 
 
 def test_a_setting_has_one_of_its_names(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"learning_rate is train\.lr here, which is given too, as 0.1"):
         RunConfig.of({"learning_rate": 0.2, "train": {"lr": 0.1}})
-    with pytest.raises(Refused, match=r"a multiple of sampler\.n = 4"):
-        RunConfig.of({"per_device_train_batch_size": 6})
-    with pytest.raises(
-        Refused, match=r"per_device_train_batch_size = 8 × gradient_accumulation_steps = 4\.3"
-    ):
-        RunConfig.of({"gradient_accumulation_steps": 4.3})
     with pytest.raises(Refused, match="grpo with average"):
         RunConfig.of({"loss_type": "bnpo"})
     assert RunConfig.of({"evaluate": {"beta": 0.2}}).evaluate.beta == 0.2
@@ -286,7 +279,6 @@ def test_a_store_is_a_data_set_of_trl(tmp_path: Path) -> None:
         ("num_generation", "num_generations"),
         ("learning_rat", "learning_rate"),
         ("train_datset", "train_dataset"),
-        ("gradient_acumulation_step", "gradient_accumulation_steps"),
     ],
 )
 def test_a_slip_in_a_name_of_trl_is_answered_with_it(key: str, meant: str) -> None:
@@ -294,10 +286,3 @@ def test_a_slip_in_a_name_of_trl_is_answered_with_it(key: str, meant: str) -> No
         RunConfig.load("fresh", [f"{key}=4"])
     with pytest.raises(Refused, match=f"{key} \\(did you mean {meant}\\?\\)"):
         configured("agro", {key: 4})
-
-
-def test_a_batch_of_two_names_is_said_as_their_product(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(aliases, "_said", set())
-    RunConfig.of({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
-    product = "per_device_train_batch_size × gradient_accumulation_steps / sampler.n"
-    assert f"note: TRL's {product} is train.groups here\n" in capsys.readouterr().err

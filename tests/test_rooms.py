@@ -134,11 +134,11 @@ def test_papers_import_what_is_documented() -> None:
     [
         ("import agro.store", {"agro.store"}),
         ("from agro.store import Store", {"agro.store"}),
-        ("from agro.store import records", {"agro.store.records"}),
+        ("from agro.store import survey", {"agro.store.survey"}),
         ("def f():\n    from agro.store import Store", {"agro.store"}),
-        ("if TYPE_CHECKING:\n    from agro.store.records import Pair", {"agro.store.records"}),
+        ("if TYPE_CHECKING:\n    from agro.store.survey import Group", {"agro.store.survey"}),
         ("import torch", set()),
     ],
 )
 def test_imports_are_seen(source: str, modules: set[str]) -> None:
-    assert imported(source, {"agro.store", "agro.store.records"}) == modules
+    assert imported(source, {"agro.store", "agro.store.survey"}) == modules

@@ -33,7 +33,7 @@ from agro.api.arguments import (
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
-from agro.config.recipes.bases import HELD_OUT
+from agro.config.recipes import HELD_OUT
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.files import new_run_folder, remove

@@ -69,7 +69,7 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     put(values, "objective.name", objective)
     for name, value in settings.items():
         key = name.replace("__", ".")
-        if name in (*peers.ALIASES, *peers.BATCH) and name != "beta":
+        if name in peers.ALIASES and name != "beta":
             key = name  # which the configuration knows
         elif "." not in key and name not in RunConfig.model_fields:
             if name not in describe(objective)["options"]:

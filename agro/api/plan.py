@@ -34,7 +34,7 @@ from agro.rollout.engines.capabilities import ENGINES, capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
-from agro.store.queries import chosen
+from agro.store.samples import chosen
 from agro.train.check import samples_kl
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch

@@ -24,7 +24,6 @@ from agro.config.aliases import renamed
 from agro.config.override import override
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.near_copies import clusters
 from agro.io.numbers import none_if_nan
 from agro.io.terminal import plain
 from agro.logs.importing import import_files
@@ -40,6 +39,7 @@ from agro.runs.verdict import Verdict
 from agro.stats.paired import Comparison, compare
 from agro.store import Store
 from agro.store.location import is_store, location_of
+from agro.store.split import clusters
 from agro.train.collate import total_reward
 from agro.train.phases import Phase, derive
 from agro.train.trainable import kind_of

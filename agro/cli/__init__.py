@@ -42,7 +42,7 @@ def main() -> None:
         ):  # half of a surrogate pair in a user's text is printed escaped
             stream.reconfigure(errors="backslashreplace")
     from agro.cli import program
-    from agro.io import deferred
+    from agro.io.plugins import defer
 
-    deferred.install("torch")
+    defer("torch")
     program.app(prog_name="agro")

@@ -45,7 +45,6 @@ from agro.cli.run_models import (
 )
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
-from agro.io.near_copies import clusters
 from agro.io.numbers import chance, fixed
 from agro.io.terminal import cut, plain
 from agro.rollout.evaluate import Heldout, answer_both
@@ -59,6 +58,7 @@ from agro.stats.off_policy import WAY_OUT, value_on_log
 from agro.stats.paired import compare, holm
 from agro.stats.sequential import fewest_more
 from agro.store.location import url_of
+from agro.store.split import clusters
 from agro.types import Prompt
 
 if TYPE_CHECKING:

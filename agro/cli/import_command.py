@@ -34,7 +34,7 @@ from agro.logs.importing import ImportReport, import_files
 from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
 from agro.store import Store
-from agro.store.export import to_record
+from agro.store.copying import to_record
 from agro.store.location import exists, url_of
 
 SHOWN = 3  # records of each file in a preview

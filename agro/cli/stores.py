@@ -45,7 +45,7 @@ from agro.io.terminal import plain, visible
 from agro.rewards import load_reward
 from agro.runs.side_by_side import Answer
 from agro.store import Store, recover
-from agro.store.export import to_record
+from agro.store.copying import to_record
 from agro.store.location import url_of
 from agro.types import Sample
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,45 +10,39 @@ from typing import Any
 from pydantic import BaseModel
 
 from agro.config.override import parse, section_at
-from agro.config.sections import SamplerConfig
 from agro.errors import Refused
 from agro.io import peers
 
-THEIRS = frozenset((*peers.ALIASES, *peers.BATCH))
-PER_DEVICE = 8  # TRL's own default of per_device_train_batch_size
-DEFAULT_N = SamplerConfig().n
 _said: set[str] = set()
 
 
-def without_aliases(
-    values: Mapping[str, Any], location: str, config: type[BaseModel], n: int = DEFAULT_N
-) -> dict[str, Any]:
+def without_aliases(values: Mapping[str, Any], location: str, config: type[BaseModel]) -> dict[str, Any]:
     """Nested values with agro's names in place of TRL's, at the root and in sections.
 
-    `n`: responses a prompt, where the values don't say it. Raises `Refused` where a setting has both names,
-    and for a batch that isn't of whole groups.
+    Raises `Refused` where a setting has both names.
     """
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
-    theirs = [(result, key) for key in values if key in THEIRS]
+    theirs = [(result, key) for key in values if key in peers.ALIASES]
     for section, inside in values.items():
         model = section_at(config, section)
         if model is not None and isinstance(inside, Mapping):
             ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
-            theirs += [(result[section], key) for key in inside if key in THEIRS and key not in ours]
-    batch = {}
-    for place, key in theirs:
-        value = place.pop(key)
-        if key in peers.BATCH:
-            batch[key] = value  # taken when the number of responses is known
-        elif peers.ALIASES[key]:
-            _put(result, *_ours(key, value), key, location)
-        else:
-            note(f"TRL's {key} is not needed: {peers.UNUSED[key]}")
-    if batch:
-        complete = {"per_device_train_batch_size": PER_DEVICE, **batch}
-        groups = _groups(complete, result.get("sampler", {}).get("n", n), location)
-        named = " × ".join(batch) + (" / sampler.n" if len(batch) > 1 else "")
-        _put(result, "train.groups", groups, named, location)
+            theirs += [(result[section], key) for key in inside if key in peers.ALIASES and key not in ours]
+    for within, theirs_name in theirs:
+        value = within.pop(theirs_name)
+        if not peers.ALIASES[theirs_name]:
+            note(f"TRL's {theirs_name} is not needed: {peers.UNUSED[theirs_name]}")
+            continue
+        setting, value = _ours(theirs_name, value)
+        section, _, key = setting.partition(".")
+        target = result.setdefault(section, {})
+        if key in target:
+            raise Refused(
+                f"{location}: {theirs_name} is {setting} here, which is given too, as {target[key]!r:.40}; "
+                "leave one out"
+            )
+        target[key] = value
+        say(theirs_name, setting)
     return result
 
 
@@ -90,17 +83,6 @@ def renamed(items: Iterable[str]) -> list[str]:
     return found
 
 
-def _put(values: dict[str, Any], ours: str, value: Any, theirs: str, location: str) -> None:
-    section, _, key = ours.partition(".")
-    target = values.setdefault(section, {})
-    if key in target:
-        raise Refused(
-            f"{location}: {theirs} is {ours} here, which is given too, as {target[key]!r:.40}; leave one out"
-        )
-    target[key] = value
-    say(theirs, ours)
-
-
 def _ours(key: str, value: Any) -> tuple[str, Any]:
     """agro's key and value: several rewards are added, as TRL does, a loss has its name here, and a data set
     may be a store."""
@@ -117,18 +99,6 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
         if paths and all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths):
             return "data.store", value
     return peers.ALIASES[key], value
-
-
-def _groups(batch: Mapping[str, Any], n: Any, location: str) -> int:
-    """Prompts a step, of completions a step and `n` of each prompt."""
-    completions = math.prod(value if isinstance(value, int) else 0 for value in batch.values())
-    if not isinstance(n, int) or completions < n or completions % n:
-        named = " × ".join(f"{key} = {value}" for key, value in batch.items())
-        raise Refused(
-            f"{location}: {named}: expected completions of whole groups, a multiple of sampler.n = {n}; "
-            "train.groups is the number of prompts a step"
-        )
-    return completions // n
 
 
 def say(theirs: str, ours: str) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 
 LENGTH = ("steps", "epochs")  # of [train], which has one of them
 REPLACED = {  # what a recipe may have in place of a key, by the key
@@ -134,12 +134,10 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 def override_all(values: dict[str, Any], items: Sequence[str], config: type[BaseModel]) -> Iterator[str]:
     """Put all `KEY=VALUE` into the nested values of a recipe, as of `override`; yields what to say of it.
 
-    What the recipe has in place of a key goes first: steps for epochs, a prompt count for a batch of
-    completions, what REPLACED says. So do those options of its objective that another one doesn't have.
+    What the recipe has in place of a key goes first: steps for epochs, what REPLACED says. So do those
+    options of its objective that another one doesn't have.
     """
     names = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
-    if not names.isdisjoint(peers.BATCH) and isinstance(values.get("train"), dict):
-        values["train"].pop("groups", None)
     for item in items:
         key, _, raw = item.partition("=")
         section, _, name = REPLACED.get(key.strip(), "").partition(".")

@@ -12,21 +12,12 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agro.config import sections
-from agro.config.aliases import THEIRS, note, renamed, without_aliases
+from agro.config.aliases import note, renamed, without_aliases
 from agro.config.data import DataConfig
 from agro.config.override import as_list, check_values, explain, merge, override_all, section_at
 from agro.config.secrets import redacted
 from agro.errors import Refused
 
-# By key, what was a setting until 28 November 2026, and what a config.json of then has where it wasn't used.
-EARLIER: dict[str, float | None] = {
-    **dict.fromkeys(("again", "search", "source.props", "reward.learned", "reward.flow"), None),
-    **dict.fromkeys(("sampler.draft", "sampler.draft_every", "place.address"), None),
-    "sampler.draft_tokens": 4,
-    "sampler.draft_lr": 1e-3,
-    "data.experts_win": False,
-    "place.port": 0,
-}
 BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
 
 
@@ -62,9 +53,7 @@ class RunConfig(sections.Section):
 
         In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
         """
-        inside = {key for part in values.values() if isinstance(part, Mapping) for key in part}
-        if not (THEIRS.isdisjoint(values) and THEIRS.isdisjoint(inside - {"beta"})):  # some have one of ours
-            values = without_aliases(values, location, cls)
+        values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)
@@ -109,7 +98,7 @@ class RunConfig(sections.Section):
             for key in ("phases", "track"):
                 if key in changes:
                     raise Refused(f"{location}: {key}: a phase has none of its own")
-            changes = without_aliases(changes, location, RunConfig, self.sampler.n)
+            changes = without_aliases(changes, location, RunConfig)
             validated[name] = RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), location)
         return validated[name]
 
@@ -155,15 +144,8 @@ class RunConfig(sections.Section):
 
 
 def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json without what the run itself adds to them, and earlier versions had."""
-    values = {key: value for key, value in record.items() if key not in BY_THE_RUN}
-    for path, unused in EARLIER.items():
-        section, _, key = path.rpartition(".")
-        within = values.get(section) if section else values
-        if isinstance(within, dict) and within.get(key, ...) == unused:
-            rest = {name: value for name, value in within.items() if name != key}
-            values = {**values, section: rest} if section else rest
-    return values
+    """The values of a config.json without what the run itself adds to them."""
+    return {key: value for key, value in record.items() if key not in BY_THE_RUN}
 
 
 def _read(path: Path) -> dict[str, Any]:

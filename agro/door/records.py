@@ -20,7 +20,7 @@ from agro.models.encoding import Encoder
 from agro.rollout.rollout import before_stop
 from agro.store import Origin, Pair, Store
 from agro.store.location import location_of
-from agro.store.records import LedgerSample
+from agro.store.samples import LedgerSample
 from agro.types import Messages, Sample, thought_in
 
 PAGE = 4096  # rows of an episode that are looked up at once

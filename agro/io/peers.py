@@ -1,25 +1,49 @@
-"""What TRL and verl call objectives and options, for the answers to such names."""
+"""The name that was meant, for the answers to unknown ones: the nearest one, or what TRL and verl call it."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.nearest import nearest
 
+# Of several names that are as near the one that most people mean.
+FAMOUS = ("grpo", "dpo", "ppo", "sft", "rloo", "kto", "dapo", "reinforce", "gspo", "agro", "ipo")
 _NAMES = tomllib.loads((Path(__file__).parent / "peers.toml").read_text(encoding="utf-8"))
 ALIASES: dict[str, str] = _NAMES["aliases"]  # settings of TRL that mean the same here: accepted, with a note
 UNUSED = {"logging_steps": "every step is written to metrics.jsonl"}  # taken, without an effect
-BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")  # train.groups × sampler.n
 OPTIONS: dict[str, str] = _NAMES["options"]  # of their losses: the option of an objective here
 # Their other arguments, those of transformers' TrainingArguments among them: the setting here.
 SETTINGS = {name: ours for name, ours in ALIASES.items() if name != "loss_type" and ours} | _NAMES["settings"]
 ELSEWHERE: dict[str, str] = _NAMES["elsewhere"]  # names of theirs without an entry of their own
 ABSENT: tuple[str, ...] = tuple(_NAMES["absent"])  # without a counterpart here
+
+
+def nearest(name: str, names: Iterable[str], least: float = 0.5) -> str | None:
+    """Of `names` the one that a slip turns into `name`: two letters swapped, or one more, less or another.
+
+    Without any the most alike one whose likeness (of difflib, from 0 to 1) is `least` or more; else None.
+    """
+    known = list(names)
+    slips = [(a, b, each) for each in known for a, b in [_rest(name.lower(), each.lower())]]
+    swapped = [each for a, b, each in slips if len(a) == 2 and a == b[::-1]]
+    near = swapped or [each for a, b, each in slips if len(a) < 2 and len(b) < 2]
+    if not near:
+        return next(iter(difflib.get_close_matches(name, known, 1, least)), None)
+    return min(near, key=lambda each: FAMOUS.index(each) if each in FAMOUS else len(FAMOUS))
+
+
+def _rest(a: str, b: str) -> tuple[str, str]:
+    """What is left of two names without the letters that both begin and end with."""
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return a, b
 
 
 def plain(name: str) -> str:
@@ -44,7 +68,7 @@ def option(key: str, value: Any) -> str:
 
 def near_alias(name: str) -> str | None:
     """The accepted name of TRL's that a name is a slip of; beta is an option here too."""
-    return nearest(name, [alias for alias in (*ALIASES, *BATCH) if alias != "beta"], 0.85)
+    return nearest(name, [alias for alias in ALIASES if alias != "beta"], 0.85)
 
 
 def method(name: str) -> str:

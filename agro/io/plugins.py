@@ -1,4 +1,4 @@
-"""Parts that come with an installed package or with the user.
+"""Parts that come with an installed package or with the user, and modules that are imported when used.
 
 An installed package registers a part as an entry point, and a run names it like a part of agro::
 
@@ -10,15 +10,17 @@ Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 from agro.errors import Refused
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 from agro.io.worker import find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
@@ -105,3 +107,30 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
         raise Refused(f"{setting}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{attribute}"
+
+
+class DeferredModule(ModuleType):
+    """Stands for a module until an attribute is asked for, and then becomes it.
+
+    torch takes two seconds to import. Most commands import modules that would use it, and end without.
+    """
+
+    _spec: ModuleSpec
+
+    def __getattr__(self, name: str) -> Any:
+        loader = self._spec.loader
+        assert loader is not None
+        object.__setattr__(self, "__class__", ModuleType)
+        self.__dict__["__path__"] = self._spec.submodule_search_locations
+        loader.exec_module(self)
+        return getattr(self, name)
+
+
+def defer(name: str) -> None:
+    """Let `import name` cost nothing until the module is used."""
+    spec = PathFinder.find_spec(name)
+    if spec is None or name in sys.modules:
+        return
+    module = DeferredModule(name)
+    module.__dict__.update(_spec=spec, __spec__=spec, __loader__=spec.loader, __file__=spec.origin)
+    sys.modules[name] = module

@@ -1,12 +1,16 @@
 """Files of records: JSON Lines, JSON lists, CSV, Excel, Parquet, data sets of `datasets`, and SQLite.
 
 They are read in blocks of consecutive records, which another process may make records of.
+
+A folder of `datasets` has state.json, which names its files of Arrow streams, as datasets/arrow_dataset.py
+writes it (`_data_files`); one with dataset_dict.json has a folder a split.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import importlib
 import io
 import re
 import sqlite3
@@ -14,16 +18,18 @@ import zipfile
 import zlib
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from decimal import Decimal
+from functools import cache, partial
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from agro.errors import Refused
-from agro.io import datasets
+from agro.io.json_values import read_object
 from agro.io.jsonlines import Line, content, lines
+from agro.io.strictjson import loads
 
 CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
 CHUNK_BYTES = 1 << 24
@@ -35,8 +41,8 @@ ABOVE = 20  # rows at most from a sheet's first to the names of its columns, suc
 MAIN = 3  # times as many cells as any other has the one sheet that is read
 # What reading Excel raises; that of XML is a SyntaxError.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
-_BLANK = _MARK + b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
+_BLANK = _BOM + b" \t\r\n"
 _FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of them
     (
         (b"SQLite format 3",),
@@ -49,6 +55,11 @@ _FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of the
         "expected UTF-8, got UTF-16; give a table a name in .csv, or convert it (iconv -f UTF-16 -t UTF-8)",
     ),
 )
+JSON_COLUMNS = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
+OURS = {b"agro": b"interchange"}  # in the metadata of their schema
+ROW_GROUP = 1024  # rows
+_HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
+Row = dict[str, Any]
 Item = TypeVar("Item")
 
 
@@ -76,15 +87,15 @@ def read_records(path: str | Path) -> Iterator[Line]:
 def read_blocks(path: str | Path, most: int | None = None) -> Iterator[Block]:
     """The records of `read_records` in blocks of `most`, `CHUNK` by default; those of Parquet are its own."""
     path = Path(path)
-    if datasets.on_hub(path) or path.is_dir():
-        yield from record_blocks(datasets.read(path), most)
+    if on_hub(path) or path.is_dir():
+        yield from record_blocks(_data_set(path), most)
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
             first = 1
-            for batch, is_ours in datasets.batches(path):
+            for batch, is_ours in batches(path):
                 last = first + len(batch) - 1
-                yield Block((first, last), partial(datasets.lines, str(path), batch, is_ours, first))
+                yield Block((first, last), partial(arrow_lines, str(path), batch, is_ours, first))
                 first = last + 1
         elif is_table(path):
             yield from record_blocks(_table(path, file), most)
@@ -149,8 +160,8 @@ def _is_list(file: BinaryIO) -> bool:
     """Whether what comes is one list, maybe all of it in one line. The mark before a list is passed over."""
     begin: bytes = file.peek(BLOCK)  # type: ignore[attr-defined]
     is_list = begin.lstrip(_BLANK).startswith(b"[")
-    if is_list and begin.startswith(_MARK):
-        file.read(len(_MARK))
+    if is_list and begin.startswith(_BOM):
+        file.read(len(_BOM))
     return is_list
 
 
@@ -218,7 +229,7 @@ def encoding_of(path: Path) -> str:
         if block.startswith((b"\xff\xfe", b"\xfe\xff")):
             return "utf-16"
         while block:
-            beyond = [c for c in set(decoder.decode(block.removeprefix(_MARK))) if not c.isascii()]
+            beyond = [c for c in set(decoder.decode(block.removeprefix(_BOM))) if not c.isascii()]
             escaped = sum("\udc80" <= c <= "\udcff" for c in beyond)
             has_others |= escaped > 0
             has_letters |= escaped < len(beyond)
@@ -321,8 +332,8 @@ def fingerprint(path: str | Path) -> str:
     Raises `Refused` where it can't be read.
     """
     path = Path(path)
-    if datasets.on_hub(path):
-        return hashlib.sha256(datasets.revision(path).encode()).hexdigest()
+    if on_hub(path):
+        return hashlib.sha256(revision(path).encode()).hexdigest()
     digest = hashlib.sha256()
     is_folder = path.is_dir()
     for file_path in sorted(p for p in path.rglob("*") if not p.is_dir()) if is_folder else [path]:
@@ -382,3 +393,225 @@ def sqlite_rows(path: Path, statement: str) -> Iterator[dict[str, Any]]:
                 yield dict(row)
     except sqlite3.Error as error:
         raise Refused(f"{path}: can't be read as SQLite: {error}") from None
+
+
+def on_hub(path: Path) -> bool:
+    return str(path).startswith("hub:")
+
+
+def _data_set(path: Path) -> Iterator[Line]:
+    """The records of a folder or of a data set on the hub. Raises `Refused` where it can't be read."""
+    rows = _of_hub(path) if on_hub(path) else _of_folder(path)
+    for number, (row, error) in enumerate(rows, 1):
+        values = {name: value for name, value in row.items() if value is not None}
+        yield Line(f"{path}:{number}", number, values, error)
+
+
+def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
+    import pyarrow as pa
+
+    if (path / "dataset_dict.json").is_file():
+        splits = read_object(path / "dataset_dict.json").get("splits", [])
+        places = " or ".join(str(path / split) for split in splits)
+        raise Refused(f"{path}: a folder of several splits; name one: {places}")
+    if not (path / "state.json").is_file():
+        raise Refused(
+            f"{path}: expected a file, or a folder with state.json (of datasets' save_to_disk); of a folder "
+            f"of logs give the files, such as {path}/*.jsonl"
+        )
+    for item in read_object(path / "state.json").get("_data_files", []):
+        file = path / item["filename"]
+        with _readable(file), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
+            for batch in batches:
+                for start in range(0, len(batch), ROW_GROUP):
+                    yield from arrow_rows(batch.slice(start, ROW_GROUP))
+
+
+def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
+    name, config, split = _parts(path)
+    load_dataset = _package(path).load_dataset
+    try:
+        data = load_dataset(name, config, split=split, streaming=True, revision=_sha(name))
+        if split is None and len(data) > 1:
+            raise Refused(
+                f"{path}: there are the splits {', '.join(data)}; name one, {path}:{next(iter(data))}"
+            )
+        for row in data if split is not None else next(iter(data.values())):
+            yield dict(row), None
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001  # of the network or of any of its libraries
+        raise Refused(f"{path}: can't be read from the hub: {error}") from None
+
+
+def revision(path: Path) -> str:
+    """What tells the content of a data set on the hub from others: name and commit."""
+    name, config, split = _parts(path)
+    _package(path)
+    return f"hub:{name}@{_sha(name)}:{config}:{split}"
+
+
+def _parts(path: Path) -> tuple[str, str | None, str | None]:
+    """Name, configuration and split."""
+    match = _HUB.fullmatch(str(path))
+    if match is None:
+        raise Refused(f"{path}: expected hub:OWNER/NAME, hub:OWNER/NAME:SPLIT or hub:OWNER/NAME:CONFIG:SPLIT")
+    return match["name"], match["config"], match["split"]
+
+
+def _package(path: Path) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError:
+        raise Refused(
+            f"{path}: reading from the hub needs the package datasets: pip install 'datasets>=4.0'"
+        ) from None
+
+
+@cache
+def _sha(name: str) -> str:
+    import huggingface_hub
+
+    try:
+        return str(huggingface_hub.HfApi().dataset_info(name).sha)
+    except Exception as error:  # noqa: BLE001  # of the network or of any of its libraries
+        raise Refused(f"hub:{name}: can't be found on the hub: {error}") from None
+
+
+def batches(path: Path) -> Iterator[tuple[Any, bool]]:
+    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `arrow_lines`.
+
+    Raises `Refused` for a file that can't be read.
+    """
+    from pyarrow import parquet
+
+    with _readable(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+        is_ours = (file.schema_arrow.metadata or {}).items() >= OURS.items()
+        for batch in file.iter_batches(ROW_GROUP):
+            yield batch, is_ours
+
+
+def arrow_lines(path: str, batch: Any, is_ours: bool, first: int) -> Iterator[Line]:
+    """The rows of a batch as records, from the number `first`. Raises `Refused` as `batches` does."""
+    with _readable(path):
+        for number, (row, error) in enumerate(arrow_rows(batch), first):
+            yield Line(f"{path}:{number}", number, _record_of(row, is_ours), error)
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{path}: can't be read: {error.strerror or error}") from None
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: can't be read as Parquet or Arrow: {error}") from None
+
+
+def arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
+    """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
+    try:
+        columns = map(_values, batch.columns)
+        values = [dict(zip(batch.schema.names, row)) for row in zip(*columns)] or [{}] * len(batch)
+    except (ValueError, OverflowError) as error:
+        if len(batch) == 1:
+            yield {}, f"can't be read: {error}"
+            return
+        middle = len(batch) // 2
+        yield from arrow_rows(batch.slice(0, middle))
+        yield from arrow_rows(batch.slice(middle))
+    else:
+        yield from ((row, None) for row in values)
+
+
+def _values(array: Any) -> list[Any]:
+    """The values of an array as JSON has them; bytes stay bytes.
+
+    Dates and times are text in ISO 8601, to the digit that the file has; so is a duration (PT1.5S). A decimal
+    number is a number where that is the same, else text. A map is an object where its keys are texts.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = array.type
+    if _is_json(kind):
+        return list(array.to_pylist())  # the fastest way
+    if isinstance(kind, pa.BaseExtensionType):
+        return _values(array.storage)
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        texts = array.cast(pa.string()).to_pylist()
+        return [x if x is None else x.replace(" ", "T") for x in texts]
+    if types.is_duration(kind):
+        digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[kind.unit]
+        counts = array.cast(pa.int64()).to_pylist()
+        return [x if x is None else f"PT{Decimal(x).scaleb(-digits).normalize():f}S" for x in counts]
+    if types.is_decimal(kind):
+        return [x if x is None else _of_decimal(x) for x in array.to_pylist()]
+    if types.is_struct(kind):
+        fields = zip(*map(_values, array.flatten()))
+        objects = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
+        return [x if known else None for x, known in zip(objects, array.is_valid().to_pylist())]
+    if types.is_map(kind):  # its keys are those of all rows that it is a slice of
+        pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
+        places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
+        as_map: Any = dict if types.is_string(kind.key_type) else list
+        return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]
+    if types.is_fixed_size_list(kind):
+        return _values(array.cast(pa.list_(kind.value_field)))
+    if types.is_list(kind) or types.is_large_list(kind):
+        values = iter(_values(array.flatten()))
+        return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
+    return list(array.to_pylist())
+
+
+def _is_json(kind: Any) -> bool:
+    """Whether values of a type are JSON as Python has them."""
+    from pyarrow import types
+
+    if kind.num_fields:
+        return not types.is_map(kind) and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _of_decimal(value: Decimal) -> float | int | str:
+    if value == value.to_integral_value():
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
+
+
+def _record_of(row: Row, is_ours: bool) -> Row:
+    """A row of Parquet as the record that was written."""
+    if is_ours:
+        record = {name: value for name, value in row.items() if value is not None}
+    else:
+        record = {name: _known(value) for name, value in row.items()}
+    for name in JSON_COLUMNS:
+        if isinstance(record.get(name), str):
+            try:
+                record[name] = loads(record[name])
+            except ValueError:
+                continue  # text of another program; the record's own checks name what is wrong with it
+    if is_ours and isinstance(record.get("exact"), dict):
+        record |= record.pop("exact")
+    if "response" in record:
+        for name, ours in (("messages", "prompt"), ("versions", "version")):
+            if name in record and record.get(ours) is None:
+                record[ours] = record.pop(name)
+    return record
+
+
+def _known(value: Any) -> Any:
+    """The value without the nulls of its objects: in Parquet all objects of a column have the same keys."""
+    if isinstance(value, list):
+        return [_known(item) for item in value] if value and isinstance(value[0], dict | list) else value
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if item is not None}
+    return value

@@ -42,8 +42,7 @@ from jmespath.functions import Functions, signature
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
-from agro.io.column_paths import syntax_problem, value_at
-from agro.io.json_values import entry, omit, text
+from agro.io.json_values import entry, omit, syntax_problem, text, value_at
 from agro.logs.exchanges import identified, joined_key
 from agro.logs.fields import digest, exchange, integer, number, rated_pair, scores, split, total, unlisted
 from agro.logs.labels import number_in

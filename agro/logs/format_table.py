@@ -9,7 +9,7 @@ from pathlib import Path
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.jsonlines import Line
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
 from agro.logs.declared import format_of, formats_of
 from agro.logs.protocol import Context, Format, Item, Row

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.column_paths import value_at
-from agro.io.json_values import unpacked
+from agro.io.json_values import unpacked, value_at
 from agro.io.jsonlines import Line
 from agro.io.record_files import read_records, record_block
 from agro.io.terminal import cut, visible

@@ -14,9 +14,8 @@ from typing import Any, Unpack
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.datasets import on_hub
 from agro.io.files import digest_of_module
-from agro.io.record_files import Block, encoding_of, fingerprint, is_table, read_records, record_block
+from agro.io.record_files import Block, encoding_of, fingerprint, is_table, on_hub, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
 from agro.logs.labels import scale_of
@@ -24,8 +23,8 @@ from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import center_rewards
 from agro.logs.reading import BlockResult, Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.rollout.prompts import load_prompts
-from agro.store.imports import ImportedFile, Place, forgotten
-from agro.store.records import OtherPrompt, Pair
+from agro.store.ledger import ImportedFile, Place, forgotten
+from agro.store.samples import OtherPrompt, Pair
 from agro.store.store import Store
 from agro.types import Prompt
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
-from agro.io.column_paths import compiled, problem_of, value_at
-from agro.io.json_values import are_messages, entry, is_unknown, unpacked
-from agro.io.nearest import nearest
+from agro.io.json_values import are_messages, compiled, entry, is_unknown, problem_of, unpacked, value_at
+from agro.io.peers import nearest
 from agro.logs.interchange import FIELDS, PREFERENCE
 
 OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown where a record doesn't have the column

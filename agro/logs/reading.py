@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from agro.errors import AgroWarning, Refused
-from agro.io.datasets import on_hub
 from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
-from agro.io.record_files import Block
+from agro.io.record_files import Block, on_hub
 from agro.logs.exchanges import settle
 from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
@@ -38,7 +37,7 @@ from agro.logs.labels import as_reward, number_in
 from agro.logs.mapping import Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
-from agro.store.imports import Place
+from agro.store.ledger import Place
 from agro.store.sample_rows import Origin, SampleRow
 from agro.types import Prompt, Role, Sample
 
@@ -436,8 +435,8 @@ class Child:
 
     def __init__(self, setup: bytes) -> None:
         code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agro.io import deferred; "
-            "deferred.install('torch'); from agro.logs.reading import main; main()"
+            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agro.io.plugins import defer; "
+            "defer('torch'); from agro.logs.reading import main; main()"
         )
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
         self.process = subprocess.Popen(

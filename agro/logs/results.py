@@ -18,7 +18,6 @@ from typing import Any, Self
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.jsonlines import RECORD_ERRORS, lines, reason_of
-from agro.io.near_copies import cluster_names
 from agro.io.record_files import read_records
 from agro.io.strictjson import loads
 from agro.logs.format_table import Recognizer, format_at, lines_of
@@ -27,6 +26,7 @@ from agro.logs.protocol import Format, ScoredDocument
 from agro.runs.rundata import FILE, HeldOutRewards, Rewards, RunData, check_number, load_run, reward_of
 from agro.store import Store
 from agro.store.location import is_store, url_of
+from agro.store.split import cluster_names
 from agro.types import Text, conversation, prompt_hash
 
 REWARD = "reward"  # the metric of agro's own results

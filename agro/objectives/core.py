@@ -153,7 +153,7 @@ class MethodWarnings:
 @dataclass(frozen=True)
 class MethodRecipe:
     """What the recipe of a method, `agro train NAME`, says beyond its base, one of
-    `agro.config.recipes.bases.BASES`."""
+    `agro.config.recipes.BASES`."""
 
     title: str
     """the method and its paper, in a sentence or two"""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 from agro.objectives.needs import (
     GROUPS,
     OBSERVED_LOGP,

@@ -24,10 +24,9 @@ from agro.rollout import Activity, Task, collect
 from agro.rollout.engines import Engine, NoServer
 from agro.rollout.rollout import EpisodeReward, load_engine, load_rollout
 from agro.store import Store
-from agro.store.ledger import trainer_of
 from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
-from agro.store.shared import LocalFolder, leased, shared_runs
+from agro.store.shared import LocalFolder, leased, shared_runs, trainer_of
 from agro.train.collate import recording
 from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights

@@ -32,7 +32,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.steps import TURN, steps, turn_ends

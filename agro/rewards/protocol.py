@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from agro.errors import Refused, without_secrets
-from agro.io.nearest import nearest
 from agro.io.numbers import percent
+from agro.io.peers import nearest
 from agro.types import Sample
 
 T = TypeVar("T")

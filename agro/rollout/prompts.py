@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.column_paths import check_columns, renamed
-from agro.io.json_values import entry, is_unknown, messages_in, objects, omit, text
+from agro.io.json_values import check_columns, entry, is_unknown, messages_in, objects, omit, renamed, text
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import read_records
 from agro.types import Prompt

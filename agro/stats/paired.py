@@ -1,6 +1,6 @@
 """Did it get better? Two policies that answered the same prompts, compared prompt by prompt.
 
-The prompts are the independent units, or clusters of near-equal prompts (`agro.io.near_copies`), whose
+The prompts are the independent units, or clusters of near-equal prompts (`agro.store.split`), whose
 differences rise and fall together. What both policies find hard cancels in the difference of a prompt, so
 that a pair says more than two separate means: of the same answers p can be .08 unpaired and .008 paired.
 """

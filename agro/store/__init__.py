@@ -1,22 +1,14 @@
 """The store of experience: samples, draws of them, claims of samplers, and what was imported."""
 
-from agro.store.copying import RecoveryReport, recover
+from agro.store.copying import RecoveryReport, recover, write_samples
+from agro.store.database import Damage
 from agro.store.draw_rules import At, DrawRule, Selection, is_held_out
-from agro.store.export import write_samples
-from agro.store.records import (
-    Commit,
-    Counts,
-    Damage,
-    DamagedSample,
-    Draw,
-    DrawnGroups,
-    Group,
-    Pair,
-    Rewind,
-    SampleSummary,
-)
+from agro.store.drawing import DamagedSample, Draw, DrawnGroups
+from agro.store.ledger import Commit, Rewind
 from agro.store.sample_rows import Origin
+from agro.store.samples import Pair
 from agro.store.store import Store
+from agro.store.survey import Counts, Group, SampleSummary
 
 __all__ = ["At", "Commit", "Counts", "Damage", "DamagedSample", "Draw", "DrawRule", "DrawnGroups", "Group"]
 __all__ += ["Origin", "Pair", "RecoveryReport", "Rewind", "SampleSummary", "Selection", "Store"]

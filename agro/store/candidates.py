@@ -4,7 +4,7 @@ An order is made once, from all samples. Then each draw looks only at the groups
 before: those with new samples, with samples that were scored, judged or marked, those that the run drew
 itself, and those whose samples became too stale. So a draw costs the same in a store of any size, also the
 first one of a run that is resumed. The tables never differ from what a query of all samples finds
-(`queries.drawable`), whatever the order of the changes. A connection that can't write has tables of its own.
+(`drawable`), whatever the order of the changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from agro.store import queries
-from agro.store.database import Database, Row, Statement
+from agro.store.database import ORDERS, Database, Row, Statement
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
-from agro.store.sample_rows import decode_text
+from agro.store.sample_rows import decode_text, ledger_of
+from agro.store.samples import WON, Clause, build_condition, chosen
 
-Condition = Callable[[bool], tuple[str, list[Any]]]
 KEPT = 8  # orders of a store; one more takes the places of those that nobody used lately
 LATELY = 600.0  # seconds
 LOOKS = 128  # in one query
@@ -34,15 +33,9 @@ BY = {
     "newest": "newest DESC, uses, place",
     "age_weighted": "newest, place",
 }
-# `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
-TABLES = (
-    "CREATE TABLE {schema}.orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-    "used REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
-    "CREATE TABLE {schema}.order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
-    "PRIMARY KEY (number, newest)) WITHOUT ROWID",
-)
 # Whether a run has samples that wait to be fresh ones.
 WAITS = "SELECT 1 FROM requests WHERE run = ? AND step IS NULL LIMIT 1"
+WAITING = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
 LOOK = f"""
 SELECT (SELECT coalesce(max(id), 0) FROM samples), (SELECT coalesce(max(number), 0) FROM changes),
   (SELECT coalesce(min(number), 1) FROM changes), EXISTS ({WAITS}),
@@ -56,7 +49,82 @@ TOUCHED = """
 SELECT prompt_id FROM samples WHERE id > ? AND id <= ?
 UNION SELECT prompt_id FROM changes WHERE number > ? AND number <= ?
 """
+NO_LIMIT = 2**62  # steps that draw from a group
 ANY_VERSION = 2**40  # above every `data.max_age`: the query of an order is the same at any version
+
+# Groups by the number of their eligible responses: rows outside episodes, and episodes without an
+# ineligible row. With the steps of a run that drew from them, and the newest version of its own samples.
+DRAWABLE = """
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
+  SELECT prompt_id,
+    count(CASE WHEN episode IS NULL AND ok THEN 1 END) + count(DISTINCT episode)
+    - count(DISTINCT CASE WHEN NOT ok THEN episode END) AS n,
+    coalesce(max(CASE WHEN ok AND run = ? THEN version END), -1) AS newest,
+    coalesce(max(CASE WHEN ok THEN reward END) > min(CASE WHEN ok THEN reward END), FALSE) AS spread
+  FROM (
+    SELECT prompt_id, episode, reward, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
+  ) AS rows
+  GROUP BY prompt_id
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id
+WHERE n >= ? AND coalesce(u.uses, 0) < ?{spread}
+"""
+
+# A condition that holds for few rows.
+WITHIN = "prompt_id IN (SELECT prompt_id FROM ({groups}) AS touched)"
+
+# Groups with a judgment of two eligible responses. CROSS JOIN fixes the order: else a group of n costs n²
+# lookups.
+JUDGED = """
+WITH fit AS (
+  SELECT id, prompt_id, episode, version, run, {eligible} AS ok FROM samples WHERE redone = 0{within}
+),
+broken AS (SELECT DISTINCT prompt_id, episode FROM fit WHERE episode IS NOT NULL AND NOT ok),
+valid AS (
+  SELECT id, prompt_id, version, run,
+    CASE WHEN episode IS NULL THEN '#' || id ELSE 'e' || episode END AS response FROM fit
+  WHERE ok AND (episode IS NULL OR (prompt_id, episode) NOT IN (SELECT prompt_id, episode FROM broken))
+)
+SELECT g.prompt_id, coalesce(u.uses, 0) AS used, g.newest FROM (
+  SELECT w.prompt_id, coalesce(max(CASE WHEN w.run = ? THEN w.version END), -1) AS newest
+  FROM valid w CROSS JOIN pairs ON winner = w.id CROSS JOIN valid l ON l.id = loser
+  WHERE w.prompt_id = l.prompt_id AND w.response <> l.response{won} GROUP BY w.prompt_id
+) g LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = g.prompt_id WHERE coalesce(u.uses, 0) < ?
+"""
+
+
+def eligible(rule: DrawRule, run: str, version: int, *, waits: bool = False) -> Clause:
+    """The condition that `run`, at `version`, may draw a row, and its arguments. With `waits` there may be
+    samples that wait to be fresh ones, which it may not draw."""
+    data = rule.data
+    clause, args = build_condition(**chosen(data), scored=True if rule.scored_only else None)
+    if data.max_age is not None or data.order == "age_weighted":
+        oldest = 0 if data.max_age is None else max(0, version - data.max_age)
+        clause += " AND version BETWEEN ? AND ? AND run = ?"  # other runs' versions count other steps
+        args += [oldest, version, run]
+    if waits:  # only then: an index has all other columns
+        clause += f" AND NOT coalesce({WAITING}, FALSE)"
+        args += [ledger_of(run), run]
+    return f"({clause})", args
+
+
+def drawable(rule: DrawRule, run: str, eligible: Clause, *, within: Clause | None = None) -> Clause:
+    """The query of the groups that `run` may draw, (prompt_id, uses, newest), and its arguments.
+
+    Args:
+        eligible: the condition that it may draw a row, and its arguments.
+        within: a query of the only prompt_ids to look at, and its arguments.
+    """
+    condition, args = eligible
+    only = ""
+    if within is not None:
+        only, args = f" AND {WITHIN.format(groups=within[0])}", [*args, *within[1]]
+    max_uses = NO_LIMIT if rule.data.max_uses is None else rule.data.max_uses
+    if rule.pairs:
+        won = "" if rule.ties else f" AND {WON}"
+        return JUDGED.format(eligible=condition, within=only, won=won), [*args, run, run, max_uses]
+    spread = (" AND NOT spread" if rule.equal else " AND spread") if rule.data.spread else ""
+    sql = DRAWABLE.format(eligible=condition, within=only, spread=spread)
+    return sql, [run, *args, run, rule.min_group, max_uses]
 
 
 class Seen(NamedTuple):
@@ -77,10 +145,9 @@ class Candidates:
         """`is_held_out`: of prompt ids; `split`: its name, see `agro.store.split.Split`."""
         self._db, self._rule, self._run, self._seed = database, rule, at.run, at.seed
         self._is_held_out = is_held_out
-        query = queries.drawable(rule, at.run, queries.eligible(rule, at.run, ANY_VERSION))
+        query = drawable(rule, at.run, eligible(rule, at.run, ANY_VERSION))
         identity = repr((query, rule.data.order, at.run, at.seed, split))
         self._name = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        self._schema = "temp" if database.read_only else "main"
         self._number = 0
         self._versions: Counter[int] | None = None
         self.is_drawn = self._waits = False  # of what `update` was told last
@@ -89,7 +156,7 @@ class Candidates:
     def versions(self) -> Counter[int]:
         """How many groups have their newest samples of each version; -1: of unknown staleness."""
         if self._versions is None:
-            sql = f"SELECT newest, groups FROM {self._schema}.order_versions WHERE number = ?"
+            sql = "SELECT newest, groups FROM order_versions WHERE number = ?"
             self._versions = Counter(dict(self._db.run(sql, [self._number])))
         return self._versions
 
@@ -97,32 +164,26 @@ class Candidates:
     def count(self) -> int:
         return self.versions.total()
 
-    def update(self, at: At, condition: Condition) -> None:
-        """Bring the order up to date. `condition`: that the run may draw a row, and its arguments, by whether
-        it has samples that wait to be fresh ones."""
+    def update(self, at: At) -> None:
+        """Bring the order up to date."""
         self._versions = None
-        with self._db.looking():
+        with self._db.transaction(durable=False):
             seen, newest, oldest = self._look(at)
             if self._number and seen == newest:
                 return
-            joins = self._db.in_transaction
-            with self._db.transaction(durable=False, temporary=self._schema == "temp"):
-                if not joins:
-                    seen, newest, oldest = self._look(at)
-                fits = condition(self._waits)
-                is_listed = oldest - 1 <= seen.change <= newest.change
-                if self._number and seen.sample <= newest.sample and is_listed:
-                    self._renew(seen, newest, fits)
-                else:  # there is none, or it can't be told which groups changed
-                    drop_orders(self._db, [self._number] if self._number else [], self._schema)
-                    self._make(fits)
-                if newest.change - oldest >= CHANGES and not self._db.read_only:
-                    self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
-                self._db.run(
-                    f"UPDATE {self._schema}.orders SET sample = ?, change = ?, version = ?, used = ? "
-                    "WHERE number = ?",
-                    [*newest[1:], time.time(), self._number],
-                )
+            fits = eligible(self._rule, at.run, at.version, waits=self._waits)
+            is_listed = oldest - 1 <= seen.change <= newest.change
+            if self._number and seen.sample <= newest.sample and is_listed:
+                self._renew(seen, newest, fits)
+            else:  # there is none, or it can't be told which groups changed
+                drop_orders(self._db, [self._number] if self._number else [])
+                self._make(fits)
+            if newest.change - oldest >= CHANGES:
+                self._db.run("DELETE FROM changes WHERE number <= ?", [newest.change - CHANGES])
+            self._db.run(
+                "UPDATE orders SET sample = ?, change = ?, version = ?, used = ? WHERE number = ?",
+                [*newest[1:], time.time(), self._number],
+            )
 
     def first(self, n: int) -> list[str]:
         return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
@@ -148,7 +209,7 @@ class Candidates:
 
     @property
     def _table(self) -> str:
-        return f"{self._schema}.order_{self._number}"
+        return f"order_{self._number}"
 
     def _look(self, at: At) -> tuple[Seen, Seen, int]:
         """What the order has seen, what there is to be seen, and the oldest change that is still listed.
@@ -157,8 +218,8 @@ class Candidates:
         on it.
         """
         looks: list[Statement] = [(LOOK, [self._run, self._run, at.step])]
-        if self._db.has("orders", self._schema):
-            order = f"SELECT number, sample, change, version FROM {self._schema}.orders WHERE name = ?"
+        if self._db.has("orders"):
+            order = "SELECT number, sample, change, version FROM orders WHERE name = ?"
             looks.append((order, [self._name]))
         [(sample, change, oldest, waits, drawn)], *orders = self._db.run_all(*looks)
         self._waits, self.is_drawn = bool(waits), bool(drawn)
@@ -167,17 +228,15 @@ class Candidates:
         is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
         return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
-    def _make(self, condition: tuple[str, list[Any]]) -> None:
-        run, schema = self._db.run, self._schema
-        if not self._db.has("orders", schema):
-            for table in TABLES:
-                run(table.format(schema=schema))
-        newest_first = f"SELECT number, used FROM {schema}.orders ORDER BY used DESC"
-        others = run(f"{newest_first} LIMIT 1000 OFFSET ?", [KEPT - 1])
+    def _make(self, fits: Clause) -> None:
+        run = self._db.run
+        for table in () if self._db.has("orders") else ORDERS:
+            run(table)
+        others = run("SELECT number, used FROM orders ORDER BY used DESC LIMIT 1000 OFFSET ?", [KEPT - 1])
         unused = [number for number, used in others if used < time.time() - LATELY]
-        drop_orders(self._db, unused, schema)
+        drop_orders(self._db, unused)
         [(self._number,)] = run(
-            f"INSERT INTO {schema}.orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
+            "INSERT INTO orders (name, used, sample, change, version) VALUES (?, ?, 0, 0, 0) "
             "RETURNING number",
             [self._name, time.time()],
         )
@@ -185,24 +244,24 @@ class Candidates:
             f"CREATE TABLE {self._table} "
             "(prompt_id TEXT PRIMARY KEY, uses INTEGER, newest INTEGER, place INTEGER) WITHOUT ROWID"
         )
-        groups = run(*queries.drawable(self._rule, self._run, condition))
+        groups = run(*drawable(self._rule, self._run, fits))
         self._db.insert(self._table, COLUMNS, self._placed(groups))
-        run(f"CREATE INDEX {self._table}_by ON order_{self._number} ({BY[self._rule.data.order]})")
+        run(f"CREATE INDEX {self._table}_by ON {self._table} ({BY[self._rule.data.order]})")
         self._db.analyze(self._table)
         counts = f"SELECT CAST(? AS BIGINT), newest, count(*) FROM {self._table} GROUP BY newest"
-        run(f"INSERT INTO {schema}.order_versions {counts}", [self._number])
+        run(f"INSERT INTO order_versions {counts}", [self._number])
 
-    def _renew(self, seen: Seen, newest: Seen, condition: tuple[str, list[Any]]) -> None:
+    def _renew(self, seen: Seen, newest: Seen, fits: Clause) -> None:
         """Look again at the groups that changed."""
         low, high = sorted((seen.version, newest.version))
         touched, args = TOUCHED, list[Any]([seen.sample, newest.sample, seen.change, newest.change])
         for age in (0, (self._rule.data.max_age or 0) + 1) if low < high else ():
             touched += f" UNION {AGED}"
             args += [self._run, low - age, high - age]
-        within, versions = queries.WITHIN.format(groups=touched), f"{self._schema}.order_versions"
+        within = WITHIN.format(groups=touched)
         kept, found = self._db.run_all(
             (f"SELECT {', '.join(COLUMNS)} FROM {self._table} WHERE {within}", args),
-            queries.drawable(self._rule, self._run, condition, within=(touched, args)),
+            drawable(self._rule, self._run, fits, within=(touched, args)),
         )
         before, after = ({row[0]: row for row in rows} for rows in (kept, self._placed(found)))
         counts = Counter(newest for _, _, newest, _ in after.values())
@@ -215,12 +274,12 @@ class Candidates:
         for version, count in counts.items():
             if count:
                 self._db.run(
-                    f"INSERT INTO {versions} (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
-                    f"(number, newest) DO UPDATE SET groups = {versions}.groups + excluded.groups",
+                    "INSERT INTO order_versions (number, newest, groups) VALUES (?, ?, ?) ON CONFLICT "
+                    "(number, newest) DO UPDATE SET groups = order_versions.groups + excluded.groups",
                     [self._number, version, count],
                 )
         if min(counts.values(), default=0) < 0:
-            self._db.run(f"DELETE FROM {versions} WHERE number = ? AND groups = 0", [self._number])
+            self._db.run("DELETE FROM order_versions WHERE number = ? AND groups = 0", [self._number])
 
     def _placed(self, groups: Sequence[Row]) -> list[Row]:
         """Those of these groups that aren't held out, as rows of `COLUMNS`."""
@@ -233,13 +292,13 @@ class Candidates:
         return rows
 
 
-def drop_orders(database: Database, numbers: Collection[int] | None = None, schema: str = "main") -> None:
+def drop_orders(database: Database, numbers: Collection[int] | None = None) -> None:
     """Remove orders; all of a store where none are named."""
-    if not database.has("orders", schema):
+    if not database.has("orders"):
         return
     if numbers is None:
-        numbers = [number for (number,) in database.run(f"SELECT number FROM {schema}.orders")]
+        numbers = [number for (number,) in database.run("SELECT number FROM orders")]
     for number in numbers:
-        database.run(f"DROP TABLE {schema}.order_{number}")
-        database.run(f"DELETE FROM {schema}.order_versions WHERE number = ?", [number])
-        database.run(f"DELETE FROM {schema}.orders WHERE number = ?", [number])
+        database.run(f"DROP TABLE order_{number}")
+        database.run("DELETE FROM order_versions WHERE number = ?", [number])
+        database.run("DELETE FROM orders WHERE number = ?", [number])

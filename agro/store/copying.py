@@ -1,29 +1,53 @@
-"""A store written into a new one: all of it, from a file to PostgreSQL or back, or what can be read of a file
-that is damaged. Rows stay as they are, with ids and checksums."""
+"""A store written elsewhere: its samples to a file; all of it to a new store, from a file to PostgreSQL or
+back, with the same ids and checksums; or what can be read of a store's file that is damaged.
+
+Samples are written as interchange records, JSON Lines or Parquet, which `agro.logs` reads again. Arrays are
+lists, NaN is null. In Parquet, `meta` and `sampling` are JSON text; a prompt of messages is in `messages`,
+as JSON, a version per token in `versions`. Text that UTF-8 can't encode (lone surrogates) is in `exact`, as
+JSON; only a file with our mark in its schema has this column.
+"""
 
 from __future__ import annotations
 
+import gzip
 import math
 import shutil
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from agro.errors import Refused
-from agro.io.files import writing
-from agro.store.database import DERIVED, LEDGERS, PAGE_ENTRIES, PAGE_ROWS, Row
-from agro.store.location import Location, url_of
-from agro.store.records import first_of
+from agro.io.files import replacing, writing
+from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
+from agro.io.strictjson import dumps
+from agro.store.database import (
+    CLUSTERS,
+    DERIVED,
+    LEDGERS,
+    PAGE_ENTRIES,
+    PAGE_ROWS,
+    Database,
+    Row,
+    columns_fit,
+    first_of,
+    read_text,
+)
+from agro.store.drawing import recount_uses
+from agro.store.location import Location, opened, url_of
 from agro.store.sample_rows import SAMPLE, decode_text, insert_into, is_valid, is_valid_sample
-from agro.store.split import TABLE as CLUSTERS
-from agro.store.sqlite import columns_fit, read_text
-from agro.store.store import Store, opened
+from agro.types import UNKNOWN_VERSION, Sample
+from agro.types.conversation import without_tools
 
+ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
 BLOCK = 1024  # rowids per query
 PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
 SMALLEST_ROW = 32  # bytes, pages and indexes included
@@ -49,6 +73,124 @@ LAST_ROWIDS = {
     "draws": ("SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",),
     "commits": ("SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",),
 }
+
+
+def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
+    """Write samples to a file of the format of its ending, completely or not at all. Returns how many."""
+    path, records = Path(path), map(to_record, samples)
+    if not path.name.endswith(ENDINGS):
+        raise Refused(f"{path}: expected a name that ends with {', '.join(ENDINGS)}")
+    try:
+        with replacing(path) as file:
+            if path.suffix == ".parquet":
+                return _write_parquet(file, records)
+            if path.suffix != ".gz":
+                return _write_lines(file, records)
+            # Without name and time inside: the same samples make the same file.
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                return _write_lines(packed, records)
+    except OSError as error:
+        raise Refused(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def _write_lines(file: Any, records: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    for count, record in enumerate(records, 1):
+        prefix = f"sample {count} of the export (prompt {record['prompt_id']})"
+        try:
+            line = dumps(record, prefix).encode()
+        except UnicodeEncodeError:  # UTF-8 has lone surrogates only escaped
+            line = dumps(record, prefix, ascii=True).encode()
+        file.write(line + b"\n")
+    return count
+
+
+def to_record(sample: Sample) -> dict[str, Any]:
+    """What `from_record` gives an equal sample for. Unknown fields are dropped, `reward` excepted."""
+    meta = dict(sample.meta)
+    is_unknown = isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION
+    answer = meta.pop("answer") if meta.get("answer") is not None else None
+    prompt, tools = without_tools(sample.prompt)
+    record = {
+        "prompt": prompt,
+        "response": sample.response,
+        "reward": sample.reward,
+        "prompt_id": sample.prompt_id,
+        "role": sample.role,
+        "source": sample.source,
+    }
+    optional = {
+        "episode": sample.episode,
+        "answer": answer,
+        "tools": tools or None,
+        "tokens": _list(sample.tokens),
+        "mask": _list(sample.mask),
+        "action": None if sample.learn is None else _list(sample.action),
+        "tokenizer": sample.tokenizer,
+        "behavior_logp": _list(sample.behavior_logp),
+        "sampling": sample.sampling,
+        "kept": _list(sample.kept),
+        "kept_count": _list(sample.kept_count),
+        "context_tokens": _list(sample.context_tokens),
+        "token_reward": _list(sample.token_reward),
+        "version": None if is_unknown else _list(sample.version),
+        "meta": meta or None,
+    }
+    return record | {name: value for name, value in optional.items() if value is not None}
+
+
+def _list(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype != np.float32:
+        return value.tolist()
+    return [None if x != x else x for x in value.tolist()]
+
+
+def _write_parquet(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
+    """Write records to an open file, and return how many."""
+    import pyarrow as pa  # takes a third of a second, and few who open a store need it
+    from pyarrow import parquet
+
+    integers, floats, flags = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
+    schema = pa.schema(
+        [(name, pa.string()) for name in TEXTS + JSON_COLUMNS]
+        + [("reward", pa.float64()), ("version", pa.int64())]
+        + [(name, integers) for name in ("tokens", "context_tokens", "versions", "kept", "kept_count")]
+        + [(name, flags) for name in ("mask", "action")]
+        + [(name, floats) for name in ("behavior_logp", "token_reward")],
+        metadata=OURS,
+    )
+    count = 0
+    records = iter(records)
+    with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
+        while rows := [_to_row(r, count + i) for i, r in enumerate(islice(records, ROW_GROUP), 1)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            count += len(rows)
+    return count
+
+
+def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
+    prefix = f"sample {number} of the export (prompt {record['prompt_id']})"
+    row = dict(record)
+    if "answer" in row:
+        row["meta"] = {**row.get("meta", {}), "answer": row.pop("answer")}
+    if not isinstance(row["prompt"], str):
+        row["messages"] = row.pop("prompt")
+    if isinstance(row.get("version"), list):
+        row["versions"] = row.pop("version")
+    for name in ("behavior_logp", "token_reward"):
+        if name in row:
+            row[name] = [float("nan") if x is None else x for x in row[name]]
+    texts = {name: row[name] for name in TEXTS if isinstance(row.get(name), str)}
+    plain = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    if plain != texts:
+        row |= plain
+        row["exact"] = {name: text for name, text in texts.items() if plain[name] != text}
+    for name in JSON_COLUMNS:
+        if name in row:
+            row[name] = dumps(row[name], f"{prefix}: {name}", ascii=True)
+    return row
 
 
 @dataclass
@@ -84,7 +226,7 @@ def copy(source: Location, target: Location) -> None:
     """
     with (
         opened(source, read_only=True, create=False) as old,
-        opened(target, read_only=False, create=True) as new,
+        opened(target) as new,
         new.transaction(),
     ):
         for table in ("samples", "commits", "imports"):
@@ -130,8 +272,11 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
             if part.exists():
                 shutil.copyfile(part, f"{copied}{ending}")
         fresh = Path(folder) / "fresh.db"
-        Store.open(fresh).close()
-        with Store.open(new) as store, closing(_open(path, copied, fresh)) as damaged:
+        opened(fresh).close()
+        with (
+            opened(new) as store,
+            closing(_open(path, copied, fresh)) as damaged,
+        ):
             report = _copy_all(damaged, store, copied.stat().st_size)
         if not report.taken["samples"]:
             raise Refused(NOTHING.format(path=path))
@@ -139,7 +284,7 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
     return report
 
 
-def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryReport:
+def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> RecoveryReport:
     """`size`: of the damaged file, in bytes."""
     report, ids = RecoveryReport(), set[int]()
     with store.transaction():
@@ -153,7 +298,7 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
             for row in _rows(damaged, table, columns, most if last is None else last):
                 if row is not None and _is_whole(table, row) and {row[i] for i in naming} <= ids:
                     with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
-                        store.tables.run(insert, row)
+                        store.run(insert, row)
                         report.taken[table] += 1
                         if table == "samples":
                             ids.add(row[0])
@@ -162,9 +307,9 @@ def _copy_all(damaged: sqlite3.Connection, store: Store, size: int) -> RecoveryR
             if table == "samples":
                 last = max(ids, default=0) if last is None else last
                 report.lost = [i for i in range(1, last + 1) if i not in ids]
-        for (run,) in store.tables.run("SELECT DISTINCT run FROM draws"):
-            store.draws.recount_uses(decode_text(run))
-        store.tables.put("requests", store.tables.run(_REQUESTS))
+        for (run,) in store.run("SELECT DISTINCT run FROM draws"):
+            recount_uses(store, decode_text(run))
+        store.put("requests", store.run(_REQUESTS))
     return report
 
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.store import queries
-from agro.store.candidates import WAITS, Candidates
-from agro.store.database import Database, Row, Statement
+from agro.store.candidates import WAITS, Candidates, drawable, eligible
+from agro.store.database import Database, Row, Statement, repeated
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
-from agro.store.records import DamagedSample, Draw, DrawnGroups, Pair, RunUse
-from agro.store.sample_rows import decode_text, ledger_of
-from agro.store.samples import Experience
+from agro.store.sample_rows import FAILED, UNSCORED, decode_text
+from agro.store.samples import ASKED, NUMBER, Experience, Pair, build_condition, chosen
 from agro.store.split import Split
 from agro.types import Sample
 
-ASKED = 1000  # groups in one query
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
 # The groups of some samples, and their use by a run as it was counted before.
 USES_OF = """
@@ -32,14 +29,57 @@ WHERE s.id IN (SELECT value FROM json_each(?))
 # The groups of samples, by number of the response, not in the order of finishing.
 GROUPS_OF = f"""
 SELECT id, prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))
-ORDER BY {queries.NUMBER}, id
+ORDER BY {NUMBER}, id
 """
 # The samples of groups. Oldest first; in a step by number of the response, since responses are stored in the
 # order of finishing.
 OF_GROUPS = f"""
 SELECT prompt_id, id, episode, {{fits}} FROM samples WHERE prompt_id IN ({{groups}}) AND redone = 0
-ORDER BY step, CASE WHEN step IS NOT NULL THEN {queries.NUMBER} END, id
+ORDER BY step, CASE WHEN step IS NOT NULL THEN {NUMBER} END, id
 """
+
+
+class Draw(NamedTuple):
+    """One row that a run drew to train on."""
+
+    step: int
+    sample: int
+    reward: float | None
+    role: str
+    source: str
+    is_own: bool  # sampled by this run
+    staleness: int | None  # optimizer steps from sampling to drawing; None: another run's, or unknown
+    length: int | None  # actions; None where the store has no tokens
+
+
+class RunUse(NamedTuple):
+    """A run that drew some samples, and at which steps."""
+
+    run: str
+    samples: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"{self.run} ({self.samples} samples, {steps})"
+
+
+class DamagedSample(NamedTuple):
+    """A drawn row that isn't as it was written."""
+
+    id: int
+    prompt_id: str
+    episode: str | None = None
+
+
+@dataclass(frozen=True)
+class DrawnGroups:
+    """What a step trains on, as it came out of the store."""
+
+    samples: list[Sample]
+    pairs: list[Pair] = field(default_factory=list)  # judgments of these samples, where the rule has pairs
+    damaged: list[DamagedSample] = field(default_factory=list)  # samples that aren't as they were written
 
 
 def wait_for_groups(
@@ -67,10 +107,11 @@ def wait_for_groups(
 class Draws:
     """What runs drew, and what they may draw."""
 
-    def __init__(self, database: Database, experience: Experience, split: Split) -> None:
-        self._db, self._experience, self._split = database, experience, split
+    def __init__(self, database: Database, split: Split) -> None:
+        self._db, self._split = database, split
         self._orders: dict[str, Candidates] = {}  # by rule and run
 
+    @repeated
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
         """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
 
@@ -92,6 +133,7 @@ class Draws:
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
         raise self._too_few(rule, len(picked), at, waited)
 
+    @repeated
     def count(self, rule: DrawRule, at: At) -> int:
         """How many groups `pick` chooses from, without a look at them."""
         return self._ordered(rule, at).count
@@ -103,16 +145,16 @@ class Draws:
             raise self._too_few(rule, counts[0], at)
 
     def _too_few(self, rule: DrawRule, got: int, at: At, waited: str = "") -> Refused:
-        clause, args = queries.build_condition(**queries.chosen(rule.data))
-        fits, more = queries.eligible(rule, at.run, at.version)
+        clause, args = build_condition(**chosen(rule.data))
+        fits, more = eligible(rule, at.run, at.version)
         sql = f"""
             SELECT count(*), count(DISTINCT prompt_id), count(CASE WHEN {clause} THEN 1 END),
-              count(CASE WHEN {clause} AND state = {queries.UNSCORED} THEN 1 END),
-              count(CASE WHEN {clause} AND state = {queries.FAILED} THEN 1 END),
+              count(CASE WHEN {clause} AND state = {UNSCORED} THEN 1 END),
+              count(CASE WHEN {clause} AND state = {FAILED} THEN 1 END),
               count(CASE WHEN {fits} THEN 1 END) FROM samples WHERE redone = 0
             """
         [row] = self._db.run(sql, [*args, *args, *args, *more])
-        rows, groups, chosen, unscored, failed, fit = row
+        rows, groups, requested, unscored, failed, fit = row
         needed, ways = f"{rule.min_group} or more", ["add pairs" if rule.pairs else "add samples"]
         scores = stale = of_rewards = ""
         if rule.pairs:
@@ -130,7 +172,7 @@ class Draws:
         return Refused(
             f"{waited}{self._db.path}: expected {rule.groups} groups with {needed} eligible responses "
             f"to draw from, got {got}{of_rewards}. The store has {rows:.0f} samples in {groups:.0f} groups; "
-            f"{chosen:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
+            f"{requested:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
             f"eligible{stale}. What to do: request fewer groups, {', '.join(ways)}, or widen the choice"
         )
 
@@ -138,7 +180,7 @@ class Draws:
         """The groups that `pick` chooses from, found among all samples."""
         self._db.check_once("structure", "group_uses")
         waits = bool(self._db.run(WAITS, [run]))
-        rows = self._db.run(*queries.drawable(rule, run, self._fits(rule, run, version, waits)))
+        rows = self._db.run(*drawable(rule, run, eligible(rule, run, version, waits=waits)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
         is_held_out = self._split.held_out(rule.data, run)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
@@ -152,17 +194,8 @@ class Draws:
             is_held_out = self._split.held_out(rule.data, at.run)
             self._orders[key] = Candidates(self._db, rule, at, is_held_out, split)
         candidates = self._orders[key]
-        candidates.update(at, lambda waits: self._fits(rule, at.run, at.version, waits))
+        candidates.update(at)
         return candidates
-
-    def _fits(self, rule: DrawRule, run: str, version: int, waits: bool = True) -> tuple[str, list[Any]]:
-        """The condition that a sample may be drawn by `rule`. One that waits to be a fresh one may not;
-        `waits`: whether there may be any."""
-        fits, args = queries.eligible(rule, run, version)
-        if not waits:  # an index has all columns then
-            return fits, args
-        waiting = "file = ? AND record IN (SELECT number FROM requests WHERE run = ? AND step IS NULL)"
-        return f"({fits} AND NOT coalesce({waiting}, FALSE))", [*args, ledger_of(run), run]
 
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
@@ -220,7 +253,7 @@ class Draws:
 
     def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
         """The rows of the picked groups, and whether they may be drawn."""
-        fits, args = self._fits(picked.rule, at.run, at.version)
+        fits, args = eligible(picked.rule, at.run, at.version, waits=True)
         statements: list[Statement] = []
         for start in range(0, len(picked.groups), ASKED):
             names = picked.groups[start : start + ASKED]
@@ -266,8 +299,9 @@ class Draws:
         if not any(rule.pairs for rule in rules):
             return []
         ties = any(rule.ties for rule in rules)
-        return [pair for pair in self._experience.pairs(ids) if ties or not pair.is_tie]
+        return [pair for pair in Experience(self._db).pairs(ids) if ties or not pair.is_tie]
 
+    @repeated
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
         """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
 
@@ -321,22 +355,6 @@ class Draws:
         )
         return [RunUse(decode_text(run), *counts) for run, *counts in rows]
 
-    def recount_uses(self, run: str) -> None:
-        """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
-        with self._db.transaction():
-            before: dict[Any, int] = dict(
-                self._db.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
-            )
-            counts = self._db.run(
-                "SELECT prompt_id, count(DISTINCT draws.step), max(draws.step) FROM draws JOIN samples "
-                "ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id",
-                [run],
-            )
-            self._db.put("group_uses", [(run, *uses) for uses in counts])
-            after = {group: uses for group, uses, _ in counts}
-            changed = [group for group in before | after if before.get(group) != after.get(group)]
-            self._db.note_groups(changed)
-
 
 def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
@@ -347,3 +365,20 @@ def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> lis
         if winner is not None and loser is not None and winner != loser:  # not two rows of one episode
             positions.append((winner, loser))
     return positions
+
+
+def recount_uses(database: Database, run: str) -> None:
+    """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
+    with database.transaction():
+        before: dict[Any, int] = dict(
+            database.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
+        )
+        counts = database.run(
+            "SELECT prompt_id, count(DISTINCT draws.step), max(draws.step) FROM draws JOIN samples "
+            "ON samples.id = sample WHERE draws.run = ? AND prompt_id <> '' GROUP BY prompt_id",
+            [run],
+        )
+        database.put("group_uses", [(run, *uses) for uses in counts])
+        after = {group: uses for group, uses, _ in counts}
+        changed = [group for group in before | after if before.get(group) != after.get(group)]
+        database.note_groups(changed)

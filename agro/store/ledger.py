@@ -1,18 +1,18 @@
-"""What runs did: commits, going back to a commit, the log-probs that they cache, requests, and leases.
+"""What happened to a store: commits of runs, files that were imported, and taking back either.
 
-A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
-under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
-claim of a dead collector goes to the next one, which samples only the missing responses.
-
-Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A
-stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
-stored by another one before, and is kept once (`Origin`).
+A run goes back to a commit: what it sampled later is marked `redone`. A sample that is replaced or forgotten
+is erased: its row stays, without anything that was in it, so that ids aren't given twice and draws still tell
+which runs trained on it. Nothing but `drawn` returns such a row.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -21,19 +21,48 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store.database import PAGE_ENTRIES, Database
-from agro.store.drawing import Draws
-from agro.store.records import Commit, Rewind
-from agro.store.sample_rows import checksum, encode_text, is_valid, ledger_of
-from agro.store.samples import Experience
+from agro.store.candidates import drop_orders
+from agro.store.database import PAGE_ENTRIES, PAGE_ROWS, Database, repeated
+from agro.store.drawing import recount_uses
+from agro.store.sample_rows import (
+    SAMPLE,
+    SELECT,
+    Origin,
+    checksum,
+    decode_text,
+    encode_text,
+    is_valid,
+    ledger_of,
+    sample_checksum,
+)
+from agro.types import ROLES
+
+Place = tuple[str, int]  # hash of a file, and number of a record
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a checkpoint of a run contains: all up to `step`, and the store's samples up to row `cursor`."""
+
+    step: int
+    digest: str
+    cursor: int
+    files: dict[str, str] = field(default_factory=dict)  # name: digest
+
+
+@dataclass(frozen=True)
+class Rewind:
+    draws: int  # rows of draws deleted
+    samples: int  # samples marked as redone
 
 
 class Ledger:
     """What runs committed, and what they cache."""
 
-    def __init__(self, database: Database, draws: Draws) -> None:
-        self._db, self._draws = database, draws
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
+    @repeated
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
         """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
         files."""
@@ -75,6 +104,7 @@ class Ledger:
                 total.update(f"{table} {row}\n".encode())
         return total.hexdigest()
 
+    @repeated
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
         """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
 
@@ -105,7 +135,7 @@ class Ledger:
                 "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))",
                 [ledger_of(run), self._db.listed([number for _, number, *_ in requests])],
             )
-            self._draws.recount_uses(run)
+            recount_uses(self._db, run)
             samples = self._db.run(
                 "UPDATE samples SET redone = 1, checksum = checksum + 1 "
                 "WHERE run = ?1 AND id > ?2 AND redone = 0 AND step IS NOT NULL "
@@ -135,6 +165,7 @@ class Ledger:
         )
         return {row[0]: np.frombuffer(row[4], "<f4") for row in rows if is_valid(row)}
 
+    @repeated
     def keep_reference_logp(
         self, run: str, step: int, key: str, logps: Mapping[int, NDArray[np.float32]]
     ) -> None:
@@ -147,137 +178,223 @@ class Ledger:
             self._db.insert("reference_logp", columns, rows)
 
 
-LEASES = (
-    "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
-)
-UNFINISHED = "run = ? AND done = 0"
-WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
+class ImportedFile(NamedTuple):
+    """A file whose records are in the store. `name`: empty where all of it was forgotten."""
+
+    file: str  # hash of its content
+    name: str
+    options: dict[str, Any]  # that it was read with
+    license: str | None = None
 
 
-class SamplingRequest(NamedTuple):
-    """A row of `requests`."""
+@dataclass(frozen=True)
+class Provenance:
+    """Where samples of one source come from."""
 
-    run: str
-    number: int
-    collector: str
-    done: int = 0
-    step: int | None = None  # that trained on it
+    source: str
+    samples: int
+    file: str  # its name
+    sha256: str  # of its content
+    license: str | None  # None: unknown
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-class Requests:
-    """What collectors and the trainer share."""
+class Imports:
+    """What was imported, and what is left of it."""
 
-    def __init__(self, database: Database, experience: Experience) -> None:
-        self._db, self._experience = database, experience
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
-    def claim(
-        self,
-        run: str,
-        collector: str,
-        *,
-        maximum: int,
-        ahead: int,
-        trained: int = 0,
-        dead: Collection[str] = (),
-    ) -> list[int]:
-        """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
-        can be repeated, those of the `dead` ones among `collectors`, then new ones.
+    def count_keys(self) -> KeyCounts:
+        """Begin to count the keys of a file's records. One count at a time."""
+        return KeyCounts(self._db)
 
-        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
-        """
-        with self._db.transaction():
-            self._db.check_once("structure", "requests")
-            rows, [(newest, waiting)] = self._db.run_all(
-                self._db.entries_query("requests", UNFINISHED, [run]),
-                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, run]),
-            )
-            claims = _by_number(self._db.checked("requests", rows))
-            unfinished = [claim for claim in claims if claim.collector == collector]
-            abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
-            claimed = [claim._replace(collector=collector) for claim in unfinished + abandoned][:maximum]
-            count = max(0, min(maximum - len(claimed), ahead - waiting))
-            claimed += [SamplingRequest(run, newest + 1 + i, collector) for i in range(count)]
-            self._db.put("requests", claimed)
-        return [claim.number for claim in claimed]
+    def imported(self, file: str) -> ImportedFile | None:
+        """What is known of a file of that hash; None where it wasn't imported."""
+        return next(iter(self._imports("file = ?", [file])), None)
 
-    def collectors(self, run: str) -> list[str]:
-        """Those that have claimed requests which aren't done."""
-        return sorted({claim.collector for claim in self._requests(UNFINISHED, [run])})
-
-    def finish(self, run: str, numbers: Collection[int]) -> None:
-        """Mark requests as done: all their responses are stored and scored."""
-        self._update(run, numbers, done=1)
-
-    def ready(self, run: str, maximum: int) -> list[int]:
-        """The first requests that are done and were not trained on."""
-        self._db.check_once("structure", "requests")
-        waiting = self._requests("run = ? AND step IS NULL AND done = 1", [run])
-        return [request.number for request in waiting][:maximum]
-
-    def backlog(self, run: str, trained: int) -> int:
-        """Requests that were claimed and on which no step up to `trained` has trained."""
-        [(count,)] = self._db.run(f"SELECT {WAITING} FROM requests WHERE run = ?", [trained, run])
+    def samples_of_others(self, name: str, file: str) -> int:
+        """The samples of imported files of this name with another content than that of the hash `file`."""
+        replaced = [i.file for i in self._imports("name = ? AND file <> ?", [name, file])]
+        sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND redone = 0"
+        [(count,)] = self._db.run(sql, [self._db.listed(replaced)])
         return int(count)
 
-    def take(self, run: str, step: int, numbers: Collection[int]) -> None:
-        """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
+    def _imports(self, clause: str, args: Sequence[Any]) -> list[ImportedFile]:
+        rows = self._db.entries("imports", clause, args)
+        return [ImportedFile(file, name, loads(options), license) for file, name, options, license in rows]
+
+    @repeated
+    def note_import(self, imported: ImportedFile) -> None:
+        options = dumps(imported.options, "options of an import")
         with self._db.transaction():
-            self._update(run, numbers, step=step)
-            self._db.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
+            self._db.put("imports", [(imported.file, imported.name, options, imported.license)])
 
-    def reopen(self, run: str, numbers: Collection[int]) -> None:
-        """Have these requests sampled again, by those who claimed them: their responses are redone."""
+    def identities(self, identities: Iterable[str]) -> dict[str, Place]:
+        """Where the responses that are known by these identities were taken from."""
+        clause = "identity IN (SELECT value FROM json_each(?))"
+        rows = self._db.entries("identities", clause, [self._db.listed(identities)])
+        return {identity: (file, record) for identity, file, record in rows}
+
+    @repeated
+    def note_identities(self, places: Mapping[str, Place]) -> None:
         with self._db.transaction():
-            self._experience.set_aside(ledger_of(run), list(numbers))
-            self._update(run, numbers, done=0)
+            self._db.put("identities", [(identity, *source) for identity, source in places.items()])
 
-    def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
-        clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
-        with self._db.transaction():
-            chosen = self._requests(clause, [run, self._db.listed(numbers)])
-            self._db.put("requests", [request._replace(**changes) for request in chosen])
-
-    def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
-        """By number. Raises `Refused` for one that isn't as it was written."""
-        return _by_number(self._db.entries("requests", clause, args))
-
-
-def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
-    return sorted((SamplingRequest(*row) for row in rows), key=lambda request: request.number)
-
-
-class Leases:
-    """The leases of a store, by the clock of the host that has its file."""
-
-    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
-        self._db, self._clock = database, clock or database.now
-
-    def renew(self, name: str, seconds: float) -> None:
-        """Let `name` count as alive for so many seconds."""
-        with self._db.transaction():
-            self._db.run(LEASES)
-            row = (name, self._clock() + seconds, seconds)
-            self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
-
-    def release(self, name: str) -> None:
-        with self._db.transaction():
-            self._db.run(LEASES)
-            self._db.run("DELETE FROM leases WHERE name = ?", [name])
-
-    def alive(self, names: Collection[str]) -> list[str]:
-        """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
-        that was set back since."""
-        if not self._db.has("leases"):
-            return []
-        now = self._clock()
+    def provenance(self, run: str | None = None) -> list[Provenance]:
+        """By source and file the imported samples; with `run` those that it trained on."""
+        clause = "" if run is None else " AND id IN (SELECT sample FROM draws WHERE run = ?)"
         rows = self._db.run(
-            "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
-            "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
-            [now, self._db.listed(names)],
+            f"SELECT source, file, count(*) FROM samples WHERE redone = 0 AND file IS NOT NULL{clause} "
+            "GROUP BY source, file ORDER BY source, min(id)",
+            [] if run is None else [run],
         )
-        return [name for (name,) in rows]
+        report = []
+        for source, file, count in rows:
+            for known in self._imports("file = ?", [decode_text(file)]):
+                report.append(Provenance(decode_text(source), count, known.name, known.file, known.license))
+        return report
+
+    def file_samples(self, file: str) -> tuple[list[int], int]:
+        """The ids of a file's samples, and how many of it were forgotten."""
+        rows = self._db.run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
+        ids = [i for i, erased in rows if not erased]
+        return ids, len(rows) - len(ids)
+
+    def origins(self, file: str, start: int, end: int) -> set[Origin]:
+        """The origins of stored samples among records `start` to `end` of a file."""
+        sql = "SELECT record, part FROM samples WHERE file = ? AND record BETWEEN ? AND ?"
+        rows = self._db.run(sql, [file, start, end])
+        return {Origin(file, record, decode_text(part)) for record, part in rows}
+
+    def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
+        """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how
+        many of them have the response of an earlier sample of their group."""
+        files_are = "file IN (SELECT value FROM json_each(?2))"
+        [counts] = self._db.run(  # in the order of samples_draw, so that only groups are sorted
+            f"""
+            SELECT count(DISTINCT prompt_id), count(CASE WHEN place > 1 THEN 1 END) FROM (
+              SELECT prompt_id, id > ?1 AND coalesce({files_are}, FALSE) AS is_new,
+                row_number() OVER (PARTITION BY prompt_id, response ORDER BY id) AS place
+              FROM samples INDEXED BY samples_draw
+              WHERE prompt_id IN (
+                SELECT prompt_id FROM samples
+                WHERE id > ?1 AND {files_are} AND prompt_id <> '' AND redone = 0
+              ) AND redone = 0
+            ) AS responses WHERE is_new
+            """,
+            [last_id, self._db.listed(files)],
+        )
+        groups, repeats = counts
+        return int(groups), int(repeats)
+
+    @repeated
+    def take_back(self, file: str) -> int:
+        """Erase a file's samples, so that it can be imported anew; returns how many."""
+        with self._db.transaction():
+            ids, _ = self.file_samples(file)
+            self._db.note_changes(ids)
+            self._erase(ids, forget=False)
+            self._db.run("DELETE FROM identities WHERE file = ?", [file])
+        return len(ids)
+
+    @repeated
+    def forget(self, ids: list[int]) -> None:
+        """Erase samples, their judgments and cached log-probs, and whatever SQLite keeps of deleted rows.
+
+        Raises `Refused` where another process has the store open. A collector samples again what it made of
+        these for a step that isn't committed.
+        """
+        of_runs = "SELECT DISTINCT run FROM draws WHERE sample IN (SELECT value FROM json_each(?))"
+        runs = [decode_text(run) for (run,) in self._db.run(of_runs, [self._db.listed(ids)])]
+        with self._db.erasing(), self._db.transaction():
+            made = self._db.run(
+                "SELECT DISTINCT substr(file, 5), record FROM samples "
+                "WHERE id IN (SELECT value FROM json_each(?)) AND file LIKE 'run:%'",
+                [self._db.listed(ids)],
+            )
+            for run, number in made:
+                commit = Ledger(self._db).committed(decode_text(run))
+                clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
+                args = [run, number, commit.step if commit else 0]
+                for request in self._db.entries("requests", clause, args):
+                    self._db.put("requests", [(*request[:2], "forgotten", 0, None)])
+            self._erase(ids, forget=True)
+            for run in runs:
+                recount_uses(self._db, run)
+            remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND s.redone = 0"
+            for file, *_ in self._db.entries("imports", f"NOT EXISTS ({remaining})", []):
+                self._db.put("imports", [(file, "", "{}", None)])  # nothing is left of it
+            self._db.run("DELETE FROM changes")  # which name prompts
+            drop_orders(self._db)  # and so do these
+
+    def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
+        """Empty the rows of samples, and delete their judgments and cached log-probs."""
+        chosen = "(SELECT value FROM json_each(?1))"
+        for start in range(0, len(ids), PAGE_ROWS):
+            args = [self._db.listed(ids[start : start + PAGE_ROWS])]
+            self._db.run(f"DELETE FROM pairs WHERE winner IN {chosen} OR loser IN {chosen}", args)
+            self._db.run(f"DELETE FROM reference_logp WHERE sample IN {chosen}", args)
+            stored = self._db.run(f"{SELECT} WHERE id IN {chosen}", args)
+            erased = [(*row[1:], row[0]) for row in (_erased(row, forget) for row in stored)]
+            self._db.update("samples", SAMPLE[1:], erased)
 
 
-def trainer_of(run: str) -> str:
-    """The name under which the trainer of a run has its lease."""
-    return f"trainer of {run}"
+class KeyCounts:
+    """How often each key of the records of a file has come, in a temporary table: it grows with the file."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        database.run("DROP TABLE IF EXISTS temp.repeats")
+        database.run("CREATE TEMP TABLE repeats (key TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
+
+    def add(self, keys: Sequence[str]) -> list[int]:
+        """Count these keys; returns for each how often it has come so far."""
+        sql = "SELECT key, count FROM temp.repeats WHERE key IN (SELECT value FROM json_each(?))"
+        counts = Counter[str](dict(self._db.run(sql, [self._db.listed(keys)])))
+        numbers = []
+        for key in keys:
+            counts[key] += 1
+            numbers.append(counts[key])
+        self._db.insert("temp.repeats", ("key", "count"), list(counts.items()), key=("key",))
+        return numbers
+
+
+def forgotten(origin: Origin) -> Origin:
+    """What stands in place of the origin of a sample that was forgotten, so that it isn't taken again."""
+    digest = blake2b(origin.part.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return origin._replace(part=f"forgotten:{digest}")
+
+
+def _erased(row: Sequence[Any], forget: bool) -> tuple[Any, ...]:
+    """A row of `SAMPLE` that says only that there was one, and for forgotten records of a file which."""
+    original = dict(zip(SAMPLE, row, strict=True))
+    erased: dict[str, Any] = dict.fromkeys(SAMPLE) | {
+        **{name: original[name] for name in ("id", "version", "run", "step")},
+        **dict.fromkeys(("state", "knows_behavior", "knows_tokens", "knows_kept"), 0),
+        **dict.fromkeys(("prompt_id", "prompt", "response"), ""),
+        "role": original["role"] if original["role"] in ROLES else ROLES[0],
+        "source": "(forgotten)" if forget else "(replaced)",
+        "redone": 1,
+        "meta": _number(original["meta"], "index") or "{}",
+        "sampling": _number(original["sampling"], "seed"),
+    }
+    file = original["file"]
+    if forget and isinstance(file, str) and not file.startswith("run:"):
+        origin = forgotten(Origin(file, original["record"], decode_text(original["part"])))
+        erased |= origin._asdict()
+    values = [erased[name] for name in SAMPLE[:-1]]
+    return (*values, sample_checksum(values))
+
+
+def _number(text: Any, name: str) -> str | None:
+    """An object with nothing but this number, by which a sampler knows which noise it has used."""
+    try:
+        values = loads(decode_text(text))
+    except (TypeError, ValueError):
+        return None
+    if not isinstance(values, dict) or not isinstance(values.get(name), int):
+        return None
+    return json.dumps({name: values[name]})

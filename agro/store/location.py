@@ -1,4 +1,4 @@
-"""Where a store is: a file, or a schema of a database of PostgreSQL."""
+"""Where a store is, a file or a schema of a database of PostgreSQL, and a connection to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agro.errors import Refused
 from agro.io.record_files import has_several_tables
+from agro.store.database import BUSY_TIMEOUT, Database, SqliteDatabase
 
 Location = Path | str  # of a file; of a server, such as postgresql://me@host/runs?schema=first
 
@@ -62,3 +63,15 @@ def check_made(location: Location) -> None:
 def is_store(path: Location) -> bool:
     """Whether it is a database of several tables; one of one table is a file of records."""
     return url_of(path) is not None or has_several_tables(Path(path))
+
+
+def opened(
+    location: Location, *, read_only: bool = False, create: bool = True, timeout: float = BUSY_TIMEOUT
+) -> Database:
+    """A connection to a store. Raises `Refused` as `Store.open` does."""
+    url = url_of(location)
+    if url is not None:
+        from agro.store.postgres import PostgresDatabase  # which needs psycopg
+
+        return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
+    return SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)

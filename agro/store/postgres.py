@@ -19,10 +19,10 @@ import re
 import struct
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from agro.errors import Lost, Refused, Unwritable
@@ -37,7 +37,7 @@ except ImportError:
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from agro.store.database import Database, P, Statement
+from agro.store.database import Database, Statement, T
 from agro.store.postgres_dialect import (
     DELETE_UNUSED_IDS,
     IS_MADE,
@@ -108,8 +108,9 @@ class PostgresDatabase(Database):
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self._read_url(url)
         self.trips, self._hold = 0, HOLD  # trips to the server
-        self.repeats = False  # whether who calls repeats a method that meets a conflict
-        self.in_doubt = False  # whether an error may come of reads without the lock
+        self._repeating = False  # whether who calls repeats what is lost
+        self._reads_first = False  # whether a transaction reads before it takes the lock
+        self._in_doubt = False  # whether an error may come of reads without the lock
         self._open, self._locked, self._durable = False, False, True
         self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
         self._version: int | None = None  # of the store, when a transaction read first
@@ -222,30 +223,20 @@ class PostgresDatabase(Database):
         self.close()
         self._connection = self._connected(PATIENCE)
 
-    def looking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.read_only else self.transaction(durable=False)
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._open
-
     @contextmanager
-    def transaction(self, *, durable: bool = True, temporary: bool = False) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
         if self._open:
             yield
             return
-        self.flush()
+        self._flush()
         self._open, self._locked, self._durable = True, False, durable
         self._number += 1
-        self._version, self.in_doubt = None, False
+        self._version, self._in_doubt = None, False
         try:
-            if temporary:  # without the lock: nobody else has these tables
-                self._trip([("BEGIN READ WRITE", ())])
-                self._locked = True
             yield
             self._commit()
         except BaseException:
-            self.in_doubt = self._reads_alone
+            self._in_doubt = self._reads_alone
             self._rollback()
             raise
         finally:
@@ -260,7 +251,7 @@ class PostgresDatabase(Database):
         if not self._locked and not self._pending:
             return
         end: Statement = ("COMMIT", ())
-        if not self._durable and not self._locked and self.repeats:
+        if not self._durable and not self._locked and self._reads_first:
             self._late = [*self._pending, end]  # who reads next wants to see it
             return
         try:
@@ -299,11 +290,10 @@ class PostgresDatabase(Database):
         kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
         return Column.of(kind, listed) if kind else listed
 
-    def has(self, table: str, schema: str = "main") -> bool:
-        if schema == "main" and table in MADE:
+    def has(self, table: str) -> bool:
+        if table in MADE:
             return True
-        name = f"pg_temp.{table}" if schema == "temp" else f'"{self.schema}".{table}'
-        return self.run("SELECT to_regclass(?) IS NOT NULL", [name]) == [(True,)]
+        return self.run("SELECT to_regclass(?) IS NOT NULL", [f'"{self.schema}".{table}']) == [(True,)]
 
     def renumber(self, tables: Sequence[str]) -> None:
         for table in tables:
@@ -316,8 +306,26 @@ class PostgresDatabase(Database):
         [(now,)] = self.run("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)")
         return float(now)
 
-    def repeating(self, part: P) -> P:
-        return cast(P, Repeating(part, self))
+    def repeat(self, call: Callable[[], T]) -> T:
+        """Again where the connection was lost before its writes counted, and where another process wrote
+        between its reads and its lock, then with the lock from its beginning."""
+        if self._open or self._repeating:  # all of it is repeated, or nothing
+            return call()
+        self._repeating = self._reads_first = True
+        try:
+            while True:
+                try:
+                    result = call()
+                    self._flush()
+                    return result
+                except Lost:
+                    self.reconnect()
+                except Refused as error:
+                    if not (isinstance(error, Conflict) or self._in_doubt):
+                        raise
+                    self._reads_first = self._in_doubt = False
+        finally:
+            self._repeating = self._reads_first = False
 
     def way_out(self) -> str:
         return "What to do: go back to a backup of the server"
@@ -359,7 +367,7 @@ class PostgresDatabase(Database):
             sql = f"UPDATE {table} SET {changes} FROM {source} WHERE {table}.id = new.id"
             self.run(sql, Column.each(every, rows))
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send what waits for a next statement."""
         if self._late:
             self._send([])
@@ -377,7 +385,7 @@ class PostgresDatabase(Database):
             self._locked = False
         elif not self._open or self._locked:
             results = self._trip(batch)
-        elif self.repeats and len(batch) == len(statements):
+        elif self._reads_first and len(batch) == len(statements):
             look = [] if self._version is not None else [("SELECT version FROM about", ())]
             results = self._trip([*look, *batch])
             if look:
@@ -459,39 +467,3 @@ def is_made(url: str) -> bool:
         PostgresDatabase(url, read_only=True, create=False, timeout=OPEN_SECONDS).close()
         return True
     return False
-
-
-class Repeating:
-    """A part of a store whose writes are made again where the connection was lost before they counted."""
-
-    def __init__(self, part: Any, database: PostgresDatabase) -> None:
-        self._part, self._database = part, database
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._part, name)
-        if not callable(value) or isinstance(value, type):
-            return value
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            database = self._database
-            if database.in_transaction:  # all of it is repeated, or nothing
-                return value(*args, **kwargs)
-            database.repeats = True
-            again = [list(each) if isinstance(each, Iterator) else each for each in args]
-            given = {k: list(each) if isinstance(each, Iterator) else each for k, each in kwargs.items()}
-            try:
-                while True:
-                    try:
-                        result = value(*again, **given)
-                        database.flush()
-                        return result
-                    except Lost:
-                        database.reconnect()
-                    except Refused as error:
-                        if not (isinstance(error, Conflict) or database.in_doubt):
-                            raise
-                        database.repeats = database.in_doubt = False  # with the lock from its beginning
-            finally:
-                database.repeats = False
-
-        return call

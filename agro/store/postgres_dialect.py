@@ -21,8 +21,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
-from agro.store import candidates, ledger, split
-from agro.store.database import LEDGERS, TABLES
+from agro.store.database import CLUSTERS, LEASES, LEDGERS, ORDERS, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
 SCHEMA = 10  # SQLite's tables of schema 9, and what is below
@@ -36,16 +35,8 @@ CREATE UNLOGGED TABLE pieces (
   run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
 )
 """
-DDL = ";".join(
-    (
-        TABLES,
-        SHARED,
-        ledger.LEASES,
-        split.TABLE,
-        *(table.format(schema="main") for table in candidates.TABLES),
-    )
-)
-MADE = frozenset(re.findall(r"CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(?:main\.)?(\w+)", DDL))
+DDL = ";".join((TABLES, SHARED, LEASES, CLUSTERS, *ORDERS))
+MADE = frozenset(re.findall(r"CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(\w+)", DDL))
 # By the catalog's rows: what to_regclass remembers may be older than the lock.
 IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
 FUNCTIONS = (
@@ -82,13 +73,9 @@ _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
     # By an index, however many the planner expects.
     (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
-    (r"FROM json_each\((\?\d*)\)(?=\s+WHERE EXISTS)", r"FROM unnest(CAST(\1 AS TEXT[])) AS value"),
     (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
     (r"INDEXED BY \w+", ""),
-    (r"\bmain\.", ""),
     (r"\btemp\.", "pg_temp."),
-    (r"CREATE INDEX pg_temp\.(\w+) ON (\w+)", r"CREATE INDEX \1 ON pg_temp.\2"),
-    (r"CREATE TABLE (IF NOT EXISTS )?pg_temp\.", r"CREATE TEMP TABLE \1"),
     (r"CROSS JOIN (\w+(?: \w+)?) ON", r"JOIN \1 ON"),
     (r"\bIS NOT (\?\d*)", r"IS DISTINCT FROM \1"),
     (r"\bIS (\?\d*|\w\.\w+)", r"IS NOT DISTINCT FROM \1"),

@@ -28,6 +28,7 @@ from agro.types import UNKNOWN_VERSION, Sample, Text
 MARSHAL = 2
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
+UNSCORED, FAILED, SCORED = range(len(STATES))
 
 
 class Origin(NamedTuple):
@@ -127,8 +128,8 @@ def is_valid_sample(row: Sequence[Any]) -> bool:
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:
     """Index into `STATES`: failed where there is an error of the reward instead of a reward."""
     if reward is not None:
-        return STATES.index("scored")
-    return STATES.index("unscored" if meta.get("reward_error") is None else "failed")
+        return SCORED
+    return UNSCORED if meta.get("reward_error") is None else FAILED
 
 
 @dataclass(slots=True, eq=False)

@@ -1,26 +1,30 @@
-"""The samples of a store: adding, finding, reading and scoring them, and judgments of them."""
+"""The samples of a store: choosing, adding, finding, reading and scoring them, and judgments of them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Unpack
+from os.path import commonprefix
+from typing import Any, NamedTuple, TypedDict, Unpack
 
+from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
-from agro.store import queries
-from agro.store.database import PAGE_ENTRIES, Database
-from agro.store.queries import Filter
-from agro.store.records import Damage, LedgerSample, OtherPrompt, Pair
+from agro.store.database import PAGE_ENTRIES, Damage, Database, Statement, repeated
 from agro.store.sample_rows import (
     PROMPT,
     REWARD,
     SAMPLE,
+    SCORED,
     SELECT,
+    STATES,
+    UNSCORED,
     Origin,
     SampleRow,
+    State,
     decode_text,
     encode_text,
     from_rows,
@@ -32,6 +36,133 @@ from agro.store.sample_rows import (
     state_of,
 )
 from agro.types import Sample, Text
+
+Clause = tuple[str, list[Any]]  # SQL, and its arguments
+PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.ledger`
+NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampled with one seed
+WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
+
+ASKED = 1000  # groups in one query
+# Of each of these groups a sample, and its prompt.
+STORED_PROMPTS = """
+SELECT prompt_id, id, prompt, messages FROM samples WHERE id IN (
+  SELECT min(id) FROM samples WHERE prompt_id IN ({ids}) AND redone = 0 GROUP BY prompt_id
+)
+"""
+# No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
+NONE_BETTER = """
+NOT EXISTS (
+  SELECT 1 FROM samples AS other
+  WHERE other.prompt_id = samples.prompt_id AND redone = 0 AND reward > samples.reward{origin}
+)
+"""
+
+
+class SampleFilter(TypedDict, total=False):
+    """Which samples to train on; None, or a missing key, allows any."""
+
+    roles: Collection[str] | None
+    sources: Collection[str] | None
+    min_reward: float | None  # of the response; excludes unknown ones
+    best_of_group: bool  # only those of the highest reward of their group, ties included
+
+
+class Filter(SampleFilter, total=False):
+    """Which samples; None, or a missing key, allows any. Redone samples are dropped unless `redone`."""
+
+    prompt_id: str | None
+    scored: bool | None  # false: unscored and failed, which `state` distinguishes
+    state: State | None
+    run: str | None
+    redone: bool
+
+
+def build_condition(**filters: Unpack[Filter]) -> Clause:
+    """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
+    terms, args = [PRESENT if filters.get("redone") else "redone = 0"], list[Any]()
+    for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
+        if value is not None:
+            terms.append(f"{column} IS ?")
+            args.append(value)
+    origin, origin_args = "", list[Any]()
+    for column, values in (("role", filters.get("roles")), ("source", filters.get("sources"))):
+        if values is not None:
+            origin += f" AND {column} IN ({', '.join('?' * len(values))})" if values else " AND FALSE"
+            origin_args += values
+    terms[-1] += origin
+    args += origin_args
+    if filters.get("best_of_group"):
+        terms += ["reward IS NOT NULL", NONE_BETTER.format(origin=origin)]
+        args += origin_args
+    min_reward, scored, state = filters.get("min_reward"), filters.get("scored"), filters.get("state")
+    if min_reward is not None:
+        terms.append("coalesce(reward >= ?, FALSE)")
+        args.append(min_reward)
+    if scored is not None:
+        terms.append(f"state {'=' if scored else '<>'} {SCORED}")
+    if state is not None:
+        terms.append("state = ?")
+        args.append(STATES.index(state))
+    return " AND ".join(terms), args
+
+
+def chosen(data: DataConfig) -> SampleFilter:
+    """Which stored samples a configuration trains on, whatever the run and its step."""
+    roles, sources = data.drawn_from
+    return {
+        "roles": roles,
+        "sources": sources,
+        "min_reward": data.min_reward,
+        "best_of_group": data.best_of_group,
+    }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A judgment: rows of two samples, the better one first, and its votes where they were counted."""
+
+    winner: int
+    loser: int
+    votes_winner: float | None = None
+    votes_loser: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.winner == self.loser:
+            raise Refused(f"pair: expected two samples, got {self.winner} twice")
+        for votes in (self.votes_winner, self.votes_loser):
+            if votes is not None and not (math.isfinite(votes) and votes >= 0):
+                raise Refused(
+                    f"pair of {self.winner} and {self.loser}: expected votes of 0 or more, got {votes}"
+                )
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether its votes are equal: neither of the two won."""
+        return self.votes_winner is not None and self.votes_winner == self.votes_loser
+
+
+class LedgerSample(NamedTuple):
+    """What is known of a response to a request without reading it."""
+
+    number: int  # of the request
+    id: int
+    version: int  # the oldest of its tokens; -1: unknown
+    has_reward: bool
+    actions: int  # tokens that were sampled; 0 where they aren't known
+
+
+class OtherPrompt(Refused):
+    """A prompt_id that names another prompt already: a group has one, whoever adds samples."""
+
+    def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
+        """`location`: of the prompt that the id names, `got`: the other one."""
+        texts = [p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in (prompt, got)]
+        start = max(0, len(commonprefix(texts)) - 20)  # noqa: RUF071  some of what these texts share
+        first, second = (("…" if start else "") + text[start : start + 80] for text in texts)
+        super().__init__(
+            f"prompt_id: expected {prompt_id} to name one prompt, {first!r} ({location}), got {second!r}; "
+            "give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
+        )
 
 
 class _GroupPrompt(NamedTuple):
@@ -49,17 +180,13 @@ class AppendTransaction:
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
         self._db = database
-        # SQLite reads other text from JSON as another one.
-        self._new = {prompt_id for prompt_id in prompt_ids if prompt_id.isascii() and prompt_id.isprintable()}
-        stored, [(self._newest,)] = database.run_all(
-            (
-                "SELECT value FROM json_each(?) WHERE EXISTS "
-                "(SELECT 1 FROM samples WHERE prompt_id = CAST(value AS TEXT) AND redone = 0)",
-                [database.listed(self._new)],
-            ),
-            ("SELECT coalesce(max(id), 0) FROM samples", []),
-        )
-        self._new -= {prompt_id for (prompt_id,) in stored}
+        names = list(prompt_ids)
+        asked: list[Statement] = [("SELECT coalesce(max(id), 0) FROM samples", [])]
+        for start in range(0, len(names), ASKED):
+            part = names[start : start + ASKED]
+            asked.append((STORED_PROMPTS.format(ids=", ".join("?" * len(part))), part))
+        [(self._newest,)], *stored = database.run_all(*asked)
+        self._stored = {decode_text(prompt_id): prompt for prompt_id, *prompt in chain(*stored)}
         self._prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
 
@@ -97,35 +224,27 @@ class AppendTransaction:
         self._checked((i, prompt_columns(prompt, f"prompt {i}")) for i, prompt in prompts)
 
     def _checked(self, prompts: Iterable[tuple[str, tuple[Any, Any]]]) -> dict[str, _GroupPrompt]:
-        """The prompts of groups by their ids. They are decoded only where two are written differently."""
+        """The prompts of groups by their ids: of the store, where it has one that isn't damaged, or the first
+        one. They are decoded only where two are written differently."""
         checked: dict[str, _GroupPrompt] = {}
         for prompt_id, columns in prompts:
             known = checked.get(prompt_id) or self._prompts.get(prompt_id)
-            if known is None:
-                known = self._stored(prompt_id, columns)
+            if known is None and prompt_id in self._stored:
+                i, *stored = self._stored[prompt_id]
+                if tuple(stored) != columns:
+                    [row] = self._db.run(f"{SELECT} WHERE id = ?", [i])
+                    if is_valid_sample(row):
+                        [other] = from_rows([row])
+                        known = _GroupPrompt(row[PROMPT], f"sample {i}, of {other.source}")
+            known = known or _GroupPrompt(columns)
             if known.columns != columns and prompt_of(known.columns) != prompt_of(columns):
                 raise OtherPrompt(prompt_id, prompt_of(known.columns), known.location, prompt_of(columns))
             checked[prompt_id] = known
         return checked
 
-    def _stored(self, prompt_id: str, columns: tuple[Any, Any]) -> _GroupPrompt:
-        """The prompt of a group in the store; the given one where it has none. Damaged ones don't count."""
-        if prompt_id not in self._new:
-            sql = "SELECT id, prompt, messages FROM samples WHERE prompt_id = ? AND redone = 0 LIMIT 1"
-            for i, *stored in self._db.run(sql, [prompt_id]):
-                if tuple(stored) != columns:
-                    [row] = self._db.run(f"{SELECT} WHERE id = ?", [i])
-                    if is_valid_sample(row):
-                        [other] = from_rows([row])
-                        return _GroupPrompt(row[PROMPT], f"sample {i}, of {other.source}")
-        return _GroupPrompt(columns)
-
 
 class Experience:
-    """Samples, and judgments of them.
-
-    It isn't named for its samples because `Store.samples` is a method.
-    """
+    """Samples, and judgments of them: what a `Store` is."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -143,12 +262,13 @@ class Experience:
         if ids is not None:
             ids = sorted(set(ids))
             self._db.check_ids(ids)
-        for page in self._db.sample_pages(*queries.build_condition(**chosen), ids):
+        for page in self._db.sample_pages(*build_condition(**chosen), ids):
             valid = [row for row in page if is_valid_sample(row)]
             if len(valid) < len(page) and not skip_damaged:
                 raise self._db.refusal(Damage(samples=self._db.damaged("samples")))
             yield from from_rows(valid)
 
+    @repeated
     def append(
         self,
         samples: Iterable[Sample | SampleRow],
@@ -216,7 +336,7 @@ class Experience:
         given = {"source": source, "prompt_id": prompt_id}
         args = [value for value in given.values() if value is not None]
         equal = [f"{column} = ?" for column, value in given.items() if value is not None]
-        fits = " AND ".join([queries.PRESENT, *equal])
+        fits = " AND ".join([PRESENT, *equal])
         if meta is not None:
             key, text = meta
             ids = self._with_meta(fits, args, key, lambda x: text == (x if type(x) is str else json.dumps(x)))
@@ -231,7 +351,7 @@ class Experience:
 
     def find_below(self, key: str, limit: float) -> list[int]:
         """Ids of all samples, redone ones included, whose `meta` has a float below `limit` at a key."""
-        return self._with_meta(queries.PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
+        return self._with_meta(PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
 
     def _with_meta(self, where: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
         """Ids of the samples whose `meta` has a value that fits at a key, which may be dotted."""
@@ -264,6 +384,7 @@ class Experience:
         """The ids of `in_ledger`."""
         return [sample.id for sample in self.in_ledger(ledger, numbers)]
 
+    @repeated
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
         """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
         ids = self.find_in_ledger(ledger, numbers)
@@ -284,7 +405,7 @@ class Experience:
         sql = f"""
             SELECT id, version, reward FROM samples WHERE id IN (
               SELECT min(id) FROM samples
-              WHERE prompt_id = ? AND redone = 0 AND state = {queries.SCORED} AND run = ? AND version >= 0
+              WHERE prompt_id = ? AND redone = 0 AND state = {SCORED} AND run = ? AND version >= 0
               GROUP BY episode, CASE WHEN episode IS NULL THEN id END
             ) ORDER BY id
             """
@@ -300,12 +421,13 @@ class Experience:
         Seed and number determine a response's noise, so a sampler that continues from here repeats none.
         """
         [(number,)] = self._db.run(
-            f"SELECT coalesce(max({queries.NUMBER}) + 1, 0) FROM samples "
+            f"SELECT coalesce(max({NUMBER}) + 1, 0) FROM samples "
             "WHERE sampling IS NOT NULL AND number_of(sampling, 'seed') = ?",
             [seed],
         )
         return int(number)
 
+    @repeated
     def set_rewards(
         self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
     ) -> None:
@@ -326,7 +448,7 @@ class Experience:
                 self._db.check_ids(ids)
             for i, reward, entries in scores:
                 *previous, total = stored[i]
-                if once and previous[0] != queries.UNSCORED:
+                if once and previous[0] != UNSCORED:
                     continue
                 if reward is not None and not math.isfinite(reward):
                     raise Refused(
@@ -346,6 +468,7 @@ class Experience:
             self._db.update("samples", (*REWARD, "checksum"), rows)
             self._db.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in found))
 
+    @repeated
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
         """Add judgments. Raises `Refused` for ids that aren't there."""
         pairs = list(pairs)

@@ -1,8 +1,16 @@
-"""The folder that the processes of a run share, on this host or in the database of the run's store; and the
-thread that says of a process, again and again, that it lives (see `agro.store.ledger`).
+"""What the processes of a run share: requests for samples, leases, and a folder.
 
-It has small files, each replaced as a whole, and folders of files that are complete or missing. In a database
-the files of folders are rows of 1 MiB, which aren't logged: after a crash of the server they are missing.
+A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
+under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
+claim of a dead collector goes to the next one, which samples only the missing responses.
+
+Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A
+stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
+stored by another one before, and is kept once (`Origin`).
+
+The folder is on this host or in the database of the run's store. It has small files, each replaced as a
+whole, and folders of files that are complete or missing. In a database the files of folders are rows of
+1 MiB, which aren't logged: after a crash of the server they are missing.
 """
 
 from __future__ import annotations
@@ -11,21 +19,161 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
-from agro.store.location import Location
-from agro.store.store import Store, opened
+from agro.store.database import LEASES, Database, repeated
+from agro.store.location import Location, opened
+from agro.store.sample_rows import ledger_of
+from agro.store.samples import Experience
 
 RENEWALS = 4  # of a lease before it runs out
 RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
 PIECE_BYTES = 1 << 20
 WITHIN = "(name > ? AND name < ?)"  # FOLDER/ and FOLDER0: 0 is the character after /
 MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
+UNFINISHED = "run = ? AND done = 0"
+WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
+
+
+class SamplingRequest(NamedTuple):
+    """A row of `requests`."""
+
+    run: str
+    number: int
+    collector: str
+    done: int = 0
+    step: int | None = None  # that trained on it
+
+
+class Requests:
+    """What collectors and the trainer share."""
+
+    def __init__(self, database: Database) -> None:
+        self._db, self._experience = database, Experience(database)
+
+    @repeated
+    def claim(
+        self,
+        run: str,
+        collector: str,
+        *,
+        maximum: int,
+        ahead: int,
+        trained: int = 0,
+        dead: Collection[str] = (),
+    ) -> list[int]:
+        """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
+        can be repeated, those of the `dead` ones among `collectors`, then new ones.
+
+        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
+        """
+        with self._db.transaction():
+            self._db.check_once("structure", "requests")
+            rows, [(newest, waiting)] = self._db.run_all(
+                self._db.entries_query("requests", UNFINISHED, [run]),
+                (f"SELECT coalesce(max(number), -1), {WAITING} FROM requests WHERE run = ?", [trained, run]),
+            )
+            claims = _by_number(self._db.checked("requests", rows))
+            unfinished = [claim for claim in claims if claim.collector == collector]
+            abandoned = [claim for claim in claims if claim.collector in dead and claim not in unfinished]
+            claimed = [claim._replace(collector=collector) for claim in unfinished + abandoned][:maximum]
+            count = max(0, min(maximum - len(claimed), ahead - waiting))
+            claimed += [SamplingRequest(run, newest + 1 + i, collector) for i in range(count)]
+            self._db.put("requests", claimed)
+        return [claim.number for claim in claimed]
+
+    def collectors(self, run: str) -> list[str]:
+        """Those that have claimed requests which aren't done."""
+        return sorted({claim.collector for claim in self._requests(UNFINISHED, [run])})
+
+    @repeated
+    def finish(self, run: str, numbers: Collection[int]) -> None:
+        """Mark requests as done: all their responses are stored and scored."""
+        self._update(run, numbers, done=1)
+
+    def ready(self, run: str, maximum: int) -> list[int]:
+        """The first requests that are done and were not trained on."""
+        self._db.check_once("structure", "requests")
+        waiting = self._requests("run = ? AND step IS NULL AND done = 1", [run])
+        return [request.number for request in waiting][:maximum]
+
+    def backlog(self, run: str, trained: int) -> int:
+        """Requests that were claimed and on which no step up to `trained` has trained."""
+        [(count,)] = self._db.run(f"SELECT {WAITING} FROM requests WHERE run = ?", [trained, run])
+        return int(count)
+
+    @repeated
+    def take(self, run: str, step: int, numbers: Collection[int]) -> None:
+        """Record that `run` trains on these requests at `step`; `rewind` undoes it after the last commit."""
+        with self._db.transaction():
+            self._update(run, numbers, step=step)
+            self._db.note_changes(self._experience.find_in_ledger(ledger_of(run), list(numbers)))
+
+    @repeated
+    def reopen(self, run: str, numbers: Collection[int]) -> None:
+        """Have these requests sampled again, by those who claimed them: their responses are redone."""
+        with self._db.transaction():
+            self._experience.set_aside(ledger_of(run), list(numbers))
+            self._update(run, numbers, done=0)
+
+    def _update(self, run: str, numbers: Collection[int], **changes: Any) -> None:
+        clause = "run = ? AND number IN (SELECT value FROM json_each(?))"
+        with self._db.transaction():
+            chosen = self._requests(clause, [run, self._db.listed(numbers)])
+            self._db.put("requests", [request._replace(**changes) for request in chosen])
+
+    def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
+        """By number. Raises `Refused` for one that isn't as it was written."""
+        return _by_number(self._db.entries("requests", clause, args))
+
+
+def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
+    return sorted((SamplingRequest(*row) for row in rows), key=lambda request: request.number)
+
+
+class Leases:
+    """The leases of a store, by the clock of the host that has its file."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
+        self._db, self._clock = database, clock or database.now
+
+    @repeated
+    def renew(self, name: str, seconds: float) -> None:
+        """Let `name` count as alive for so many seconds."""
+        with self._db.transaction():
+            self._db.run(LEASES)
+            row = (name, self._clock() + seconds, seconds)
+            self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
+
+    @repeated
+    def release(self, name: str) -> None:
+        with self._db.transaction():
+            self._db.run(LEASES)
+            self._db.run("DELETE FROM leases WHERE name = ?", [name])
+
+    def alive(self, names: Collection[str]) -> list[str]:
+        """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
+        that was set back since."""
+        if not self._db.has("leases"):
+            return []
+        now = self._clock()
+        rows = self._db.run(
+            "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
+            "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
+            [now, self._db.listed(names)],
+        )
+        return [name for (name,) in rows]
+
+
+def trainer_of(run: str) -> str:
+    """The name under which the trainer of a run has its lease."""
+    return f"trainer of {run}"
 
 
 class LocalFolder:
@@ -97,7 +245,7 @@ class DatabaseFolder(LocalFolder):
     def __init__(self, url: str, run: str) -> None:
         """`run`: its id."""
         self._url, self._run = url, run
-        self._db = opened(url, read_only=False, create=True)
+        self._db = opened(url)
 
     def __str__(self) -> str:
         return self._url
@@ -183,8 +331,8 @@ def shared_runs(url: str) -> list[str]:
 @contextmanager
 def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
     """Have a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
-    with Store.open(location) as store:
-        store.leases.renew(name, seconds)
+    with opened(location) as database:
+        Leases(database).renew(name, seconds)
     ended = Event()
     thread = Thread(target=_renew, args=(location, name, seconds, ended), daemon=True)
     thread.start()
@@ -198,9 +346,10 @@ def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
 def _renew(location: Location, name: str, seconds: float, ended: Event) -> None:
     """Renew a lease until the end, then give it back. Where the store can't be reached it runs out."""
     while not ended.wait(seconds / RENEWALS):
-        with suppress(Refused), Store.open(location, timeout=seconds) as store:
-            store.leases.renew(name, seconds)
+        with suppress(Refused), opened(location, timeout=seconds) as database:
+            leases = Leases(database)
+            leases.renew(name, seconds)
             while not ended.wait(seconds / RENEWALS):
-                store.leases.renew(name, seconds)
-    with suppress(Refused), Store.open(location, timeout=RELEASE_SECONDS) as store:
-        store.leases.release(name)
+                leases.renew(name, seconds)
+    with suppress(Refused), opened(location, timeout=RELEASE_SECONDS) as database:
+        Leases(database).release(name)

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Self
 
 from agro.errors import AgroWarning
+from agro.store.copying import write_samples
 from agro.store.database import BUSY_TIMEOUT, Database
 from agro.store.draw_rules import At, DrawRule, Selection
-from agro.store.drawing import Draws, wait_for_groups
-from agro.store.export import write_samples
-from agro.store.imports import Imports
-from agro.store.ledger import Leases, Ledger, Requests
-from agro.store.location import Location, url_of
-from agro.store.queries import Filter
-from agro.store.records import Counts, DrawnGroups, Group, Pair
-from agro.store.sample_rows import Origin
+from agro.store.drawing import DrawnGroups, Draws, wait_for_groups
+from agro.store.ledger import Imports, Ledger
+from agro.store.location import Location, opened
 from agro.store.samples import Experience
+from agro.store.shared import Leases, Requests
 from agro.store.split import Split
-from agro.store.sqlite import SqliteDatabase
 from agro.store.survey import Survey
-from agro.types import Sample
 
 
-def opened(location: Location, *, read_only: bool, create: bool, timeout: float = BUSY_TIMEOUT) -> Database:
-    """A connection to a store. Raises `Refused` as `Store.open` does."""
-    url = url_of(location)
-    if url is not None:
-        from agro.store.postgres import PostgresDatabase  # which needs psycopg
-
-        return PostgresDatabase(url, read_only=read_only, create=create, timeout=timeout)
-    return SqliteDatabase(location, read_only=read_only, create=create, timeout=timeout)
-
-
-class Store:
+class Store(Experience, Survey):
     """Samples in the order in which they were added. Open one connection per process and thread.
 
     A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A
@@ -44,10 +29,9 @@ class Store:
     request only; what is replaced or forgotten is emptied, and never returned. Nor is a damaged sample:
     reading it is refused, or it is left out where `skip_damaged` asks for that.
 
-    What most programs need are methods of the store itself. The rest are those of its parts:
+    It has samples and judgments of them (`Experience`), and what there is without the samples themselves
+    (`Survey`). The rest are methods of its parts:
 
-    - `experience`: samples, and judgments of them
-    - `survey`: what there is, without the samples themselves
     - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
     - `requests`: prompts that collectors sample
@@ -57,30 +41,27 @@ class Store:
     - `leases`: which processes are alive
     """
 
-    def __init__(self, location: Location, *, read_only: bool, create: bool, timeout: float | None) -> None:
+    def __init__(self, database: Database) -> None:
         """Use `open`."""
-        seconds = BUSY_TIMEOUT if timeout is None else timeout
-        self.tables = self._database = database = opened(
-            location, read_only=read_only, create=create, timeout=seconds
-        )
+        super().__init__(database)
+        self.tables = database
         self.path: Location = database.path
         self.close = database.close
-        experience, survey = Experience(database), Survey(database)
-        split = Split(survey, database)
-        draws = Draws(database, experience, split)
-        ledger = Ledger(database, draws)
-        self.experience = database.repeating(experience)
-        self.survey = database.repeating(survey)
-        self.split = database.repeating(split)
-        self.draws = database.repeating(draws)
-        self.requests = database.repeating(Requests(database, experience))
-        self.ledger = database.repeating(ledger)
-        self.imports = database.repeating(Imports(database, draws, ledger))
-        self.leases = database.repeating(Leases(database))
+        self.split = Split(database)
+        self.draws = Draws(database, self.split)
+        self.requests = Requests(database)
+        self.ledger = Ledger(database)
+        self.imports = Imports(database)
+        self.leases = Leases(database)
 
     @classmethod
     def open(
-        cls, location: Location, *, read_only: bool = False, create: bool = True, timeout: float | None = None
+        cls,
+        location: Location,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout: float = BUSY_TIMEOUT,
     ) -> Self:
         """Open a store, or create one.
 
@@ -89,9 +70,9 @@ class Store:
         Args:
             location: a file; or postgresql://USER@HOST/DATABASE, of which ?schema=NAME is the store, "agro"
                 where none is named. A password is PGPASSWORD's or that of ~/.pgpass.
-            timeout: seconds to wait for another writer, 30 where it isn't given.
+            timeout: seconds to wait for another writer.
         """
-        return cls(location, read_only=read_only, create=create, timeout=timeout)
+        return cls(opened(location, read_only=read_only, create=create, timeout=timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -102,46 +83,17 @@ class Store:
     def transaction(self) -> AbstractContextManager[None]:
         """What is written inside is stored completely, and durably, or not at all. Inner ones join the
         outer."""
-        return self._database.transaction()
+        return self.tables.transaction()
 
-    def append(
-        self,
-        samples: Iterable[Sample],
-        *,
-        run: str | None = None,
-        step: int | None = None,
-        origins: Sequence[Origin] | None = None,
-    ) -> list[int]:
-        """See `Experience.append`."""
-        return self.experience.append(samples, run=run, step=step, origins=origins)
+    @property
+    def experience(self) -> Experience:
+        """The samples, and judgments of them."""
+        return self
 
-    def samples(
-        self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
-    ) -> Iterator[Sample]:
-        """See `Experience.samples`."""
-        return self.experience.samples(ids=ids, skip_damaged=skip_damaged, **chosen)
-
-    def set_rewards(
-        self, scores: Iterable[tuple[int, float | None, Mapping[str, Any]]], *, once: bool = False
-    ) -> None:
-        """See `Experience.set_rewards`."""
-        self.experience.set_rewards(scores, once=once)
-
-    def add_pairs(self, pairs: Iterable[Pair]) -> None:
-        """See `Experience.add_pairs`."""
-        self.experience.add_pairs(pairs)
-
-    def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
-        """See `Experience.pairs`."""
-        return self.experience.pairs(ids)
-
-    def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
-        """See `Survey.groups`."""
-        return self.survey.groups(**chosen)
-
-    def counts(self) -> Counts:
-        """See `Survey.counts`."""
-        return self.survey.counts()
+    @property
+    def survey(self) -> Survey:
+        """What there is, without the samples themselves."""
+        return self
 
     def draw(
         self,

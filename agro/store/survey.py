@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain, groupby
 from operator import attrgetter
@@ -10,12 +11,54 @@ from typing import Any, NamedTuple, Unpack
 
 from agro.errors import Refused
 from agro.io.strictjson import loads
-from agro.store import queries
 from agro.store.database import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Database
-from agro.store.queries import Filter
-from agro.store.records import Counts, Group, SampleSummary
-from agro.store.sample_rows import STATES, decode_text, prompt_of
+from agro.store.sample_rows import SCORED, STATES, decode_text, prompt_of
+from agro.store.samples import WON, Filter, build_condition
 from agro.types import Text, truncation
+
+
+@dataclass(frozen=True)
+class Group:
+    """All responses to one prompt. The rows of one episode are one response, scored when all of them are."""
+
+    prompt_id: str
+    size: int  # responses
+    scored: int  # responses with a reward
+    reward_mean: float | None  # over those; None where there is none
+    reward_min: float | None
+    reward_max: float | None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows of the store by what is known of them; samples = scored + unscored + failed."""
+
+    samples: int
+    groups: int
+    scored: int
+    unscored: int
+    failed: int  # the reward has an error instead of a value
+    with_tokens: int
+    with_behavior: int  # every action has its behavior log-prob
+    pairs: int  # judgments with a winner
+    ties: int  # and with equal votes
+    sources: dict[str, int]
+    roles: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SampleSummary(NamedTuple):
+    """What is known of a sample without reading it."""
+
+    id: int
+    prompt_id: str
+    scored: bool
+    knows_behavior: bool  # every action has its behavior log-prob
+    truncation: str  # see `agro.types.Sample.truncation`
+    episode: str | None
+    role: str
 
 
 class SurveyRow(NamedTuple):
@@ -51,8 +94,8 @@ class Scale(NamedTuple):
 # An episode is one response, scored when all of its rows are.
 GROUPS = f"""
 SELECT prompt_id, count(*), count(CASE WHEN scored THEN 1 END), avg(reward), min(reward), max(reward) FROM (
-  SELECT prompt_id, min(id) AS first, min(state) = {queries.SCORED} AS scored,
-    CASE WHEN min(state) = {queries.SCORED} THEN min(reward) END AS reward
+  SELECT prompt_id, min(id) AS first, min(state) = {SCORED} AS scored,
+    CASE WHEN min(state) = {SCORED} THEN min(reward) END AS reward
   FROM samples WHERE {{where}} GROUP BY prompt_id, episode, CASE WHEN episode IS NULL THEN id END
 ) AS responses GROUP BY prompt_id ORDER BY {{order}}
 """
@@ -74,13 +117,13 @@ class Survey:
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
         """The groups of the chosen samples in the order in which they began."""
-        clause, args = queries.build_condition(**chosen)
+        clause, args = build_condition(**chosen)
         rows = self._db.run(GROUPS.format(where=clause, order="min(first)"), args)
         return [Group(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
 
     def each_group(self, **chosen: Unpack[Filter]) -> Iterator[Group]:
         """The groups of the chosen samples by prompt_id, in constant memory."""
-        clause, args = queries.build_condition(**chosen)
+        clause, args = build_condition(**chosen)
         sql = GROUPS.format(where=f"{BETWEEN_GROUPS} AND {clause}", order="prompt_id")
         for cursor, ids in self._each_page(**chosen):
             for prompt_id, *numbers in self._db.run(sql, [cursor, ids[-1], *args]):
@@ -115,7 +158,7 @@ class Survey:
 
         Raises `Refused` where that one was erased meanwhile.
         """
-        clause, args = queries.build_condition(**chosen)
+        clause, args = build_condition(**chosen)
         sql, before = NEXT_GROUPS.format(where=clause), 0
         while True:
             if self._db.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [before]):
@@ -141,9 +184,9 @@ class Survey:
 
     def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
         """The same one by one, in constant memory."""
-        clause, args = queries.build_condition(**chosen)
+        clause, args = build_condition(**chosen)
         sql = (
-            f"SELECT id, prompt_id, state = {queries.SCORED}, knows_behavior, sampling, knows_kept, episode, "
+            f"SELECT id, prompt_id, state = {SCORED}, knows_behavior, sampling, knows_kept, episode, "
             f"role FROM samples WHERE {clause} AND id > ? ORDER BY id"
         )
         for row in chain.from_iterable(self._db.pages(sql, args, rows=PAGE_ENTRIES)):
@@ -165,7 +208,7 @@ class Survey:
         for column in ("state", "source", "role"):
             rows = run(f"SELECT {column}, count(*) FROM samples WHERE redone = 0 GROUP BY {column}")
             counts[column] = dict(rows)
-        [(pairs, ties)] = run(f"SELECT count(*), count(CASE WHEN NOT {queries.WON} THEN 1 END) FROM pairs")
+        [(pairs, ties)] = run(f"SELECT count(*), count(CASE WHEN NOT {WON} THEN 1 END) FROM pairs")
         return Counts(
             samples=samples,
             groups=groups,
@@ -194,7 +237,7 @@ class Survey:
     def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
         """The sets of sources that have scored responses to one prompt, of the chosen ones: how many prompts,
         and one of them."""
-        clause, args = queries.build_condition(**chosen)
+        clause, args = build_condition(**chosen)
         rows = self._db.run(
             f"""
             SELECT names, count(*), min(prompt_id) FROM (
@@ -240,3 +283,13 @@ def _truncation(sampling: str | bytes, knows_kept: int) -> str:
         return truncation(loads(decode_text(sampling)), recorded=bool(knows_kept))
     except (TypeError, ValueError):
         return ""
+
+
+def are_repeats(responses: Iterable[str | bytes]) -> list[bool]:
+    """Whether each of the responses of a group, in the order of their ids, equals an earlier one."""
+    seen = set[str | bytes]()
+    repeats = []
+    for response in responses:
+        repeats.append(response in seen)
+        seen.add(response)
+    return repeats

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.near_copies import cluster_names
 from agro.io.numbers import count
 from agro.models.encoding import Encoder, InvalidSample
 from agro.rewards import Reward
@@ -28,8 +27,8 @@ from agro.stats.paired import LEAST
 from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
-from agro.store.queries import chosen
-from agro.store.split import Clusters, clusters_in, read_clusters
+from agro.store.samples import chosen
+from agro.store.split import Clusters, cluster_names, clusters_in, read_clusters
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough

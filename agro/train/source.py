@@ -43,8 +43,8 @@ from agro.runs.folder import Run
 from agro.store import At, Selection, Store
 from agro.store.draw_rules import DrawRule, pick_likely
 from agro.store.drawing import wait_for_groups
-from agro.store.records import LedgerSample
 from agro.store.sample_rows import ledger_of
+from agro.store.samples import LedgerSample
 from agro.train.collate import TrackedValues, total_reward
 from agro.train.feed import Feed, Valid
 from agro.train.learner import Learner

@@ -30,7 +30,7 @@ from agro.objectives.needs import (
 from agro.rewards.shaping import labeled, unrecorded
 from agro.store import At, Counts, Group, Pair, SampleSummary, Store
 from agro.store.location import Location, check_made, exists
-from agro.store.queries import chosen
+from agro.store.samples import chosen
 from agro.store.split import Clusters
 from agro.store.survey import Scale
 from agro.train.collate import total_reward

@@ -25,9 +25,8 @@ from agro.runs.progress import Progress, RunActivity
 from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers
 from agro.store import Store
-from agro.store.ledger import trainer_of
 from agro.store.location import Location, located
-from agro.store.shared import leased
+from agro.store.shared import leased, trainer_of
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of

@@ -61,11 +61,11 @@ def copied(path: Path, samples: int) -> None:
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
     sql = "SELECT name, sql FROM sqlite_master WHERE name IN ('samples_draw', 'samples_state')"
     with Store.open(path) as store:
-        store._database.run("PRAGMA synchronous = OFF")
-        indexes = store._database.run(sql)
+        store.tables.run("PRAGMA synchronous = OFF")
+        indexes = store.tables.run(sql)
         for name, _ in indexes:
-            store._database.run(f"DROP INDEX {name}")
-        log = store._database.run(f"{SELECT} WHERE run IS NULL ORDER BY id")
+            store.tables.run(f"DROP INDEX {name}")
+        log = store.tables.run(f"{SELECT} WHERE run IS NULL ORDER BY id")
         for first in range(MADE, samples, len(log)):
             rows = []
             for i, old in enumerate(log[: samples - first], first + 1):
@@ -75,9 +75,9 @@ def copied(path: Path, samples: int) -> None:
                     row[column] = value
                 rows.append((*row[:-1], sample_checksum(row)))
             with store.transaction():
-                store._database.insert("samples", SAMPLE, rows)
+                store.tables.insert("samples", SAMPLE, rows)
         for _, index in indexes:
-            store._database.run(index)
+            store.tables.run(index)
 
 
 def written(path: Path, samples: int) -> None:
@@ -85,7 +85,7 @@ def written(path: Path, samples: int) -> None:
     groups = samples // SIZE
     own = min(groups // 2, OWN * GROUPS)
     with Store.open(path) as store:
-        store._database.run("PRAGMA synchronous = OFF")
+        store.tables.run("PRAGMA synchronous = OFF")
         for first in range(0, groups - own, 5000):
             store.append(
                 Sample(f"prompt {g}", f"response {i}", reward=float((g + i) % 3 == 0), source="ab"[g % 2])
@@ -113,17 +113,17 @@ def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: b
     size = path.with_suffix(".bytes")  # of the samples alone, before any draw
     if not size.exists():
         with Store.open(path) as store:
-            store._database.run("PRAGMA wal_checkpoint(TRUNCATE)")
+            store.tables.run("PRAGMA wal_checkpoint(TRUNCATE)")
         size.write_text(str(path.stat().st_size))
     found: dict[str, Any] = {"bytes": int(size.read_text()) / samples}
     with Store.open(path) as store:
-        [(version, last)] = store._database.run(
+        [(version, last)] = store.tables.run(
             "SELECT max(version), ifnull((SELECT max(step) FROM draws), max(version)) FROM samples"
         )
         store.tables.check()
         if anew:
             with store.transaction():
-                drop_orders(store._database)
+                drop_orders(store.tables)
         for name in names:
             rule = DrawRule(GROUPS, DataConfig(**RULES[name]), min_group=2)
             wall, cpu = [], []

@@ -128,12 +128,12 @@ def measure(path: Path, workers: int) -> dict[str, float]:
         others = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = own + others.ru_utime + others.ru_stime
         with Store.open(store) as opened:
-            rows = opened._database.run(f"{SELECT} LIMIT {FLOOR_ROWS}")
+            rows = opened.tables.run(f"{SELECT} LIMIT {FLOOR_ROWS}")
         with Store.open(again) as opened:
             began = time.process_time()
             for first in range(0, len(rows), 5000):
                 with opened.transaction():
-                    opened._database.insert("samples", SAMPLE, rows[first : first + 5000])
+                    opened.tables.insert("samples", SAMPLE, rows[first : first + 5000])
         inserted = (time.process_time() - began) / len(rows) * report.samples
     finally:
         for file, suffix in product((store, again), ("", "-wal", "-shm")):

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from agro.config import DataConfig  # noqa: E402
 from agro.store import At, DrawRule, Store  # noqa: E402
-from agro.store.sqlite import SqliteDatabase  # noqa: E402
+from agro.store.database import SqliteDatabase  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from benchmarks.draws.run import GROUPS, make  # noqa: E402
 
@@ -51,7 +51,7 @@ def measure(samples: int) -> dict[str, float]:
         path.parent.mkdir(parents=True, exist_ok=True)
         make(path, samples)
     with Store.open(path) as store:
-        database = store._database
+        database = store.tables
         found: dict[str, float] = {"samples": samples, "bytes": size_of(database)}
         began = time.process_time()
         store.tables.check()

@@ -84,12 +84,12 @@ def left_by_run(run: Path) -> dict[str, Any]:
         assert not store.tables.damage(), store.tables.damage()
         rows = {
             i: (p, r, y, v, s)
-            for i, p, r, y, v, s in store._database.run(
+            for i, p, r, y, v, s in store.tables.run(
                 "SELECT id, prompt_id, response, reward, version, step FROM samples"
             )
         }
-        kept = [i for (i,) in store._database.run("SELECT id FROM samples WHERE NOT redone ORDER BY id")]
-        drawn = store._database.run("SELECT step, sample FROM draws ORDER BY rowid")
+        kept = [i for (i,) in store.tables.run("SELECT id FROM samples WHERE NOT redone ORDER BY id")]
+        drawn = store.tables.run("SELECT step, sample FROM draws ORDER BY rowid")
         commits = [
             (c.step, c.digest)
             for c in store.ledger.commits(json.loads((run / "config.json").read_text())["run"])
@@ -109,7 +109,7 @@ def left_by_run(run: Path) -> dict[str, Any]:
 def left_by_import(path: Path) -> dict[str, Any]:
     with Store.open(path) as store:
         assert not store.tables.damage(), store.tables.damage()
-        origins = store._database.run(
+        origins = store.tables.run(
             "SELECT record, part, prompt_id, response, reward FROM samples ORDER BY id"
         )
         assert len({o[:2] for o in origins}) == len(origins)

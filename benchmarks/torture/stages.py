@@ -24,8 +24,8 @@ from agro.rewards.workers import Pool
 from agro.rollout.engines.hf import HF
 from agro.runs.progress import RunActivity
 from agro.store import Store
+from agro.store.database import SqliteDatabase
 from agro.store.drawing import Draws
-from agro.store.sqlite import SqliteDatabase
 from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.recovery import Checkpoints
 from agro.train.update import Updates

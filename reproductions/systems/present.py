@@ -18,7 +18,7 @@ from agro.pages.store.measurements import measure
 from agro.rollout.envs import Turn
 from agro.stats.off_policy import compare_on_log
 from agro.store import Store
-from agro.store.records import Pair
+from agro.store.samples import Pair
 from agro.train.collate import collate
 from agro.types import Prompt, Sample
 from reproductions.systems import tiny

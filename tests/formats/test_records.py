@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from agro.errors import Refused
-from agro.io import datasets
+from agro.io import record_files
 from agro.io.record_files import fingerprint, read_records
 from agro.logs.importing import import_files
 from agro.store import Store
@@ -173,7 +173,7 @@ class Hub(ModuleType):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", Hub("datasets"))
-    monkeypatch.setattr(datasets, "_sha", lambda name: "5ha")
+    monkeypatch.setattr(record_files, "_sha", lambda name: "5ha")
 
 
 @pytest.mark.usefixtures("hub")

@@ -10,7 +10,7 @@ import pytest
 
 from agro.errors import remember_secret, without_secrets
 from agro.io.files import new_run_folder
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 from agro.io.strictjson import loads
 from agro.io.terminal import csv_cell, cut, drawn, plain, shown_safely, text_of_cell, visible
 from agro.objectives import names

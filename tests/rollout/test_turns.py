@@ -25,7 +25,7 @@ from agro.rollout.evaluate import heldout
 from agro.rollout.rollout import EpisodeReward
 from agro.runs.side_by_side import response_parts
 from agro.store import Store
-from agro.store.export import to_record
+from agro.store.copying import to_record
 from agro.train.collate import collate
 from agro.types import Prompt
 

@@ -42,7 +42,7 @@ def change(path: Path, sql: str) -> None:
 def everything(path: Path) -> dict[str, list[tuple]]:
     with Store.open(path, read_only=True) as store:
         rowid = {t: "" if t in DERIVED else "rowid, " for t in ("samples", *LEDGERS)}
-        return {t: store._database.run(f"SELECT {rowid[t]}* FROM {t} ORDER BY 1, 2, 3") for t in rowid}
+        return {t: store.tables.run(f"SELECT {rowid[t]}* FROM {t} ORDER BY 1, 2, 3") for t in rowid}
 
 
 def test_a_store_that_was_written_to_in_every_way_is_whole(path: Path) -> None:
@@ -132,10 +132,10 @@ def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:
         store.ledger.rewind("r", to=second)
         assert store.ledger.commits("r") == [first, second]
         assert store.ledger.committed("r") == second
-        assert {s for (s,) in store._database.run("SELECT DISTINCT step FROM draws")} == {1, 2}
-        assert store._database.run("SELECT count(*) FROM commits") == [(4,)]  # only ever appended to
+        assert {s for (s,) in store.tables.run("SELECT DISTINCT step FROM draws")} == {1, 2}
+        assert store.tables.run("SELECT count(*) FROM commits") == [(4,)]  # only ever appended to
         store.ledger.rewind("r", to=second)
-        assert store._database.run("SELECT count(*) FROM commits") == [(4,)]
+        assert store.tables.run("SELECT count(*) FROM commits") == [(4,)]
         store.ledger.commit("r", 3, "again")
         assert [c.digest for c in store.ledger.commits("r")] == ["digest 1", "digest 2", "again"]
         with pytest.raises(ValueError, match="has no commit"):
@@ -146,11 +146,11 @@ def test_a_damaged_count_of_draws_is_reported_before_it_changes_a_draw(path: Pat
     change(path, "UPDATE group_uses SET uses = uses + 1 WHERE rowid = (SELECT min(rowid) FROM group_uses)")
     with Store.open(path) as store:
         assert len(store.tables.damage().group_uses) == 1
-        draws = store._database.run("SELECT count(*) FROM draws")
+        draws = store.tables.run("SELECT count(*) FROM draws")
         for write in (store.tables.check, lambda: store.draw(DrawRule(4), At("r", 4, seed=0, version=0))):
             with pytest.raises(Refused, match="1 draw count not as written"):
                 write()
-        assert store._database.run("SELECT count(*) FROM draws") == draws
+        assert store.tables.run("SELECT count(*) FROM draws") == draws
         store.ledger.rewind("r")  # counts them anew
         store.draw(DrawRule(4), At("r", 4, seed=0, version=0))
 
@@ -181,7 +181,7 @@ def requested(store: Store) -> tuple[list[int], ...]:
     return (
         claimed,
         store.requests.ready("r", 99),
-        store._database.run("SELECT number, done, step FROM requests ORDER BY 1"),
+        store.tables.run("SELECT number, done, step FROM requests ORDER BY 1"),
     )
 
 
@@ -238,8 +238,8 @@ def test_recovering_takes_what_another_process_is_writing_from_the_log(path: Pat
 
 def test_recovering_leaves_damaged_rows_behind_and_counts_them(path: Path, tmp_path: Path) -> None:
     with Store.open(path) as store:
-        [(drawn,)] = store._database.run("SELECT count(*) FROM draws WHERE sample = 42")
-        draws = store._database.run("SELECT count(*) FROM draws")[0][0]
+        [(drawn,)] = store.tables.run("SELECT count(*) FROM draws WHERE sample = 42")
+        draws = store.tables.run("SELECT count(*) FROM draws")[0][0]
     change(path, "UPDATE samples SET response = 'other' WHERE id IN (2, 42)")
     change(path, "UPDATE commits SET digest = 'other' WHERE rowid = 3")
     done = recover(path, tmp_path / "new.db")
@@ -281,8 +281,8 @@ def test_a_page_of_zeros(harm: Callable[[bytearray], None], path: Path, tmp_path
 
 def test_lost_draws_are_counted_by_their_index(path: Path, tmp_path: Path) -> None:
     with Store.open(path) as store:
-        [(page,)] = store._database.run("SELECT rootpage FROM sqlite_master WHERE name = 'draws'")
-        [(draws,)] = store._database.run("SELECT count(*) FROM draws")
+        [(page,)] = store.tables.run("SELECT rootpage FROM sqlite_master WHERE name = 'draws'")
+        [(draws,)] = store.tables.run("SELECT count(*) FROM draws")
     content = bytearray(path.read_bytes())
     content[(page - 1) * 4096 : page * 4096] = bytes(4096)
     path.write_bytes(content)

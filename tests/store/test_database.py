@@ -55,12 +55,11 @@ def open_folder() -> Iterator[Path]:
 def test_settings_that_make_writes_last(path: Path) -> None:
     with Store.open(path) as store:
         settings = {
-            k: store._database.run(f"PRAGMA {k}")[0][0]
-            for k in ("journal_mode", "synchronous", "foreign_keys")
+            k: store.tables.run(f"PRAGMA {k}")[0][0] for k in ("journal_mode", "synchronous", "foreign_keys")
         }
         assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-        assert store._database.run("PRAGMA user_version") == [(SCHEMA,)]
-        assert store._database.run("PRAGMA application_id") == [(int.from_bytes(b"AGRO", "big"),)]
+        assert store.tables.run("PRAGMA user_version") == [(SCHEMA,)]
+        assert store.tables.run("PRAGMA application_id") == [(int.from_bytes(b"AGRO", "big"),)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_opening_waits_for_the_lock_that_a_write_ahead_log_takes(path: Path) -> 
         timer = threading.Timer(0.2, other.rollback)
         timer.start()
         with Store.open(path) as store:
-            assert store._database.run("PRAGMA journal_mode") == [("wal",)]
+            assert store.tables.run("PRAGMA journal_mode") == [("wal",)]
         timer.join()
 
 
@@ -222,8 +221,8 @@ def test_a_folder_or_file_that_can_only_be_read(open_folder: Path) -> None:
 
 def test_a_full_disk_loses_nothing_and_is_named(path: Path) -> None:
     with Store.open(path) as store:
-        [(pages,)] = store._database.run("PRAGMA page_count")
-        store._database.run(f"PRAGMA max_page_count = {pages + 1}")
+        [(pages,)] = store.tables.run("PRAGMA page_count")
+        store.tables.run(f"PRAGMA max_page_count = {pages + 1}")
         with pytest.raises(Refused, match="the disk is full"):
             store.append([sample(response="x" * 100_000)])
         assert store.counts().samples == 1

@@ -15,8 +15,8 @@ from making import Listed, group, of_file, sample
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store
+from agro.store.candidates import drawable, eligible
 from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
-from agro.store.queries import drawable, eligible
 from agro.types import Sample
 
 
@@ -222,7 +222,7 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     assert "1 of them not scored and 1 with a failed reward; 3 are eligible" in message
     with pytest.raises(Refused, match="at most 2 steps old; those of other runs"):
         draw(store, DrawRule(1, DataConfig(max_age=2)))
-    assert store._database.run("SELECT * FROM draws") == []
+    assert store.tables.run("SELECT * FROM draws") == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     assert drawing < reading / 5  # 0.02 s and 0.9 s
     rule = DrawRule(8, DataConfig(roles=("log",), sources=("a",), max_age=3, spread=True))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
-    plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))
+    plan = str(store.tables.run(f"EXPLAIN QUERY PLAN {sql}", args))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "TEMP B-TREE FOR GROUP BY" not in plan
 
@@ -370,6 +370,6 @@ def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     assert time.perf_counter() - began < 20  # 0.2 s; with 10^8 comparisons 50 s
     rule = DrawRule(1, DataConfig(best_of_group=True, roles=("log",), sources=("a",)))
     sql, args = drawable(rule, "r", eligible(rule, "r", 5))
-    plan = str(store._database.run(f"EXPLAIN QUERY PLAN {sql}", args))
+    plan = str(store.tables.run(f"EXPLAIN QUERY PLAN {sql}", args))
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "COVERING INDEX samples_draw (prompt_id=? AND redone=? AND reward>?)" in plan

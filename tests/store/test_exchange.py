@@ -19,7 +19,7 @@ from agro.io.record_files import fingerprint
 from agro.logs.importing import import_files
 from agro.logs.interchange import from_record, read_samples
 from agro.store import Pair, Store, write_samples
-from agro.store.export import to_record
+from agro.store.copying import to_record
 from agro.types import Sample
 from agro.types.conversation import with_tools
 

@@ -10,7 +10,7 @@ from making import group, sample
 
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Store
-from agro.store.records import DamagedSample
+from agro.store.drawing import DamagedSample
 from agro.store.sample_rows import ledger_of
 from agro.types import Sample
 
@@ -87,7 +87,7 @@ def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:
 
 def test_a_repeated_draw_reports_the_same_damage(store: Store) -> None:
     ids = store.append(group("a", [0.0, 1.0]))
-    store._database.run("UPDATE samples SET response = 'x' WHERE id = 1")
+    store.tables.run("UPDATE samples SET response = 'x' WHERE id = 1")
     drawn = store.draw(DrawRule(1), AT)
     assert drawn.damaged == [DamagedSample(1, sample("a").prompt_id)]
     assert [s.id for s in drawn.samples] == ids[1:]

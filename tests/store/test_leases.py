@@ -8,9 +8,8 @@ from pathlib import Path
 from making import group
 
 from agro.store import Origin, Store, shared
-from agro.store.ledger import Leases
-from agro.store.shared import leased
-from agro.store.store import opened
+from agro.store.location import opened
+from agro.store.shared import Leases, leased
 
 
 def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_process_has_its_lease_for_as_long_as_the_block_runs(store: Store, mon
     with leased(store.path, "me", 60.0):
         assert store.leases.alive(["me", "you"]) == ["me"]
         while len(ends) < 4 and time.monotonic() < deadline:
-            [(end,)] = store._database.run("SELECT ends FROM leases")
+            [(end,)] = store.tables.run("SELECT ends FROM leases")
             ends.add(end)
             time.sleep(0.02)
     assert len(ends) == 4

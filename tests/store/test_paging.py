@@ -52,7 +52,7 @@ def test_nothing_is_held_between_two_pages(store: Store, small_pages: None, name
     """A query that is open keeps SQLite from emptying the write-ahead log (busy is 1 then)."""
     items = RESULTS[name](store)
     assert len(list(islice(items, 1))) == 1
-    with sqlite3.connect(store._database.path, timeout=0.1) as other:
+    with sqlite3.connect(store.tables.path, timeout=0.1) as other:
         other.execute("UPDATE commits SET step = step")
         other.commit()
         [(busy, _, _)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -81,7 +81,7 @@ def test_groups_are_whole_and_those_that_are_listed_at_once(store: Store, small_
 @of_file
 def test_a_page_ends_where_its_rows_are_long(store: Store, monkeypatch) -> None:
     ids = store.append([sample("long>", "x" * 1000) for _ in range(10)])
-    monkeypatch.setattr("agro.store.sqlite.PAGE_BYTES", 2500)
+    monkeypatch.setattr("agro.store.database.PAGE_BYTES", 2500)
     pages = list(store.tables.sample_pages(ids=ids))
     assert [row[0] for page in pages for row in page] == ids
     assert [len(page) for page in pages] == [3, 3, 3, 1]  # 3 of 1000 characters are the first over 2500

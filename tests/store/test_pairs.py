@@ -140,7 +140,7 @@ def test_the_pairs_among_some_samples(store: Store) -> None:
     a, b, c, *_ = add(store, "p", [(0, 1), (2, 0), (0, 1)])
     assert list(store.pairs([a, b])) == [Pair(a, b), Pair(a, b)]
     assert list(store.pairs([b, c])) == []
-    store._database.run("UPDATE pairs SET winner = ?, loser = ? WHERE rowid = 1", [b, a])
+    store.tables.run("UPDATE pairs SET winner = ?, loser = ? WHERE rowid = 1", [b, a])
     assert list(store.pairs([a, c])) == [Pair(c, a)]
     with pytest.raises(Refused, match="1 pair not as written: pair 1"):
         list(store.pairs([a, b]))

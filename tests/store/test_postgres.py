@@ -23,7 +23,7 @@ from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
 from agro.store.postgres import HOLD
 from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
-from agro.store.records import OtherPrompt
+from agro.store.samples import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
 
 ELSEWHERE = """
@@ -209,7 +209,7 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
             assert not each.tables.damage()
     store.imports.forget(ids[:4])
     assert [s.prompt_id for s in store.samples()][:-1] == [name for name in names[1:] for _ in range(4)]
-    assert store._database.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
+    assert store.tables.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
 
 
 def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
@@ -295,7 +295,7 @@ def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: 
         with pytest.raises(Refused, match=r"the name of a run .* at most 1000 bytes, got 1001"):
             store.append([sample()], run="r" * 1001)
         store.append([sample("after it")])
-        store._database.run("UPDATE about SET schema = 1")
+        store.tables.run("UPDATE about SET schema = 1")
     with pytest.raises(Refused, match=f"expected a store of schema {SCHEMA}, got 1"):
         Store.open(postgres_url)
     monkeypatch.setattr("psycopg.ConnectionInfo.backend_pid", -1)
@@ -317,10 +317,10 @@ def test_what_the_server_refuses_isnt_waited_for(postgres_url: str) -> None:
 
 def test_parameters_of_the_url_reach_the_server(postgres_url: str) -> None:
     with Store.open(f"{postgres_url}&options=-c%20work_mem%3D1234kB&tcp_user_timeout=77") as store:
-        assert store._database.run("SHOW work_mem") == [("1234kB",)]
-        assert store._database.run("SHOW jit") == [("off",)]
+        assert store.tables.run("SHOW work_mem") == [("1234kB",)]
+        assert store.tables.run("SHOW jit") == [("off",)]
     with Store.open(postgres_url.replace("schema=test", "schema=SELECT_%54est")) as store:
-        assert store._database.run("SELECT current_schema()")[0][0].startswith("SELECT_Test_")
+        assert store.tables.run("SELECT current_schema()")[0][0].startswith("SELECT_Test_")
         assert store.append([sample()]) == [1]
 
 
@@ -341,7 +341,9 @@ def test_a_store_that_is_only_read(store: Store, postgres_url: str) -> None:
     store.append(group("a", [0.0, 1.0]))
     with Store.open(postgres_url, read_only=True) as reader:
         assert len(list(reader.samples())) == 2
-        assert reader.draws.pick(DrawRule(1, DataConfig()), At("r", 1, 0, 1))  # in tables of its own
+        assert len(reader.draws.candidates(DrawRule(1, DataConfig()), "r", 1)) == 1
+        with pytest.raises(Refused, match="can only be read"):
+            reader.draws.pick(DrawRule(1, DataConfig()), At("r", 1, 0, 1))  # orders are tables
         with pytest.raises(Refused, match="can only be read"):
             reader.append([sample()])
 
@@ -373,13 +375,13 @@ def test_the_folder_that_processes_share(store: Store, postgres_url: str) -> Non
     with pytest.raises(Refused, match="isn't there"), other.open("weights/v1"):
         pass
     shared.add("weights/v1", write)
-    store._database.run("TRUNCATE pieces")  # as a crash of the server does
+    store.tables.run("TRUNCATE pieces")  # as a crash of the server does
     assert other.names("weights") == ["weights/latest.json"]
 
 
 def test_statements_in_the_words_of_postgres() -> None:
     chosen = "b IS ? AND id IN (SELECT value FROM json_each(?))"
-    translated, has_rows = to_postgres(f"SELECT a FROM main.t INDEXED BY i WHERE {chosen}")
+    translated, has_rows = to_postgres(f"SELECT a FROM t INDEXED BY i WHERE {chosen}")
     assert translated == "SELECT a FROM t  WHERE b IS NOT DISTINCT FROM $1 AND id = ANY($2)"
     assert has_rows
     assert to_postgres("DELETE FROM temp.t WHERE a = ?2") == ("DELETE FROM pg_temp.t WHERE a = $2", False)

@@ -22,9 +22,9 @@ from making import group, sample
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
-from agro.store.imports import Imports
+from agro.store.database import SqliteDatabase
+from agro.store.ledger import Imports
 from agro.store.location import is_store
-from agro.store.sqlite import SqliteDatabase
 
 # Forked children have everything imported; none uses a connection or threads of the parent's.
 fork = multiprocessing.get_context("fork")
@@ -70,8 +70,8 @@ def test_two_processes_append_while_a_third_draws(tmp_path: Path) -> None:
     with Store.open(path, read_only=True) as store:
         assert {g.size for g in store.groups()} == {4}
         assert store.counts().samples == 81 * 4
-        assert store._database.run("SELECT count(*) FROM draws") == [(4 * step,)]
-        assert store._database.run("PRAGMA integrity_check") == [("ok",)]
+        assert store.tables.run("SELECT count(*) FROM draws") == [(4 * step,)]
+        assert store.tables.run("PRAGMA integrity_check") == [("ok",)]
         for name in "ab":
             assert [s.prompt for s in store.samples(run=name)] == [f"{name} {i // 4}" for i in range(160)]
 
@@ -98,7 +98,7 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(SqliteDatabase, "_connect", lambda *a: Contended(plain(*a)))
     with Store.open(tmp_path / "s.db") as store:
-        assert store._database.run("PRAGMA journal_mode") == [("wal",)]
+        assert store.tables.run("PRAGMA journal_mode") == [("wal",)]
     assert len(asked) == 3
 
 
@@ -112,7 +112,7 @@ def kill_itself_at_an_insert(path: Path, at: int) -> None:
             if inserts == at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        store._database._connection.set_trace_callback(count)
+        store.tables._connection.set_trace_callback(count)
         store.append(sample("second", "x" * 5000) for _ in range(500))
 
 
@@ -127,7 +127,7 @@ def test_a_process_killed_while_it_appends_leaves_nothing_of_it(tmp_path: Path) 
         assert process.exitcode == -signal.SIGKILL
         with Store.open(path) as store:
             assert [s.prompt for s in store.samples()] == ["first", "first"]
-            assert store._database.run("PRAGMA integrity_check") == [("ok",)]
+            assert store.tables.run("PRAGMA integrity_check") == [("ok",)]
 
 
 def append_for_ever(path: Path, name: int, out: int) -> None:

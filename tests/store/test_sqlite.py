@@ -14,7 +14,7 @@ from making import LONE, WORDS, group, random_samples, sample
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
-from agro.store.records import OtherPrompt
+from agro.store.samples import OtherPrompt
 from agro.types import Sample
 
 
@@ -238,8 +238,8 @@ def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
             store.draws.record(run, step[run], [int(i) for i in rng.integers(1, 18, size=3)])
             if kind == 0:
                 store.ledger.commit(run, step[run], "digest")
-        kept = store._database.run("SELECT run, prompt_id, uses, last FROM group_uses ORDER BY 1, 2")
-        counted = store._database.run(
+        kept = store.tables.run("SELECT run, prompt_id, uses, last FROM group_uses ORDER BY 1, 2")
+        counted = store.tables.run(
             "SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step) "
             "FROM draws JOIN samples ON samples.id = sample GROUP BY 1, 2 ORDER BY 1, 2"
         )

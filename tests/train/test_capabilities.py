@@ -339,14 +339,3 @@ def test_a_phase_with_another_source_does_not_inherit_options(tmp_path: Path) ->
     config = resting(tmp_path, phases=[{"name": "one", "source": {"options": {"right": 0.5}}}, other])
     assert config.phase("one").source.options == {"rest": 2, "right": 0.5}
     assert config.phase("two").source.options == {}
-
-
-def test_a_run_folder_of_before_is_read_where_it_did_not_use_what_went(tmp_path: Path) -> None:
-    record = tiny(tmp_path).record() | {"again": None}
-    record["source"] |= {"props": None}
-    record["sampler"] |= {"draft_every": None, "draft_lr": 1e-3}
-    record["place"] |= {"address": None, "port": 0}
-    assert RunConfig.of_record(record, "config.json") == tiny(tmp_path)
-    record["place"]["address"] = "10.0.0.1"
-    with pytest.raises(Refused, match=r"unknown key place\.address"):
-        RunConfig.of_record(record, "config.json")

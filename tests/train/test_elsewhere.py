@@ -117,7 +117,7 @@ def test_two_collectors_and_a_trainer(tmp_path: Path) -> None:
     end_well(tmp_path, trainer, *(start("collect", "run", cwd=tmp_path) for _ in range(2)))
     check(tmp_path / "run", 8)
     with Store.open(tmp_path / "run" / "store.db") as store:  # who ended well gave its lease back
-        assert store._database.run("SELECT name FROM leases") == []
+        assert store.tables.run("SELECT name FROM leases") == []
 
 
 @pytest.mark.test
@@ -129,13 +129,13 @@ def test_weights_that_a_crash_of_the_server_lost_are_published_again(
     with Store.open(postgres_url) as store:
         pieces = "SELECT count(*) FROM pieces"
         deadline = time.monotonic() + 120.0
-        while store._database.run(pieces) == [(0,)] or not (tmp_path / "run/config.json").exists():
+        while store.tables.run(pieces) == [(0,)] or not (tmp_path / "run/config.json").exists():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         publications = Publications.of(postgres_url, _run_id(tmp_path / "run"), tmp_path)
         while (newest := publications.newest()) is None:
             time.sleep(0.1)
-        store._database.run("TRUNCATE pieces")  # as a crash does
+        store.tables.run("TRUNCATE pieces")  # as a crash does
         assert not publications.has(newest)
         collector = start("collect", postgres_url, "--name", "a", cwd=tmp_path)
         assert (trainer.wait(120), collector.wait(60)) == (0, 0)

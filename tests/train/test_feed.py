@@ -278,7 +278,7 @@ def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Poli
                     row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g))
                     for i in range(2)
                 )
-        store._database.run("UPDATE samples SET response = 'x' WHERE id = 2")
+        store.tables.run("UPDATE samples SET response = 'x' WHERE id = 2")
     config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
     [found] = metrics(Trainer(config, tmp_path / "run").run())
     assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was dropped": 1}

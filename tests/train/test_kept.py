@@ -260,7 +260,7 @@ def test_reference_log_probs_over_kept_sets_are_cached_by_themselves(tmp_path: P
     losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("two", "three")]
     np.testing.assert_allclose(losses[0], losses[1], **rounding(losses[1]))
     with Store.open(tmp_path / "log.db", read_only=True) as store:
-        keys = {key for (key,) in store._database.run("SELECT DISTINCT key FROM reference_logp")}
+        keys = {key for (key,) in store.tables.run("SELECT DISTINCT key FROM reference_logp")}
     assert len(keys) == 2
     assert sum(key.endswith(OVER_KEPT) for key in keys) == 1
 

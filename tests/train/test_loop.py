@@ -86,7 +86,7 @@ def test_trains_on_a_log_of_texts_and_rewards(tmp_path: Path) -> None:
     assert [m["kl_ref"] for m in rows[:-1]] == [None] * 3  # evaluate.every = 0: at the end alone
     assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"] > 0
     with Store.open(tmp_path / "log.db", read_only=True) as store:
-        uses = Counter(i for (i,) in store._database.run("SELECT sample FROM draws"))
+        uses = Counter(i for (i,) in store.tables.run("SELECT sample FROM draws"))
     assert sum(uses.values()) == 4 * 4 * 3
     assert (
         max(sum(uses[g * 4 + i + 1] for i in range(4)) for g in range(8)) == 6

@@ -78,7 +78,7 @@ def test_a_response_that_cannot_be_used_takes_the_other_one_along(tmp_path: Path
                 store.add_pairs([Pair(ids[0], ids[2])])
         [a, b] = store.append(Sample("1>", r) for r in "12")
         store.add_pairs([Pair(a, b)])
-        store._database.run("UPDATE samples SET response = 'x' WHERE id = ?", [b])
+        store.tables.run("UPDATE samples SET response = 'x' WHERE id = ?", [b])
     made = config(tmp_path, train__groups=13, train__steps=1, train__max_length=12, data={"group_size": None})
     [found] = metrics(Trainer(made, tmp_path / "run").run())
     assert found["dropped_reasons"] == {
@@ -210,7 +210,7 @@ def test_votes_that_are_not_known(tmp_path: Path, monkeypatch) -> None:
 def test_a_damaged_judgment_is_refused(tmp_path: Path, monkeypatch) -> None:
     made = config(tmp_path)
     with Store.open(tmp_path / "pairs.db") as store:
-        store._database.run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")
+        store.tables.run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")
     assert "1 pair not as written: pair 2" in refused(made, tmp_path, monkeypatch)
 
 

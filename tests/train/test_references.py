@@ -214,7 +214,7 @@ def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(
     out = Trainer(config(tmp_path), tmp_path / "run").run()
     drawn = sum(m["groups"] * 0.5 * 4 + m["groups"] * 0.5 * 3 for m in metrics(out))
     with Store.open(tmp_path / "log.db", read_only=True) as store:
-        [(kept, samples)] = store._database.run("SELECT count(*), count(DISTINCT sample) FROM reference_logp")
+        [(kept, samples)] = store.tables.run("SELECT count(*), count(DISTINCT sample) FROM reference_logp")
     assert sum(computed) == kept == samples < drawn
     plain = Trainer(config(tmp_path, "other.db", policy__cache_reference=False), tmp_path / "plain").run()
     losses, expected = ([m["loss"] for m in metrics(run)] for run in (out, plain))
@@ -250,7 +250,7 @@ def test_a_damaged_entry_is_computed_again(tmp_path: Path, computed) -> None:
     alone = alone.model_copy(update={"data": alone.data.model_copy(update={"replay": 1.0})})
     Trainer(alone, tmp_path / "one").run()
     with Store.open(tmp_path / "log.db") as store:
-        store._database.run("UPDATE reference_logp SET logp = zeroblob(length(logp)) WHERE rowid = 3")
+        store.tables.run("UPDATE reference_logp SET logp = zeroblob(length(logp)) WHERE rowid = 3")
     computed.clear()
     Trainer(alone, tmp_path / "two").run()
     assert sum(computed) == 1

@@ -343,7 +343,7 @@ def test_an_exported_store_trains_elsewhere_with_the_same_gradients(tmp_path: Pa
         rows.append([row for row in metrics(run) if row["step"]])
         weights.append(load_file(run / "model" / "model.safetensors"))
         with Store.open(path, read_only=True) as store:
-            last = store._database.run("SELECT run FROM draws ORDER BY rowid DESC LIMIT 1")[0][0]
+            last = store.tables.run("SELECT run FROM draws ORDER BY rowid DESC LIMIT 1")[0][0]
             drawn.append({(draw.step, draw.sample) for draw in store.draws.drawn(last)})
     assert drawn[0] == drawn[1]
     assert all(row["grad_norm"] > 0.1 for row in rows[0])

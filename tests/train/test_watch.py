@@ -189,7 +189,7 @@ def test_it_says_where(tmp_path: Path) -> None:
             activity.stage("appending")
             store.append([Sample("a", "b")])
         other.close()
-    assert "it is in store/sqlite.py:" in said.getvalue().splitlines()[0]
+    assert "it is in store/database.py:" in said.getvalue().splitlines()[0]
 
 
 def test_none() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.nearest import nearest
+from agro.io.peers import nearest
 
 Rows = dict[str, list[dict[str, Any]]]
 

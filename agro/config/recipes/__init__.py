@@ -1,24 +1,48 @@
-"""Recipes by name: files, those of installed packages, and what the entries of objectives declare."""
+"""Recipes by name: files, those of installed packages, and what the entries of objectives declare beside what
+recipes of methods have in common, by the data that they train on (`bases.toml`)."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agro.config.recipes.bases import BASES, NOTES, SAMPLES
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.nearest import nearest as near_name
+from agro.io.peers import nearest as near_name
 from agro.objectives import Objective
 from agro.objectives.options import described
 from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
 FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "card24", "chat")  # in lists
+_DATA = tomllib.loads(FOLDER.parent.joinpath("bases.toml").read_text(encoding="utf-8"))
+NOTES: dict[str, str] = _DATA.pop("notes")
+
+
+@dataclass(frozen=True)
+class Base:
+    """Settings by dotted key, the command lines that start such a recipe, and what they require."""
+
+    settings: dict[str, Any]
+    commands: tuple[str, ...]
+    required: str
+
+
+def _base(own: Mapping[str, Any]) -> Base:
+    values = {**_DATA[own["of"]], **own} if "of" in own else dict(own)
+    settings = {**_DATA[own["of"]]["settings"], **own["settings"]} if "of" in own else own["settings"]
+    settings = {key: None if value == "none" else value for key, value in settings.items()}
+    return Base(settings, tuple(values["commands"]), values["required"])
+
+
+BASES = {name: _base(own) for name, own in _DATA.items()}
+SAMPLES = BASES["samples"]
+HELD_OUT = {key: SAMPLES.settings[f"data.{key}"] for key in ("hold_out", "hold_out_most")}
 
 
 @dataclass(frozen=True)

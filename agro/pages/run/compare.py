@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
-from agro.io.nearest import nearest
 from agro.io.numbers import fixed, none_if_nan
+from agro.io.peers import nearest
 from agro.io.terminal import csv_cell
 from agro.logs.results import Result
 from agro.pages.run import figures

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from agro.config import DataConfig
 from agro.errors import Refused
-from agro.io.near_copies import clusters
 from agro.io.terminal import plain
 from agro.models.policy import Policy
 from agro.stats.off_policy import LoggedResponses, Weights
 from agro.store import DrawnGroups, Store
-from agro.store.records import are_repeats
+from agro.store.split import clusters
+from agro.store.survey import are_repeats
 from agro.train.collate import collate, total_reward
 from agro.train.feed import select_valid
 from agro.train.measure import summary

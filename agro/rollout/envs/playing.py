@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from agro.io import deferred
+from agro.io.plugins import defer
 
-deferred.install("torch")  # few environments need it, and the process starts in a third of the time
+defer("torch")  # few environments need it, and the process starts in a third of the time
 
 from agro.errors import Refused  # noqa: E402
 from agro.io import plugins  # noqa: E402

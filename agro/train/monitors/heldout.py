@@ -15,7 +15,6 @@ from torch import Tensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.io.near_copies import cluster_names
 from agro.models.encoding import Encoder
 from agro.objectives.needs import GROUPS, REWARD
 from agro.objectives.reduce import Groups
@@ -31,7 +30,8 @@ from agro.stats.paired import compare
 from agro.store import DrawnGroups, Store
 from agro.store.draw_rules import noise
 from agro.store.location import location_of
-from agro.store.queries import Filter, chosen
+from agro.store.samples import Filter, chosen
+from agro.store.split import cluster_names
 from agro.store.survey import Scale
 from agro.train import measure
 from agro.train.collate import collate

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from agro.io.near_copies import clusters, normalized
+from agro.store.split import clusters, normalized
 
 LEAST = 0.7
 
