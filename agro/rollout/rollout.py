@@ -16,8 +16,7 @@ from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
-from agro.rollout.engines import Continuation, Engine, Request
-from agro.rollout.engines.capabilities import check_section, declared, engine_of_user
+from agro.rollout.engines import Continuation, Engine, Request, check_section, declared, engine_of_user
 from agro.rollout.envs import load_environment
 from agro.rollout.envs.protocol import Environment
 from agro.rollout.episode import Episode, EpisodeRow

@@ -22,7 +22,7 @@ from agro.objectives.needs import (
     grouping,
     ordered,
 )
-from agro.rollout.engines.capabilities import capabilities, check_section
+from agro.rollout.engines import capabilities, check_section
 from agro.runs.metrics import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,

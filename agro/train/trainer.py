@@ -16,7 +16,7 @@ from agro.objectives.needs import provided_by
 from agro.objectives.weights import MEASURED
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
-from agro.rollout.engines.capabilities import capabilities, declared
+from agro.rollout.engines import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push

@@ -30,7 +30,7 @@ from agro.config import SamplerConfig, from_environment
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 from agro.models.encoding import Encoder
-from agro.rollout.engines.protocol import Request
+from agro.rollout.engines import Request
 from agro.types import ROUNDING
 
 FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time

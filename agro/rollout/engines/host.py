@@ -22,6 +22,7 @@ from agro.io.files import digest
 from agro.models.adapters import is_adapter
 from agro.models.encoding import Encoder
 from agro.models.published import ROUNDING, Probe
+from agro.rollout.engines import Continuation, Request
 from agro.rollout.engines.connection import (
     Away,
     Broken,
@@ -33,7 +34,6 @@ from agro.rollout.engines.connection import (
     dialect_of,
     refusing_replies,
 )
-from agro.rollout.engines.protocol import Continuation, Request
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process

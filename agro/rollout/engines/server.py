@@ -41,10 +41,9 @@ from agro.models.encoding import Encoder
 from agro.models.footprint import host_memory
 from agro.models.policy import Policy
 from agro.models.published import Probe
-from agro.rollout.engines.capabilities import ENGINES
+from agro.rollout.engines import ENGINES, Capability, Continuation, NoServer, Request
 from agro.rollout.engines.connection import Lost
 from agro.rollout.engines.host import Host
-from agro.rollout.engines.protocol import Capability, Continuation, NoServer, Request
 
 CHECKED = 0.2  # seconds after which an interruption is noticed
 T = TypeVar("T")
