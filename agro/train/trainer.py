@@ -204,7 +204,7 @@ class BaseTrainer:
         if not any(phase.reads_reference for phase in self.phases):
             return None
         if self.config.policy.reference_is_served:
-            from agro.rollout.engines.teacher import ServedReference
+            from agro.rollout.engines.connection import ServedReference
 
             return ServedReference(self.config, policy)
         return load_reference(self.phases[0].config.policy, policy)
