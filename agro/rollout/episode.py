@@ -1,4 +1,5 @@
-"""One episode: the turns of a policy, the environment's replies, how it ends, and its samples.
+"""One episode: the turns of a policy, the environment's replies, how it ends, and its samples. A teacher's
+turns make one too.
 
 The tokens of an episode: those that the policy chose, and those of the environment.
 
@@ -11,6 +12,7 @@ reasoning) starts a new row, whose context is the conversation as rendered now.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from agro.errors import Refused, without_secrets
 from agro.io.worker import explain
 from agro.models.encoding import Encoder
-from agro.rollout.envs.protocol import Environment, checked
+from agro.rollout.envs import Environment, checked
 from agro.types import UNKNOWN_VERSION, Messages, Prompt, Sample, thought_in
 from agro.types.kept_sets import ALL, Ids, flat
 
@@ -243,3 +245,43 @@ class Episode:
             "sampling": sampling or None,
         }
         return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]
+
+
+def demonstrate(
+    environment: Environment,
+    encoder: Encoder,
+    prompt: Prompt,
+    turns: Sequence[str],
+    *,
+    source: str = "teacher",
+) -> list[Sample]:
+    """The episode in which a teacher writes `turns`; the actions are the tokens of these turns.
+
+    An end token is appended to a turn without a stop text of the environment. The result is one sample,
+    unless the chat template rewrites history. The reward is the environment's, or None. Raises `Refused` if
+    the episode does not end with the last turn, if the environment raises an error, and for unknown
+    characters.
+    """
+    location = f"demonstration for prompt {prompt.id}"
+    episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)
+    unknown = encoder.chat.tokenizer.unk_token_id
+    more = True
+    for i, text in enumerate(turns):
+        if not more:
+            raise Refused(f"{location}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
+        ids = encoder.following(episode.transcript.text, text)
+        if unknown is not None and unknown in ids:
+            raise Refused(
+                f"{location}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
+            )
+        if not text.endswith(environment.stop or ("\0",)):
+            ids = ids + encoder.end_of(prompt.text)
+        more = episode.turn(ids, None, cut=False)
+    if episode.error:
+        raise Refused(f"{location}: {episode.error}")
+    if more or not turns:
+        raise Refused(f"{location}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
+    if len(episode.ids) > encoder.context:
+        raise Refused(f"{location}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
+    samples = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
+    return [s.replace(role="expert", source=source) for s in samples]

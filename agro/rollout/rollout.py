@@ -17,8 +17,8 @@ from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
 from agro.rollout.engines import Continuation, Engine, Request, check_section, declared, engine_of_user
-from agro.rollout.envs import load_environment
-from agro.rollout.envs.protocol import Environment
+from agro.rollout.envs import Environment
+from agro.rollout.envs.process import load_environment
 from agro.rollout.episode import Episode, EpisodeRow
 from agro.types import ROUNDING, Prompt, Role, Sample, thought_in
 

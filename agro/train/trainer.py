@@ -17,7 +17,7 @@ from agro.objectives.weights import MEASURED
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
 from agro.rollout.engines import capabilities, declared
-from agro.rollout.envs import load_environment
+from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import STAGE, Run, check_out

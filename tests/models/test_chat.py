@@ -13,8 +13,7 @@ from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.newmodel import new_model
 from agro.models.policy import Policy
-from agro.rollout import Rollout
-from agro.rollout.demonstrate import demonstrate
+from agro.rollout import Rollout, demonstrate
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
 from agro.rollout.episode import Transcript

@@ -203,7 +203,7 @@ def test_half_a_checkpoint_is_refused_by_the_plug_in_and_the_next_push_works(
     pushed = connect(tied, push="transfer")
     move(pushed.policy)
     whole = server.names_in(str(pushed.publish() / "model.safetensors"))
-    monkeypatch.setattr(host, "names_in", lambda file: whole)
+    monkeypatch.setattr(server, "names_in", lambda file: whole)
     with pytest.raises(Refused, match=r"\d+ weights are missing"):
         pushed.push(half)
     assert pushed.push() < RIGHT
