@@ -31,6 +31,9 @@ class Activity:
     def fail(self, kind: Hashable, error: str) -> None:
         """A reward is unknown because of `error`; the first one of each kind is reported."""
 
+    def say(self, text: str) -> None:
+        """Tell the person who runs it."""
+
     def check(self) -> None:
         """Raises `Interrupted` where a stop was requested."""
 

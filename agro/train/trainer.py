@@ -35,7 +35,7 @@ from agro.train.check import check_config, check_heldout, check_sharded, follows
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
 from agro.train.learner import Learner, keep_best, save_model
-from agro.train.loop import Loop, Parts
+from agro.train.loop import Loop
 from agro.train.monitors import Monitor, heldout
 from agro.train.monitors.guard import Best, Guard
 from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
@@ -222,7 +222,7 @@ class BaseTrainer:
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
-            loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
+            loop = Loop(self.phases, learner, self.store, self.folder, self.activity, build)
             if self.config.source.kind == "elsewhere":
                 self.publications.begin(self.folder.record, self.prompts)
                 newest = self.publications.newest()
@@ -262,7 +262,7 @@ class BaseTrainer:
             settings = engine_settings(self.config, self.policy.device)
         return load_engine(settings, self.policy, self.progress.say)
 
-    def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
+    def _parts(self, learner: Learner, phase: Phase, position: Position) -> tuple[Feed, Sequence[Monitor]]:
         data, trained = phase.config.data, {p.id for p in self.prompts}
         if data.draws_stored:
             for note in check_store(phase, self.store):
@@ -270,11 +270,12 @@ class BaseTrainer:
             stored = {group.prompt_id for group in drawn_groups(data, self.store)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
-        feed = Feed(phase, learner, self.values, self.store, self.folder.id, position.cached)
         source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
-        return Parts(source, feed, monitors)
+        run, activity = self.folder.id, self.activity
+        feed = Feed(phase, source, learner, self.store, run, activity, self.values, position.cached)
+        return feed, monitors
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""

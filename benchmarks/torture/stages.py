@@ -26,9 +26,9 @@ from agro.runs.progress import RunActivity
 from agro.store import Store
 from agro.store.drawing import Draws
 from agro.store.sqlite import SqliteDatabase
+from agro.train.loop import Loop
 from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.recovery import Checkpoints
-from agro.train.update import Updates
 
 STAGES = (
     "other",
@@ -48,7 +48,7 @@ _PLACES: list[tuple[Any, str, str]] = [
     (Store, "append", "appending"),
     (Store, "set_rewards", "appending"),
     (Draws, "draw_picked", "appending"),
-    (Updates, "make", "updating"),
+    (Loop, "update", "updating"),
     (Checkpoints, "commit", "saving"),
     (HeldOutPrompts, "after", "evaluating"),
 ]

@@ -52,7 +52,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         config, entry, name = phase.config, phase.entry, phase.config.objective.name
         options = entry.defaults() | options_at(config.objective.options, 0)
         unweighted = name == "agro" and options.get("weight") == "none" and config.data.draws_stored
-        # Where streams besides log-probs move the policy (see `agro.train.update.kept`).
+        # Where streams besides log-probs move the policy (see `agro.train.measure.kept`).
         moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
         has_ratio = config.train.gain_ratio is not None and config.train.step_kl is None
         rows = {
