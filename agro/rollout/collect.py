@@ -82,9 +82,52 @@ def collect(
     """
     store.experience.check_prompts((prompt.id, prompt.text) for prompt in prompts)
     activity = activity or Activity()
-    engine = rollout.engine
+    engine, total = rollout.engine, len(prompts) * sampler.n
     failures, proposed, accepted = engine.failures, engine.proposed, engine.accepted
-    samples = _sample(rollout, prompts, sampler, store, task, activity)
+    numbers = task.numbers or tuple(range(len(prompts)))
+    ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
+    samples = list(store.samples(ids=ids)) if ids else []  # by an earlier process
+    skip = {s.meta["index"] for s in samples}
+    finished: list[Sample] = []  # and not stored yet
+    flushed = time.monotonic()
+
+    def flush() -> None:
+        nonlocal flushed
+        if finished and not task.ledger:
+            ids = store.append(finished, run=task.run, step=task.step)
+            samples.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
+        elif finished:
+            origins = []  # samples of one episode are stored together
+            for i, s in enumerate(finished):
+                prompt, part = divmod(s.meta["index"], sampler.n)
+                place = f"{part}" if s.episode is None else f"{part}.{i}"
+                origins.append(Origin(task.ledger, prompt, place))
+            ids = store.append(finished, run=task.run, step=task.step, origins=origins)
+            samples.extend(store.samples(ids=ids))  # another collector may have stored some of them before
+        finished.clear()
+        flushed = time.monotonic()
+
+    def is_due() -> bool:
+        return time.monotonic() - flushed >= FLUSH_SECONDS
+
+    activity.stage("sampling", len(skip), total)
+    engine.check = activity.check
+    try:
+        for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
+            # The samples of an episode come one after the other, and are stored together.
+            last_episode = finished[-1].episode if finished else None
+            continues = sample.episode is not None and sample.episode == last_episode
+            if is_due() and not continues:
+                flush()
+            finished.append(sample)
+            activity.stage("sampling", len(samples) + len(finished), total)
+            if sample.episode is None:
+                if is_due():
+                    flush()
+                activity.check()
+    finally:
+        engine.check = Activity().check
+        flush()
     samples.sort(key=lambda s: (s.meta["index"], s.id))
     failed = 0
     if reward is not None:
@@ -113,60 +156,3 @@ def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task, a
         if scored.error is not None:
             activity.fail(cause(scored.error), scored.error)
     return check_failures(samples, scores, task.max_failed)
-
-
-def _sample(
-    rollout: Rollout,
-    prompts: Sequence[Prompt],
-    sampler: SamplerConfig,
-    store: Store,
-    task: Task,
-    activity: Activity,
-) -> list[Sample]:
-    """The responses as they are in the store, in the order in which they finished."""
-    total = len(prompts) * sampler.n
-    numbers = task.numbers or tuple(range(len(prompts)))
-    ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
-    stored = list(store.samples(ids=ids)) if ids else []  # by an earlier process
-    skip = {s.meta["index"] for s in stored}
-    finished: list[Sample] = []
-    flushed = time.monotonic()
-
-    def flush() -> None:
-        nonlocal flushed
-        if finished and not task.ledger:
-            ids = store.append(finished, run=task.run, step=task.step)
-            stored.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
-        elif finished:
-            origins = []  # samples of one episode are stored together
-            for i, s in enumerate(finished):
-                prompt, part = divmod(s.meta["index"], sampler.n)
-                place = f"{part}" if s.episode is None else f"{part}.{i}"
-                origins.append(Origin(task.ledger, prompt, place))
-            ids = store.append(finished, run=task.run, step=task.step, origins=origins)
-            stored.extend(store.samples(ids=ids))  # another collector may have stored some of them before
-        finished.clear()
-        flushed = time.monotonic()
-
-    def is_due() -> bool:
-        return time.monotonic() - flushed >= FLUSH_SECONDS
-
-    activity.stage("sampling", len(skip), total)
-    rollout.engine.check = activity.check
-    try:
-        for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
-            # The samples of an episode come one after the other, and are stored together.
-            last_episode = finished[-1].episode if finished else None
-            continues = sample.episode is not None and sample.episode == last_episode
-            if is_due() and not continues:
-                flush()
-            finished.append(sample)
-            activity.stage("sampling", len(stored) + len(finished), total)
-            if sample.episode is None:
-                if is_due():
-                    flush()
-                activity.check()
-    finally:
-        rollout.engine.check = Activity().check
-        flush()
-    return stored
