@@ -5,29 +5,49 @@ ones, computes the objective's gradient over them, moves the weights, publishes 
 then it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a `Feed` gives
 the samples of a step, with the help of a `Source`, and `Monitor`s observe steps. All randomness comes from
 counters (seed, step, response, position), so a run that is stopped and resumed equals one that never stopped.
+
+A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
+and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
+the row that makes the checkpoint valid. The last few are kept, since a disk may damage one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Interrupted, Refused, Unwritable
+from agro.io.files import complete_folder, digest, writing
 from agro.io.numbers import short
 from agro.objectives import NotFinite
 from agro.rollout import Activity
 from agro.runs.folder import Run, resuming
 from agro.runs.metrics import empty_metrics
-from agro.store import Store
+from agro.store import Commit, Store
 from agro.train.feed import Feed, StepBatch
 from agro.train.learner import Learner
 from agro.train.measure import change, describe_batch, describe_step, kept, logp_differences
 from agro.train.monitors import GO, Monitor, View
-from agro.train.phases import TRIED, Phase, Position, is_tuned, loss_of, lowered, recalled, speed_of, tune
-from agro.train.recovery import Checkpoints, damage, go_back, start_of
+from agro.train.phases import (
+    POSITION,
+    TRIED,
+    Phase,
+    Position,
+    is_tuned,
+    loss_of,
+    lowered,
+    read_position,
+    recalled,
+    speed_of,
+    tune,
+)
 from agro.train.step import Step
 
 # Of finding a rate: trials, how near the bound one has to come, how far the next one goes, the largest rate.
@@ -269,3 +289,122 @@ class Loop:
         if is_tuned(setting) and kl is not None:
             position = replace(position, beta=tune(setting, view.options["beta"], kl))
         return replace(position, stopped=view.stop, monitors=states)
+
+
+@dataclass
+class Checkpoints:
+    """Commits the position of a run, with all that its learner needs to continue there."""
+
+    learner: Learner
+    store: Store
+    folder: Run
+    activity: Activity
+    saved: int = -1  # the last step with a checkpoint; -1: none has one
+
+    def commit(self, phase: Phase, position: Position) -> Position:
+        """Write a checkpoint, then the row of the store that makes it valid."""
+        self.activity.stage("saving")
+        with complete_folder(self.folder.checkpoint(position.step)) as temporary:
+            self.learner.save(temporary)
+            content = asdict(replace(position, digest=""))
+            (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            files = _digests(temporary)
+        names = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+        position = replace(position, digest=hashlib.sha256(names.encode()).hexdigest())
+        self.folder.sync()
+        self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
+        self.saved = position.step
+        self.prune(phase)
+        return position
+
+    def commit_done(self, phase: Phase, position: Position) -> None:
+        """Commit the last step that was done, unless the weights moved since then."""
+        if position.step != self.saved and self.learner.version == position.version:
+            self.store.ledger.rewind(self.folder.id, position.step)
+            self.commit(phase, position)
+
+    def prune(self, phase: Phase) -> None:
+        """Delete all but the one that the phase began with and the last `train.keep` commits."""
+        commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
+        remaining = {phase.begins, *(commit.step for commit in commits)}
+        folders = {self.folder.checkpoint(step) for step in remaining}
+        for old in set((self.folder.folder / "checkpoints").glob("step-*")) - folders:
+            with writing(old):
+                shutil.rmtree(old)
+
+
+def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
+    """The position to resume from. What came after it is undone in the store, or marked as redone.
+
+    Raises `Refused` where the run committed checkpoints but none of them is complete.
+    """
+    store.tables.check()
+    if folder.has_steps() and not store.ledger.knows(folder.id):
+        raise Refused(
+            f"{store.path}: expected the store that the run in {folder.folder} began with, got one that has "
+            "nothing of this run. What to do: put the run's store back, or start a new run with another --out"
+        )
+    commits = {c.step: c for c in store.ledger.commits(folder.id)}
+    problems = [f"row {row} of the commits in {store.path}" for row in store.tables.damaged("commits")]
+    chosen: Commit | None = None
+    for commit in reversed(commits.values()):
+        if problem := _damage(folder, phases, commit, commits):
+            problems.append(problem)
+            continue
+        chosen = commit
+        break
+    if commits and chosen is None:
+        raise Refused(
+            f"{folder.folder}: no checkpoint that the run committed is complete: "
+            f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
+            "with another --out"
+        )
+    step = chosen.step if chosen else 0
+    if problems:
+        say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
+    # Metrics first: where the run is killed in between, its store still knows it.
+    for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
+        say(f"damaged: {folder.metrics_file}:{line}; dropped")
+    store.ledger.rewind(folder.id, to=chosen)
+    return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
+
+
+def start_of(folder: Run, phase: Phase) -> Path | None:
+    """The checkpoint that the phase began with; None at the start of the run."""
+    return folder.checkpoint(phase.begins) if phase.begins else None
+
+
+def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
+    """Why the run can't resume from this commit: damage to its checkpoint, or to its phase's reference."""
+    problem = damage(folder.checkpoint(commit.step), commit)
+    if problem:
+        return problem
+    position = read_position(folder.checkpoint(commit.step), commit.digest)
+    for phase in phases:
+        # Whose reference is, or begins as, the checkpoint that the phase began with.
+        is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+        if is_anchored and phase.name == position.phase and position.step < phase.ends:
+            anchor = commits.get(phase.begins)
+            if anchor is None or anchor.digest != position.anchor:
+                return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
+            return damage(folder.checkpoint(phase.begins), anchor)
+    return ""
+
+
+def damage(folder: Path, commit: Commit) -> str:
+    """Which files of a committed checkpoint are missing or changed; empty where it is complete."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    present = _digests(folder)
+    problems = []
+    for name, expected in commit.files.items():
+        if name not in present:
+            problems.append(f"{folder / name} is missing")
+        elif present[name] != expected:
+            problems.append(f"{folder / name} was changed after it was written")
+    return ", ".join(problems)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 by the name of a file."""
+    return {path.name: digest(path) for path in folder.iterdir()}

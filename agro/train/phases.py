@@ -37,6 +37,7 @@ from agro.types.sample import ROLES
 TUNED = {"start", "target_kl", "rate"}
 SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
 TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
+POSITION = "position.json"  # of a checkpoint
 KEPT = 0.7  # of the speed, or of the loss, in a step that has less
 LEAST = 0.1  # of its rate, which the step after one that lost more than all has at least
 FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
@@ -68,6 +69,16 @@ class Position:
     def columns(self) -> dict[str, Any]:
         """Those of metrics.jsonl that tell steps apart."""
         return {"step": self.step, "phase": self.phase, "version": self.version}
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether it is RUN/checkpoints/step-N."""
+    return (folder / POSITION).is_file()
+
+
+def read_position(folder: Path, digest: str) -> Position:
+    content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
+    return Position(**{**content, "digest": digest})
 
 
 def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None) -> float:

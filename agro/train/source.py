@@ -43,9 +43,8 @@ from agro.store.records import LedgerSample
 from agro.store.sample_rows import ledger_of
 from agro.train.collate import TrackedValues
 from agro.train.learner import Learner
-from agro.train.phases import Phase, derive
+from agro.train.phases import Phase, derive, read_position
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
-from agro.train.recovery import read_position
 from agro.types import Prompt
 
 

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
+from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
+from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.models.reference import load_reference
 from agro.objectives.needs import provided_by
 from agro.objectives.weights import MEASURED
@@ -31,19 +33,23 @@ from agro.store.shared import leased
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
-from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
+from agro.train.check import (
+    check_config,
+    check_heldout,
+    check_sharded,
+    follows_log,
+    notes_on_settings,
+    samples_kl,
+)
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
 from agro.train.learner import Learner, keep_best, save_model
 from agro.train.loop import Loop
-from agro.train.monitors import Monitor, heldout
-from agro.train.monitors.guard import Best, Guard
-from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
-from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
+from agro.train.monitors import Monitor, Record, Terminal, heldout
+from agro.train.monitors.guard import Best, Guard, Signal, Warnings
 from agro.train.phases import Phase, Position, derive, describe, resolve
 from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
-from agro.train.recovery import fingerprints
 from agro.train.source import (
     CollectorSource,
     InlineSource,
@@ -55,6 +61,31 @@ from agro.train.source import (
 )
 from agro.train.trainable import check_enough, check_store, check_stores, drawn_groups
 from agro.types import Prompt
+
+
+def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
+    """What the model and the prompts show, before the first step."""
+    texts, count = sum(isinstance(p.text, str) for p in prompts), parameters(policy.model)
+    ignored = ignored_settings(policy.model, config.sampler)
+    positions, on_gpu = positions_of(policy.model), policy.device.type == "cuda"
+    is_large = config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu"
+    rows = {
+        f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the tokenizer has "
+        "one; policy.chat.wrap = true makes user messages of them": texts
+        and policy.tokenizer.chat_template
+        and not config.policy.chat.wrap,
+        f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] "
+        "decides": prompts and ignored,
+        f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
+        "changes the log-probs of all sequences": policy.context < positions,
+        f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
+        "engine.kind = vllm starts vLLM, which samples faster": (
+            on_gpu and "shares_weights" in capabilities(config.engine.kind)
+        ),
+        f"policy.threads = auto: {cores()} CPU threads for {count / 1e6:.0f} million parameters. With "
+        "another number of threads the last bits of the weights differ": is_large,
+    }
+    return [note for note, applies in rows.items() if applies]
 
 
 class BaseTrainer:
@@ -117,7 +148,7 @@ class BaseTrainer:
         store = self._prepare()
         try:
             self.policy, self.reference = self._load()
-            digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
+            digests = inputs.fingerprints(self.config, self.policy, self.reference, self.rewards)
             resume, accept, epochs = self.resume, self.accept, self.epochs
             self.folder = Run(
                 self.out, self.config, resume=resume, inputs=digests, accept=accept, epochs=epochs
@@ -384,7 +415,11 @@ class BaseTrainer:
             prompts = heldout.first_prompts(config, store, run, self.prompts, encoder, place, shown)
         if not prompts:
             return []
-        log = best_of_log(store, run, [prompt.id for prompt in prompts])
+        log = heldout.best_of_log(store, run, [prompt.id for prompt in prompts])
         held_out = bool(self.eval_prompts or config.data.hold_out)
         initial = SideBySide.start(prompts, log, held_out=held_out)
-        return [SideBySideResponses(phase, self.out, self._rollout(phase), prompts, initial, self.activity)]
+        return [
+            heldout.SideBySideResponses(
+                phase, self.out, self._rollout(phase), prompts, initial, self.activity
+            )
+        ]

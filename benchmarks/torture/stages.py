@@ -26,9 +26,8 @@ from agro.runs.progress import RunActivity
 from agro.store import Store
 from agro.store.drawing import Draws
 from agro.store.sqlite import SqliteDatabase
-from agro.train.loop import Loop
+from agro.train.loop import Checkpoints, Loop
 from agro.train.monitors.heldout import HeldOutPrompts
-from agro.train.recovery import Checkpoints
 
 STAGES = (
     "other",
