@@ -19,7 +19,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Loop:
         """`build` makes what the steps of a phase use."""
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.build = activity, build
-        self.checkpoints = Checkpoints(learner, store, folder, activity)
+        self.saved = -1  # the last step with a checkpoint; -1: none has one
         self.stop = ""  # why the run ends after its first step, where the measurement before it requests that
 
     def run(self, published: int = 0) -> Position:
@@ -81,12 +81,12 @@ class Loop:
 
         `published`: the newest version that other processes may have sampled with.
         """
-        position = go_back(self.store, self.folder, self.phases, self.activity.say)
+        position = self.go_back()
         if published > position.version:  # by steps that are lost: no later weights may have their version
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
-            self.checkpoints.saved = position.step
+            self.saved = position.step
         self.learner.version = position.version
         if self.folder.changed:
             position = replace(position, stopped="")
@@ -95,7 +95,7 @@ class Loop:
                 position = self._phase(phase, position)
             if position.stopped and position.step <= phase.ends:
                 break
-        self.checkpoints.prune(phase)
+        self._prune(phase)
         return position
 
     def _phase(self, phase: Phase, position: Position) -> Position:
@@ -106,8 +106,8 @@ class Loop:
                 position = self._show(view, position)
                 self.stop = position.stopped
                 position = replace(position, stopped="")
-            if phase.config.guard.action == "rollback" and self.checkpoints.saved < 0:
-                position = self.checkpoints.commit(phase, position)  # to which the first steps may roll back
+            if phase.config.guard.action == "rollback" and self.saved < 0:
+                position = self.commit(phase, position)  # to which the first steps may roll back
             while position.step < phase.ends and not position.stopped:
                 self.activity.check()
                 position = self._step(phase, position)
@@ -118,11 +118,13 @@ class Loop:
                         "or in float32"
                     )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
-            saved = max(self.checkpoints.saved, 0)
+            saved = max(self.saved, 0)
             again = resuming(self.folder.folder)
             raise Unwritable(f"{error}. The run resumes from step {saved} with: {again}") from error
         except (Interrupted, Refused) as error:
-            self.checkpoints.commit_done(phase, position)
+            if position.step != self.saved and self.learner.version == position.version:  # the step was done
+                self.store.ledger.rewind(self.folder.id, position.step)
+                self.commit(phase, position)
             if isinstance(error, Interrupted):
                 again = resuming(self.folder.folder)
                 self.activity.say(f"interrupted after step {position.step}; continue with: {again}")
@@ -137,7 +139,7 @@ class Loop:
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
-        self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
+        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
         position = replace(position, version=self.learner.version)  # another one where it begins anew
         self.feed, self.monitors = self.build(phase, position)
         for monitor in self.monitors:
@@ -171,7 +173,7 @@ class Loop:
         }
         position = self._show(view, position)
         if view.last or metrics["rolled_back"] or phase.at(position) % train.checkpoint_every == 0:
-            position = self.checkpoints.commit(phase, position)
+            position = self.commit(phase, position)
         return position
 
     def update(self, view: View, position: Position, data: StepBatch | None) -> Position:
@@ -226,7 +228,7 @@ class Loop:
         self.learner.load(folder, position.version + 1)
         in_phase = commit.step > phase.begins or phase.begins == 0
         resumed = folder if in_phase else None
-        self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
+        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
         self.activity.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
@@ -290,17 +292,6 @@ class Loop:
             position = replace(position, beta=tune(setting, view.options["beta"], kl))
         return replace(position, stopped=view.stop, monitors=states)
 
-
-@dataclass
-class Checkpoints:
-    """Commits the position of a run, with all that its learner needs to continue there."""
-
-    learner: Learner
-    store: Store
-    folder: Run
-    activity: Activity
-    saved: int = -1  # the last step with a checkpoint; -1: none has one
-
     def commit(self, phase: Phase, position: Position) -> Position:
         """Write a checkpoint, then the row of the store that makes it valid."""
         self.activity.stage("saving")
@@ -314,17 +305,11 @@ class Checkpoints:
         self.folder.sync()
         self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
         self.saved = position.step
-        self.prune(phase)
+        self._prune(phase)
         return position
 
-    def commit_done(self, phase: Phase, position: Position) -> None:
-        """Commit the last step that was done, unless the weights moved since then."""
-        if position.step != self.saved and self.learner.version == position.version:
-            self.store.ledger.rewind(self.folder.id, position.step)
-            self.commit(phase, position)
-
-    def prune(self, phase: Phase) -> None:
-        """Delete all but the one that the phase began with and the last `train.keep` commits."""
+    def _prune(self, phase: Phase) -> None:
+        """Delete all checkpoints but the one that the phase began with and the last `train.keep` commits."""
         commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
         remaining = {phase.begins, *(commit.step for commit in commits)}
         folders = {self.folder.checkpoint(step) for step in remaining}
@@ -332,63 +317,62 @@ class Checkpoints:
             with writing(old):
                 shutil.rmtree(old)
 
+    def _start_of(self, phase: Phase) -> Path | None:
+        """The checkpoint that the phase began with; None at the start of the run."""
+        return self.folder.checkpoint(phase.begins) if phase.begins else None
 
-def go_back(store: Store, folder: Run, phases: Sequence[Phase], say: Callable[[str], None]) -> Position:
-    """The position to resume from. What came after it is undone in the store, or marked as redone.
+    def go_back(self) -> Position:
+        """The position to resume from. What came after it is undone in the store, or marked as redone.
 
-    Raises `Refused` where the run committed checkpoints but none of them is complete.
-    """
-    store.tables.check()
-    if folder.has_steps() and not store.ledger.knows(folder.id):
-        raise Refused(
-            f"{store.path}: expected the store that the run in {folder.folder} began with, got one that has "
-            "nothing of this run. What to do: put the run's store back, or start a new run with another --out"
-        )
-    commits = {c.step: c for c in store.ledger.commits(folder.id)}
-    problems = [f"row {row} of the commits in {store.path}" for row in store.tables.damaged("commits")]
-    chosen: Commit | None = None
-    for commit in reversed(commits.values()):
-        if problem := _damage(folder, phases, commit, commits):
-            problems.append(problem)
-            continue
-        chosen = commit
-        break
-    if commits and chosen is None:
-        raise Refused(
-            f"{folder.folder}: no checkpoint that the run committed is complete: "
-            f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
-            "with another --out"
-        )
-    step = chosen.step if chosen else 0
-    if problems:
-        say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
-    # Metrics first: where the run is killed in between, its store still knows it.
-    for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
-        say(f"damaged: {folder.metrics_file}:{line}; dropped")
-    store.ledger.rewind(folder.id, to=chosen)
-    return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
+        Raises `Refused` where the run committed checkpoints but none of them is complete.
+        """
+        store, folder, say = self.store, self.folder, self.activity.say
+        store.tables.check()
+        if folder.has_steps() and not store.ledger.knows(folder.id):
+            raise Refused(
+                f"{store.path}: expected the store that the run in {folder.folder} began with, got one that "
+                "has nothing of this run. What to do: put the run's store back, or start a new run with "
+                "another --out"
+            )
+        commits = {c.step: c for c in store.ledger.commits(folder.id)}
+        problems = [f"row {row} of the commits in {store.path}" for row in store.tables.damaged("commits")]
+        chosen: Commit | None = None
+        for commit in reversed(commits.values()):
+            if problem := self._damage(commit, commits):
+                problems.append(problem)
+                continue
+            chosen = commit
+            break
+        if commits and chosen is None:
+            raise Refused(
+                f"{folder.folder}: no checkpoint that the run committed is complete: "
+                f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
+                "with another --out"
+            )
+        step = chosen.step if chosen else 0
+        if problems:
+            say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
+        # Metrics first: where the run is killed in between, its store still knows it.
+        for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
+            say(f"damaged: {folder.metrics_file}:{line}; dropped")
+        store.ledger.rewind(folder.id, to=chosen)
+        return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
 
-
-def start_of(folder: Run, phase: Phase) -> Path | None:
-    """The checkpoint that the phase began with; None at the start of the run."""
-    return folder.checkpoint(phase.begins) if phase.begins else None
-
-
-def _damage(folder: Run, phases: Sequence[Phase], commit: Commit, commits: Mapping[int, Commit]) -> str:
-    """Why the run can't resume from this commit: damage to its checkpoint, or to its phase's reference."""
-    problem = damage(folder.checkpoint(commit.step), commit)
-    if problem:
-        return problem
-    position = read_position(folder.checkpoint(commit.step), commit.digest)
-    for phase in phases:
-        # Whose reference is, or begins as, the checkpoint that the phase began with.
-        is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
-        if is_anchored and phase.name == position.phase and position.step < phase.ends:
-            anchor = commits.get(phase.begins)
-            if anchor is None or anchor.digest != position.anchor:
-                return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
-            return damage(folder.checkpoint(phase.begins), anchor)
-    return ""
+    def _damage(self, commit: Commit, commits: Mapping[int, Commit]) -> str:
+        """Why the run can't resume from a commit: damage to its checkpoint, or to its phase's reference."""
+        problem = damage(self.folder.checkpoint(commit.step), commit)
+        if problem:
+            return problem
+        position = read_position(self.folder.checkpoint(commit.step), commit.digest)
+        for phase in self.phases:
+            # Whose reference is, or begins as, the checkpoint that the phase began with.
+            is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+            if is_anchored and phase.name == position.phase and position.step < phase.ends:
+                anchor = commits.get(phase.begins)
+                if anchor is None or anchor.digest != position.anchor:
+                    return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
+                return damage(self.folder.checkpoint(phase.begins), anchor)
+        return ""
 
 
 def damage(folder: Path, commit: Commit) -> str:
