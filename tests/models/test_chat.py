@@ -16,7 +16,7 @@ from agro.models.policy import Policy
 from agro.rollout import Rollout, demonstrate
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
-from agro.rollout.episode import Transcript
+from agro.rollout.rollout import Transcript
 from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
 CHATML = (

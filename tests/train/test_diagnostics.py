@@ -15,7 +15,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.objectives import Evaluation, get
-from agro.rollout.collect import Activity
+from agro.rollout import Activity
 from agro.rollout.evaluate import Heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded, load_rollout

@@ -43,7 +43,7 @@ names or imports them:
    or skip the update, or roll back; measure.
 2. `train/source.py` sees to it that the store has what the step wants, sampled here or by other processes.
    `train/around.py` puts around it what `source.around` names.
-3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
+3. `collect` of `rollout/` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
 4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` brings in responses of other programs:
