@@ -304,9 +304,8 @@ class BaseTrainer:
         source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
-        run, activity = self.folder.id, self.activity
-        feed = Feed(phase, source, learner, self.store, run, activity, self.values, position.cached)
-        return feed, monitors
+        started = self.store, self.folder.id, self.activity
+        return Feed(phase, source, learner, *started, self.values, position.cached), monitors
 
     def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
@@ -351,10 +350,8 @@ class BaseTrainer:
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
-        if environment is None:
-            return Rollout(self.policy.encoder, self.engine)
-        loaded = self.environments[phase.name]
-        return Rollout(self.policy.encoder, self.engine, loaded, environment.max_turns)
+        turns = 1 if environment is None else environment.max_turns
+        return Rollout(self.policy.encoder, self.engine, self.environments.get(phase.name), turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
@@ -364,7 +361,7 @@ class BaseTrainer:
         monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
-            parts = self._rollout(phase), self.reward, self.eval_prompts, activity, say
+            parts = self._rollout(phase), self.reward, self.eval_prompts, activity
             monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
             if shifts:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))

@@ -204,7 +204,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
         """What the monitor adds to a step's metrics where the responses and their rewards are those."""
         monkeypatch.setattr("agro.train.monitors.heldout.heldout", lambda *args: found)
         [phase] = Phase.all(config)
-        monitor = HeldOutPrompts(phase, learner, None, None, prompts, Activity(), print)
+        monitor = HeldOutPrompts(phase, learner, None, None, prompts, Activity())
         view = View(phase, phase.ends, {"beta": 0.2, "average": average}, {"kl_ref": 0.0})
         monitor.after(view)
         return view.metrics

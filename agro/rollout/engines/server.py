@@ -98,7 +98,7 @@ class Host:
         self.dialect = dialect_of(settings, encoder.eos_ids)
         self.served = settings.model if settings.dialect == "vllm" else None
         self.busy = 0  # requests under way
-        self.problem = ""
+        self.problem = self.reported = ""
         self.is_away = False  # that is the problem
         self.error: float | None = None  # of the last probe, nats a token
         self._scores: Scores | None = None
@@ -334,7 +334,6 @@ class Server:
         self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
         self.proposed = self.accepted = 0  # unknown: a draft model is the server's own matter
         self.check: Callable[[], None] = lambda: None
-        self._said: dict[str, str] = {}  # by URL, the problems that were reported
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -467,9 +466,9 @@ class Server:
     def _say_changes(self) -> None:
         """Name the servers that were dropped, and those that came back."""
         for host in self.hosts:
-            if host.problem == self._said.get(host.url, ""):
+            if host.problem == host.reported:
                 continue
-            self._said[host.url] = host.problem
+            host.reported = host.problem
             now = f"isn't used: {host.problem}" if host.problem else "is used again: it passed its probe"
             self.say(f"server {host.url} {now}")
 

@@ -74,10 +74,9 @@ class HeldOutPrompts(Monitor):
         reward: Reward,
         prompts: Sequence[Prompt],
         activity: Activity,
-        say: Callable[[str], None],
     ) -> None:
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
-        self.prompts, self.activity, self.say = prompts, activity, say
+        self.prompts, self.activity = prompts, activity
         self.measured: HeldOutRewards | None = None
         self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
         near_copies = phase.config.data.near_copies
@@ -112,7 +111,7 @@ class HeldOutPrompts(Monitor):
             return
         entry = self.phase.entry
         if warning := entry.warnings.rewards_warning(result.rewards, entry.defaults() | view.options):
-            self.say(warning)
+            self.activity.say(warning)
 
     def state(self) -> Any:
         return None if self.measured is None else dict(vars(self.measured))
