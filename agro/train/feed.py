@@ -296,8 +296,6 @@ class Feed:
 
     def __post_init__(self) -> None:
         self.needs = self.phase.needs
-        if (half_life := self.phase.config.data.value_half_life) is not None:
-            self.values = TrackedValues(self.store, self.run, self.learner, half_life)
         self.cache: ReferenceCache | None = None
         if self.phase.config.policy.cache_reference and self.learner.reference_key is not None:
             self.cache = ReferenceCache(self.store, self.run, self.learner, self.cached)

@@ -301,13 +301,18 @@ class BaseTrainer:
             stored = {group.prompt_id for group in drawn_groups(data, self.store)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
-        source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
+        values: StoredValues | TrackedValues | None = self.values
+        if data.value_half_life is not None:
+            values = TrackedValues(self.store, self.folder.id, learner, data.value_half_life)
+        source, monitors = self._source(phase, position, values), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
         started = self.store, self.folder.id, self.activity
-        return Feed(phase, source, learner, *started, self.values, position.cached), monitors
+        return Feed(phase, source, learner, *started, values, position.cached), monitors
 
-    def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
+    def _source(
+        self, phase: Phase, position: Position, values: StoredValues | TrackedValues | None
+    ) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
         config, run = phase.config, self.folder.id
         inline: InlineSource | None = None
@@ -316,7 +321,16 @@ class BaseTrainer:
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = inline = self._inline(phase, learner)
+            seed = derive(config.train.seed, "prompts", phase.name)
+            prompts = [without_hint(p) if "hint" in p.columns else p for p in self.prompts]
+            order = PromptOrder(prompts, seed)
+            if config.data.prompt_order == "uncertain":
+                assert isinstance(values, TrackedValues)
+                order = UncertainOrder(prompts, seed, config.data.candidates, values)
+            # Of published versions, for an engine that doesn't share the policy's.
+            weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
+            parts = recording(self.phases, phase), self._rollout(phase), order, self.reward, self.store
+            source = inline = InlineSource(*parts, run, self.activity, weights)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -334,19 +348,6 @@ class BaseTrainer:
             self.progress.say,
         )
         return wrapper.make(source, context, options)
-
-    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
-        data, run = phase.config.data, self.folder.id
-        seed = derive(phase.config.train.seed, "prompts", phase.name)
-        prompts = [without_hint(prompt) if "hint" in prompt.columns else prompt for prompt in self.prompts]
-        order = PromptOrder(prompts, seed)
-        if data.prompt_order == "uncertain":
-            assert data.value_half_life is not None
-            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
-            order = UncertainOrder(prompts, seed, data.candidates, tracked)
-        weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
-        rollout, recorded = self._rollout(phase), recording(self.phases, phase)
-        return InlineSource(recorded, rollout, order, self.reward, self.store, run, self.activity, weights)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
