@@ -22,7 +22,7 @@ from agro.config import Count, Section, Share, field
 from agro.errors import Refused
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
-from agro.rollout.envs.protocol import Environment, Turn, checked
+from agro.rollout.envs import Environment, Turn, checked
 from agro.store import Pair
 from agro.train.around import Abilities, Context, SourceWrapper
 from agro.train.learner import Learner

@@ -31,7 +31,7 @@ from agro.runs.rundata import load_run
 from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists, url_of
-from agro.train.recovery import is_checkpoint, read_position
+from agro.train.phases import is_checkpoint, read_position
 from agro.train.trainable import kind_of
 
 FILE = "loop.json"

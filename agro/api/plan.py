@@ -29,8 +29,7 @@ from agro.models.policy import Policy
 from agro.models.pretrained import cores, parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
-from agro.rollout.engines import Request
-from agro.rollout.engines.capabilities import ENGINES, capabilities
+from agro.rollout.engines import ENGINES, Request, capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs

@@ -19,9 +19,8 @@ from agro.runs.side_by_side import SideBySide, short_text
 from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists
-from agro.train.monitors.warnings import notes
 from agro.train.process_group import rank, world_size
-from agro.train.trainer import BaseTrainer
+from agro.train.trainer import BaseTrainer, notes
 
 if TYPE_CHECKING:
     from agro.api.plan import Machine

@@ -112,7 +112,8 @@ def rollout_of(
     """Of a model or of a checkpoint of a run. `weights_seed`: of random weights, for `settings.new`."""
     from agro.models.policy import Policy
     from agro.rollout.rollout import embedded, load_rollout
-    from agro.train.recovery import is_checkpoint, load_checkpoint
+    from agro.train.learner import load_checkpoint
+    from agro.train.phases import is_checkpoint
 
     folder = Path(model)
     if is_checkpoint(folder):

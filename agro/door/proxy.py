@@ -26,7 +26,7 @@ from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
 from agro.logs import exchanges
 from agro.logs.exchanges import FINISH
-from agro.rollout.episode import EpisodeRow
+from agro.rollout.rollout import EpisodeRow
 from agro.types import ROUNDING, Messages, Sample, end_in
 from agro.types.conversation import normalized
 

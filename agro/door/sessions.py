@@ -1,4 +1,4 @@
-"""Calls of a model as the rows of episodes, by the rule that fresh episodes have (`agro.rollout.episode`).
+"""Calls of a model as the rows of episodes, by the rule that fresh episodes have (`agro.rollout.rollout`).
 
 A call whose messages extend those of an earlier one, and whose rendered text extends its text, extends that
 row: its tokens stay as they were sampled. A rewrite and a branch (a sub-agent, a retry, another choice) begin
@@ -26,7 +26,7 @@ from agro.door.batch import Token
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.models.template import NotShown
-from agro.rollout.episode import EpisodeRow
+from agro.rollout.rollout import EpisodeRow
 from agro.types import Messages
 
 # Of answers that later calls may extend, with what they were asked; of older ones a call begins a row.

@@ -28,9 +28,9 @@ from agro.store.location import Location, located, url_of
 from agro.store.sample_rows import ledger_of
 from agro.store.shared import LocalFolder, leased, shared_runs, trainer_of
 from agro.train.collate import recording
+from agro.train.inputs import of_scoring
 from agro.train.phases import Phase, derive
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
-from agro.train.recovery import of_scoring
 from agro.train.source import POLL_SECONDS, PromptOrder, ahead
 
 REPORT_SECONDS = 1.0  # between what it lets people see

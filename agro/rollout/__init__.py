@@ -1,24 +1,171 @@
 """Reading prompts, and generating responses to them with an encoder, an engine and an environment;
-`collect` adds them to a store.
+`collect` samples, appends each response to the store as it finishes, and scores.
 
-`Rollout` is imported when it is first used: prompts and measured results, which are here too, need no torch.
+`Rollout` and `demonstrate` are imported when they are first used: prompts and measured results, which are
+here too, need no torch.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agro.rollout.collect import Activity, CollectResult, Task, collect
+from agro.config import SamplerConfig
+from agro.rewards import Reward, check_failures
+from agro.rewards.protocol import cause
+from agro.store import Origin, Store
+from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
-    from agro.rollout.rollout import Rollout
+    from agro.rollout.rollout import Rollout, demonstrate
 
-__all__ = ["Activity", "CollectResult", "Rollout", "Task", "collect"]
+__all__ = ["Activity", "CollectResult", "Rollout", "Task", "collect", "demonstrate"]
+FLUSH_SECONDS = 0.1  # responses that finish within this time are stored together
+
+
+class Activity:
+    """Reports the progress of a process, and stops it between two pieces of work.
+
+    This one reports nothing and never stops.
+    """
+
+    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Stage `name` begins, or `done` of `total` of it are done."""
+
+    def fail(self, kind: Hashable, error: str) -> None:
+        """A reward is unknown because of `error`; the first one of each kind is reported."""
+
+    def say(self, text: str) -> None:
+        """Tell the person who runs it."""
+
+    def check(self) -> None:
+        """Raises `Interrupted` where a stop was requested."""
+
+
+@dataclass(frozen=True)
+class Task:
+    run: str | None = None  # id of the run that they belong to
+    step: int | None = None  # of the run, where they are for one
+    seed: int = 0
+    numbers: tuple[int, ...] | None = None  # of the prompts in the order of the run; from 0 unless given
+    # A ledger stores each response once: those that another process finished aren't sampled again.
+    ledger: str = ""
+    max_failed: float = 1.0  # largest share of rewards that may fail
+
+
+@dataclass(frozen=True)
+class CollectResult:
+    """What a call of `collect` added to the store."""
+
+    ids: tuple[int, ...] = ()  # by number of the response, not in the order of finishing
+    failed: int = 0  # rewards that couldn't be computed
+    tokens: int = 0  # sampled
+    too_stale: int = 0  # responses that were made for the run and never trained on
+    failed_requests: int | None = 0  # to the engine; each was sent again
+    draft_accepted: float | None = None  # share of a draft model's tokens that became part of a response
+    # Metrics of the engine, after the last response, and of what is around the source.
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+def collect(
+    rollout: Rollout,
+    prompts: Sequence[Prompt],
+    sampler: SamplerConfig,
+    store: Store,
+    task: Task,
+    reward: Reward | None = None,
+    activity: Activity | None = None,
+) -> CollectResult:
+    """`sampler.n` responses to each prompt, stored and, with a `reward`, scored.
+
+    A response is appended without a reward as soon as it finishes, or together with later ones where the last
+    was appended less than `FLUSH_SECONDS` before. So a process that is killed loses little. Raises `Refused`
+    before anything is sampled where the store has another prompt under the id of one of these. Raises
+    `Refused` where more than a share `task.max_failed` of the rewards fail; the responses remain in the
+    store, with unknown rewards.
+    """
+    store.experience.check_prompts((prompt.id, prompt.text) for prompt in prompts)
+    activity = activity or Activity()
+    engine, total = rollout.engine, len(prompts) * sampler.n
+    failures, proposed, accepted = engine.failures, engine.proposed, engine.accepted
+    numbers = task.numbers or tuple(range(len(prompts)))
+    ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
+    samples = list(store.samples(ids=ids)) if ids else []  # by an earlier process
+    skip = {s.meta["index"] for s in samples}
+    finished: list[Sample] = []  # and not stored yet
+    flushed = time.monotonic()
+
+    def flush() -> None:
+        nonlocal flushed
+        if finished and not task.ledger:
+            ids = store.append(finished, run=task.run, step=task.step)
+            samples.extend(s.replace(id=i) for i, s in zip(ids, finished, strict=True))
+        elif finished:
+            origins = []  # samples of one episode are stored together
+            for i, s in enumerate(finished):
+                prompt, part = divmod(s.meta["index"], sampler.n)
+                place = f"{part}" if s.episode is None else f"{part}.{i}"
+                origins.append(Origin(task.ledger, prompt, place))
+            ids = store.append(finished, run=task.run, step=task.step, origins=origins)
+            samples.extend(store.samples(ids=ids))  # another collector may have stored some of them before
+        finished.clear()
+        flushed = time.monotonic()
+
+    def is_due() -> bool:
+        return time.monotonic() - flushed >= FLUSH_SECONDS
+
+    activity.stage("sampling", len(skip), total)
+    engine.check = activity.check
+    try:
+        for sample in rollout.sample(prompts, sampler.n, sampler, seed=task.seed, numbers=numbers, skip=skip):
+            # The samples of an episode come one after the other, and are stored together.
+            last_episode = finished[-1].episode if finished else None
+            continues = sample.episode is not None and sample.episode == last_episode
+            if is_due() and not continues:
+                flush()
+            finished.append(sample)
+            activity.stage("sampling", len(samples) + len(finished), total)
+            if sample.episode is None:
+                if is_due():
+                    flush()
+                activity.check()
+    finally:
+        engine.check = Activity().check
+        flush()
+    samples.sort(key=lambda s: (s.meta["index"], s.id))
+    failed = 0
+    if reward is not None:
+        activity.stage("scoring")
+        failed = score(reward, samples, store, task, activity)
+    drafted = engine.proposed - proposed
+    return CollectResult(
+        tuple(s.id for s in samples if s.id is not None),
+        failed,
+        sum(int(s.action.sum()) for s in samples if s.action is not None),
+        failed_requests=engine.failures - failures,
+        draft_accepted=(engine.accepted - accepted) / drafted if drafted else None,
+        measured=dict(engine.measured),
+    )
+
+
+def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task, activity: Activity) -> int:
+    """Score stored samples and store the rewards; returns how many failed. Raises as `collect` does.
+
+    Of samples in a ledger, which other processes may have scored meanwhile, the first rewards stay.
+    """
+    scores = reward.score(samples)
+    rows = ((s.id or 0, score.value, score.meta) for s, score in zip(samples, scores, strict=True))
+    store.set_rewards(rows, once=bool(task.ledger))
+    for scored in scores:
+        if scored.error is not None:
+            activity.fail(cause(scored.error), scored.error)
+    return check_failures(samples, scores, task.max_failed)
 
 
 def __getattr__(name: str) -> Any:
-    if name != "Rollout":
+    if name not in ("Rollout", "demonstrate"):
         raise AttributeError(f"module 'agro.rollout' has no attribute {name!r}")
-    from agro.rollout.rollout import Rollout
-
-    return Rollout
+    return getattr(import_module("agro.rollout.rollout"), name)

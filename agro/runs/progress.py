@@ -152,6 +152,9 @@ class RunActivity(Activity):
             with suppress(OSError):  # a full disk is told where something is lost
                 self.file.write_text(self._stage_text, encoding="utf-8")
 
+    def say(self, text: str) -> None:
+        self.progress.say(text)
+
     def fail(self, kind: Hashable, error: str) -> None:
         if kind in self._failures or len(self._failures) == KINDS:
             return

@@ -17,7 +17,7 @@ from agro.config import RunConfig, Section
 from agro.config.override import explain
 from agro.errors import Refused, refuse
 from agro.io import plugins
-from agro.rollout.engines.capabilities import capabilities
+from agro.rollout.engines import capabilities
 
 if TYPE_CHECKING:
     from agro.models.policy import Policy

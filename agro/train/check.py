@@ -1,4 +1,5 @@
-"""What is refused before any compute: settings that contradict each other, or what the objective needs.
+"""What is refused before any compute: settings that contradict each other, or what the objective needs. And
+notes on valid settings that may be unintended.
 
 Refusals are rows of tables: a text, and whether it applies. The first one that does is raised.
 """
@@ -13,8 +14,11 @@ from agro.errors import Refused, refuse
 from agro.objectives import Need, least_responses
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
+    ENTROPY,
     FRESH,
+    KL,
     MEANING,
+    NORMALIZER,
     OBSERVED_LOGP,
     PAIRS,
     REF_LOGP,
@@ -22,7 +26,7 @@ from agro.objectives.needs import (
     grouping,
     ordered,
 )
-from agro.rollout.engines.capabilities import capabilities, check_section
+from agro.rollout.engines import capabilities, check_section
 from agro.runs.metrics import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
@@ -32,6 +36,7 @@ from agro.train.around import (
     source_abilities,
     wrapper_of,
 )
+from agro.train.collate import describe
 from agro.train.phases import Phase, is_tuned, options_at
 from agro.types.sample import ROLES
 
@@ -540,3 +545,66 @@ def samples_kl(config: RunConfig) -> bool:
     if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False
     return config.environment is None and not config.asks_held_out
+
+
+def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
+    """What the settings alone show, before anything is loaded."""
+    lines, unmeasured = [], []
+    for phase in phases:
+        config, entry, name = phase.config, phase.entry, phase.config.objective.name
+        options = entry.defaults() | options_at(config.objective.options, 0)
+        unweighted = name == "agro" and options.get("weight") == "none" and config.data.draws_stored
+        # Where streams besides log-probs move the policy (see `agro.train.measure.kept`).
+        moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
+        has_ratio = config.train.gain_ratio is not None and config.train.step_kl is None
+        rows = {
+            entry.warnings.options_warning(options) or "": True,
+            "agro trains on stored responses without a weight, so that responses which became improbable are "
+            "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 "
+            "of the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
+            '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = '
+            '"optimal", as in the recipe log': unweighted,
+            _of_other_weights(config, options.get("anchor"), options.get("baseline")) or "": True,
+            f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), so "
+            "train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = "
+            "0.005": has_ratio and moved,
+        }
+        lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
+        if truncated := describe(phases, phase):
+            lines.append(truncated)
+        beta = phase.diagnostic_beta(config.objective.options)  # a schedule is one
+        if has_groups_to_measure(config) and beta is None:
+            unmeasured.append(phase.name)
+    if unmeasured:
+        lines.append(
+            f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't "
+            "measured; evaluate.beta (reward per nat) switches them on"
+        )
+    return lines
+
+
+def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
+    """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
+    trained one at every step."""
+    if baseline != "step" and anchor not in ("behavior", "old"):
+        return None
+    is_current = "samples_current_weights" in source_abilities(config)
+    stale = {
+        "data.replay": config.data.draws_stored,
+        f"train.updates = {config.train.updates}": config.train.updates > 1,
+        f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not is_current,
+    }
+    named = " and ".join(name for name, is_so in stale.items() if is_so)
+    if named and baseline == "step":
+        return (
+            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {named} some '
+            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
+            "keeps it on any samples"
+        )
+    if anchor not in ("behavior", "old") or config.train.updates > 1 or (anchor == "behavior" and named):
+        return None
+    return (
+        f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
+        "trained one itself at every step, so log π/μ is 0 and objective.beta only scales the gradient. What "
+        "to do: source.sync_every or train.updates of 2 or more, or stored responses (data.replay)"
+    )

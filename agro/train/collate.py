@@ -17,7 +17,7 @@ from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
 from agro.objectives.needs import BEHAVIOR_LOGP, OLD_LOGP
 from agro.rewards.shaping import counted, labeled, unrecorded
-from agro.rollout.engines.capabilities import capabilities
+from agro.rollout.engines import capabilities
 from agro.store import Pair, Store
 from agro.train.phases import Phase
 from agro.types import Batch, KeptSets, Sample, Text

@@ -1,13 +1,16 @@
-"""From drawn samples to a batch, with what the objective needs besides the policy's own streams."""
+"""What a step trains on: stored groups that rules pick, and fresh ones that a source adds to the store, all
+of them or only those with a spread of rewards. And its batch, with what the objective needs besides the
+policy's own streams."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,12 +20,14 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
-from agro.objectives.needs import BEHAVIOR_LOGP, OBSERVED_LOGP, REWARD, REWARD_PARTS, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, OBSERVED_LOGP, PAIRS, REWARD, REWARD_PARTS, Need
 from agro.objectives.reduce import Groups
 from agro.rewards.shaping import shaped
 from agro.rewards.steps import by_token
+from agro.rollout import Activity, CollectResult
 from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
-from agro.store.draw_rules import pick_likely
+from agro.store.draw_rules import DrawRule, pick_likely
+from agro.store.drawing import Draws, wait_for_groups
 from agro.train.collate import (
     ReferenceCache,
     StoredValues,
@@ -34,9 +39,10 @@ from agro.train.collate import (
     with_reward_parts,
 )
 from agro.train.learner import Learner
-from agro.train.phases import Phase
+from agro.train.phases import Phase, Position
+from agro.train.source import FillRequest, Source, joined, stored_prompt
 from agro.train.trainable import check_drawn, named, rescaled
-from agro.types import Batch, Sample, truncation
+from agro.types import Batch, Prompt, Sample, truncation
 from agro.types.sample import ROLES
 
 
@@ -81,6 +87,9 @@ class Valid:
     examples: dict[str, str] = field(default_factory=dict)  # of reasons in an encoding, the first in words
     weights: Mapping[str, float] = field(default_factory=dict)  # by prompt_id, of a group; 1 where not named
     made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
+    collected: CollectResult = field(default_factory=CollectResult)  # what was generated for it
+    prompts: int = 0  # sampled from
+    missing: int = 0  # groups of data.replay that the store didn't have
 
     def recent(self, version: int) -> list[bool]:
         """[B] the samples that KL and regret are estimated on: those of the weights of `version`, and those
@@ -198,6 +207,71 @@ def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
     return not truncation(sampling, recorded=over_kept and sample.kept is not None)
 
 
+ROUNDS = 10  # of sampling for a step
+
+
+def fill(
+    source: Source, store: Store, wanted: FillRequest, *, spread: bool
+) -> tuple[CollectResult, int, int]:
+    """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
+
+    They stay in the store. After `ROUNDS` rounds the step has as many groups as were found. Returns what was
+    sampled, to how many prompts, and how many responses of groups with equal rewards are left out.
+    """
+    parts, prompts = [source.fill(wanted)], wanted.groups
+    if not spread:
+        return parts[0], prompts, 0
+    groups = with_spread(store, parts[0].ids)
+    while len(groups) < wanted.groups and len(parts) < ROUNDS:
+        more, first = wanted.groups - len(groups), wanted.first + prompts
+        parts.append(source.fill(FillRequest(wanted.step, more, first, before=prompts)))
+        groups += with_spread(store, parts[-1].ids)
+        prompts += more
+    chosen = tuple(chain.from_iterable(groups))
+    return joined(parts, chosen), prompts, sum(len(part.ids) for part in parts) - len(chosen)
+
+
+def with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
+    """The ids of each group whose known rewards differ, in the order of `ids`."""
+    groups: dict[str, list[Sample]] = {}
+    samples = {sample.id: sample for sample in store.samples(ids=ids, skip_damaged=True)}
+    for sample in (samples[i] for i in ids if i in samples):
+        groups.setdefault(sample.prompt_id, []).append(sample)
+    spread = []
+    for group in groups.values():
+        rewards = {reward for sample in group if not math.isnan(reward := total_reward(sample))}
+        if len(rewards) > 1:
+            spread.append([sample.id for sample in group if sample.id is not None])
+    return spread
+
+
+def weighted(rules: Iterable[DrawRule], draws: Draws, at: At) -> Iterator[tuple[DrawRule, float]]:
+    """Each rule with what its groups count.
+
+    Where `data.spread` is a share, it is two, for groups of different and of equal rewards, which count as
+    many as the store has of them: the choice of a group reads the noise of its rewards, its expectation
+    doesn't. A single group is any.
+    """
+    for rule in rules:
+        if isinstance(rule.data.spread, bool):
+            yield rule, 1.0
+            continue
+        if rule.groups == 1:  # a mean of one has no weights
+            yield replace(rule, data=rule.data.model_copy(update={"spread": False})), 1.0
+            continue
+        differing, equal = counts = [draws.count(kind, at) for kind in rule.kinds]
+        total = sum(counts)
+        if not all(counts) or (total < rule.groups and not rule.fewer):
+            yield rule.kinds[equal > 0 and not differing], 1.0
+            continue
+        n = min(rule.groups, total)
+        seldom = rule.data.spread * equal
+        few = min(round(n * seldom / (seldom + differing)), n // 2)
+        few = min(max(1, few, n - differing), n - 1, equal)
+        for kind, groups, found in zip(rule.kinds, (n - few, few), counts, strict=True):
+            yield replace(kind, groups=groups), found / total * n / groups
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """The tensors of a step, and the rows that show what the policy itself does."""
@@ -207,20 +281,79 @@ class StepBatch:
     comparable: Sequence[bool]  # [B] recent, and drawn as the trainer computes log-probs (`draws_from`)
 
 
+@dataclass
 class Feed:
-    """Makes the batches of one phase."""
+    """Takes the samples of each step of one phase, and makes their batch."""
 
-    def __init__(
-        self, phase: Phase, learner: Learner, values: StoredValues | None, store: Store, run: str, cached: int
-    ) -> None:
-        """`cached`: the last entry of other runs that may be used from the cache of reference log-probs."""
-        self.phase, self.learner, self.needs = phase, learner, phase.needs
-        self.values: StoredValues | TrackedValues | None = values
-        if (half_life := phase.config.data.value_half_life) is not None:
-            self.values = TrackedValues(store, run, learner, half_life)
+    phase: Phase
+    source: Source
+    learner: Learner
+    store: Store
+    run: str  # its id
+    activity: Activity
+    values: StoredValues | TrackedValues | None = None  # of prompts, where the objective reads stored ones
+    cached: int = -1  # the last entry of other runs that may be used from the cache of reference log-probs
+
+    def __post_init__(self) -> None:
+        self.needs = self.phase.needs
         self.cache: ReferenceCache | None = None
-        if phase.config.policy.cache_reference and learner.reference_key is not None:
-            self.cache = ReferenceCache(store, run, learner, cached)
+        if self.phase.config.policy.cache_reference and self.learner.reference_key is not None:
+            self.cache = ReferenceCache(self.store, self.run, self.learner, self.cached)
+
+    def take(self, position: Position) -> Valid:
+        """The samples of the step after `position`: picked in the store, or generated in place of others."""
+        phase, data, source = self.phase, self.phase.config.data, self.source
+        at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
+        picks: list[Selection] = []
+        weights: dict[str, float] = {}  # by prompt id, of the picked groups
+        for rule, weight in weighted(phase.rules(phase.at(position)), self.store.draws, at):
+            self.activity.stage("waiting for the store")
+            groups = wait_for_groups(self.store.draws, rule, at, set(weights), self.activity.check)
+            picks.append(self.choose(Selection(rule, groups), at))
+            weights |= dict.fromkeys(picks[-1].groups, weight)
+        if PAIRS in self.needs:  # what a source judges is drawn with the samples that it makes
+            picks.append(Selection(phase.rule(1), []))
+        request = FillRequest(at.step, phase.config.train.groups - len(weights), position.prompts)
+        made, prompts, equal = fill(source, self.store, request, spread=data.spread is True)
+        if data.complete_groups:
+            asked = [self._that_can_be_asked(picked) for picked in picks]
+            picks = [
+                Selection(picked.rule, [prompt.id for prompt in prompts_of])
+                for picked, prompts_of in zip(picks, asked, strict=True)
+            ]
+            if joining := list(chain.from_iterable(asked)):
+                request = FillRequest(at.step, 0, position.prompts, joining=joining, n=data.complete_groups)
+                completed = source.fill(request)
+                made = joined([made, completed], (*made.ids, *completed.ids))
+        drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
+        for sample in drawn.damaged:
+            self.activity.say(
+                f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}"
+            )
+        valid = self.valid(drawn, made.ids)
+        valid.weights, valid.collected, valid.prompts = weights, made, prompts
+        valid.missing = phase.stored_groups(phase.at(position)) - len(weights)
+        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
+        valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
+        return valid
+
+    def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:
+        """The stored prompts of picked groups, without those that the model can't be asked."""
+        prompts = []
+        for prompt_id in picked.groups:
+            prompt = stored_prompt(self.store, prompt_id)
+            if prompt is None:
+                continue
+            try:
+                self.learner.encoder.checked_prompt(prompt)
+                prompts.append(prompt)
+            except InvalidSample as error:
+                if picked.rule.data.invalid_prompts == "refuse":
+                    raise Refused(
+                        f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What "
+                        'to do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
+                    ) from None
+        return prompts
 
     def valid(self, drawn: DrawnGroups, made: Iterable[int]) -> Valid:
         """The samples of a draw that can be trained on, with rewards as data.reward_scale maps them.
@@ -252,12 +385,12 @@ class Feed:
         valid_ids = {s.id for s, value in zip(stored, close, strict=True) if value >= -max_drift} | fresh
         return [s for s in samples if s.id in valid_ids]
 
-    def choose(self, store: Store, picked: Selection, at: At) -> Selection:
+    def choose(self, picked: Selection, at: At) -> Selection:
         """Of the groups that were picked as candidates those to train on; else all."""
         rule, data = picked.rule, picked.rule.data
         if not data.draws_candidates or len(picked.groups) <= rule.groups:
             return picked
-        samples = store.draws.look(picked, at)
+        samples = self.store.draws.look(picked, at)
         if data.reward_power is not None:
             weights = by_reward(samples, data.reward_power)
         else:

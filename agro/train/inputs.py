@@ -1,4 +1,5 @@
-"""The prompts of a run: those that it can ask and score, and those that it holds out.
+"""What a run reads: its prompts, those that it can ask and score, and those that it holds out; and the
+fingerprints of all its models, files and code, by which `--resume` notices changes.
 
 `data.hold_out_most` bounds how many are held out; RUN/set_aside.jsonl has those of them that the start and
 the trained model answer.
@@ -9,16 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
-from agro.io.files import write
+from agro.io import record_files
+from agro.io.files import digest, digest_of_module, digest_of_object, write
 from agro.io.numbers import count
 from agro.models.encoding import Encoder, InvalidSample
+from agro.models.policy import Policy
+from agro.models.reference import fingerprint
 from agro.rewards import Reward
 from agro.rollout.prompts import load_prompts, places, read_prompts
 from agro.runs.folder import SET_ASIDE
@@ -317,3 +322,88 @@ def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> Run
 def _without(config: RunConfig, reason: str) -> Budget:
     way_out = "data.eval_prompts, or agro rate RUN --prompts FILE, would compare the result with the start"
     return Budget(config, (f"no prompts are held out, since {reason}; {way_out}",))
+
+
+WRITTEN = {"judge": "cache"}  # by reward, the option that names a file to which a run itself adds
+Functions = Mapping[str, Callable[..., Any]]  # rewards that are objects of this process, by their names
+
+
+def fingerprints(
+    config: RunConfig, policy: Policy, reference: Policy | None, functions: Functions
+) -> dict[str, str]:
+    """By key, of the models, files and code that the configuration names and steps compute with."""
+    names = [key for key in ("model", "new") if getattr(config.policy, key) is not None]
+    if config.policy.lora is not None and config.policy.lora.start is not None:
+        names.append("lora.start")
+    if config.policy.chat.template is not None:
+        names.append("chat.template")
+    digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
+    if reference is not None and config.policy.reference == "model":
+        digests["policy.reference_model"] = fingerprint(reference)
+    for key in ("prompts", "eval_prompts"):
+        if paths := config.data.paths(key):
+            digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
+    digests |= of_scoring(config, functions)
+    for phase in config.phase_names:
+        # The code of the objective, of the engine and of what is around the source, and the samples of stores
+        # that are only read.
+        part = config.phase(phase)
+        found = _of_code("objective", part.objective.name, {})
+        found |= _of_files("source", part.source.options) | _of_files("engine", part.engine.options)
+        for key, name in {"source.around": part.source.around, "engine.kind": part.engine.kind}.items():
+            if code := digest_of_module(name or ""):
+                found[key] = code
+        for key in ("value_store", "eval_store"):
+            path = getattr(part.data, key)
+            if path is not None and path != part.data.store and exists(path):
+                with Store.open(path, read_only=True) as store:
+                    found[f"data.{key}"] = store.ledger.fingerprint()
+        _add(digests, phase, found)
+    return digests
+
+
+def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
+    """By key, of what responses are made and scored with."""
+    digests: dict[str, str] = {}
+    if config.scores:
+        digests |= _of_code("reward", config.reward.name, functions, config.reward.options)
+        digests |= _of_code("reward.meaning", config.reward.meaning, functions)
+        for i, part in enumerate(config.reward.functions):
+            digests |= _of_code(f"reward.functions.{i}", part.name, functions, part.options)
+    for phase in config.phase_names:
+        environment = config.phase(phase).environment
+        if environment is not None:
+            _add(digests, phase, _of_code("environment", environment.name, {}, environment.options))
+    return digests
+
+
+def _add(digests: dict[str, str], phase: str, of_phase: Mapping[str, str]) -> None:
+    """Add those of a phase. A key that differs from an earlier phase's has a prefix."""
+    for key, value in of_phase.items():
+        if digests.setdefault(key, value) != value:
+            digests[f"phases.{phase}.{key}"] = value
+
+
+def _of_code(
+    section: str, name: str | None, functions: Functions, options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Of the code that `name` stands for, and of the files that options name."""
+    digests = _of_files(section, options or {}, WRITTEN.get(name or "", ""))
+    if name is not None:
+        code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)
+        if code is not None:
+            digests[f"{section}.name"] = code
+    return digests
+
+
+def _of_files(section: str, options: Mapping[str, Any], written: str = "") -> dict[str, str]:
+    """Of the files whose path is the text of an option, also of a nested one, but for that of `written`."""
+    digests: dict[str, str] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            digests |= _of_files(section, {f"{key}.{name}": of for name, of in value.items()}, written)
+        elif isinstance(value, str) and key != written:
+            with suppress(OSError, ValueError):  # a text that can't be a path
+                if (path := Path(value).expanduser()).is_file():
+                    digests[f"{section}.options.{key}"] = digest(path)
+    return digests

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agro.config import LoRA, RunConfig, SamplerConfig, TrainConfig
+from agro.config import LoRA, PolicyConfig, RunConfig, SamplerConfig, TrainConfig
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit
@@ -257,6 +257,14 @@ def read_counts(folder: Path) -> dict[str, Any]:
     """The limits of a pass, and how many optimizer steps were averaged, in a checkpoint."""
     counts: dict[str, Any] = json.loads((folder / LEARNER).read_text(encoding="utf-8"))
     return counts
+
+
+def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
+    """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
+    run = RunConfig.load(folder.absolute().parents[1] / "config.json")
+    policy = Policy.load(config, seed=derive(run.train.seed, "weights"))
+    assign(folder, AVERAGE if exists(folder, AVERAGE) else "model", policy.weights())
+    return policy
 
 
 def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:

@@ -2,44 +2,64 @@
 
 A run has phases, and a phase has steps. One step fills the store with fresh groups, draws them and stored
 ones, computes the objective's gradient over them, moves the weights, publishes them and measures. Now and
-then it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a
-`Source` fills the store (with the help of an engine), and `Monitor`s observe steps. All randomness comes from
+then it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a `Feed` gives
+the samples of a step, with the help of a `Source`, and `Monitor`s observe steps. All randomness comes from
 counters (seed, step, response, position), so a run that is stopped and resumed equals one that never stopped.
+
+A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
+and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
+the row that makes the checkpoint valid. The last few are kept, since a disk may damage one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from agro.errors import Interrupted, Refused, Unwritable
+from agro.io.files import complete_folder, digest, writing
+from agro.io.numbers import short
+from agro.objectives import NotFinite
 from agro.rollout import Activity
 from agro.runs.folder import Run, resuming
 from agro.runs.metrics import empty_metrics
-from agro.store import Store
-from agro.train.feed import Feed
+from agro.store import Commit, Store
+from agro.train.feed import Feed, StepBatch
 from agro.train.learner import Learner
-from agro.train.measure import describe_batch
-from agro.train.monitors import Monitor, View
-from agro.train.phases import Phase, Position, is_tuned, tune
-from agro.train.recovery import Checkpoints, go_back, start_of
-from agro.train.source import Sampling, Source
-from agro.train.update import Updates
+from agro.train.measure import change, describe_batch, describe_step, kept, logp_differences
+from agro.train.monitors import GO, Monitor, View
+from agro.train.phases import (
+    POSITION,
+    TRIED,
+    Phase,
+    Position,
+    is_tuned,
+    loss_of,
+    lowered,
+    read_position,
+    recalled,
+    speed_of,
+    tune,
+)
+from agro.train.step import Step
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What the steps of one phase use."""
-
-    source: Source
-    feed: Feed
-    monitors: Sequence[Monitor]
+# Of finding a rate: trials, how near the bound one has to come, how far the next one goes, the largest rate.
+TRIALS, NEAR, FARTHEST, HIGHEST = 4, 0.1, 1000.0, 1e-2
+ROUNDING = 1e-4  # norm of a gradient that may be rounding
 
 
 class Loop:
     """Takes a learner through the phases of a run."""
+
+    feed: Feed  # of the current phase
+    monitors: Sequence[Monitor]
 
     def __init__(
         self,
@@ -48,12 +68,12 @@ class Loop:
         store: Store,
         folder: Run,
         activity: Activity,
-        say: Callable[[str], None],
-        build: Callable[[Phase, Position], Parts],
+        build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]],
     ) -> None:
+        """`build` makes what the steps of a phase use."""
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
-        self.activity, self.say, self.build = activity, say, build
-        self.checkpoints = Checkpoints(learner, store, folder, activity)
+        self.activity, self.build = activity, build
+        self.saved = -1  # the last step with a checkpoint; -1: none has one
         self.stop = ""  # why the run ends after its first step, where the measurement before it requests that
 
     def run(self, published: int = 0) -> Position:
@@ -61,12 +81,12 @@ class Loop:
 
         `published`: the newest version that other processes may have sampled with.
         """
-        position = go_back(self.store, self.folder, self.phases, self.say)
+        position = self.go_back()
         if published > position.version:  # by steps that are lost: no later weights may have their version
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
-            self.checkpoints.saved = position.step
+            self.saved = position.step
         self.learner.version = position.version
         if self.folder.changed:
             position = replace(position, stopped="")
@@ -75,7 +95,7 @@ class Loop:
                 position = self._phase(phase, position)
             if position.stopped and position.step <= phase.ends:
                 break
-        self.checkpoints.prune(phase)
+        self._prune(phase)
         return position
 
     def _phase(self, phase: Phase, position: Position) -> Position:
@@ -86,8 +106,8 @@ class Loop:
                 position = self._show(view, position)
                 self.stop = position.stopped
                 position = replace(position, stopped="")
-            if phase.config.guard.action == "rollback" and self.checkpoints.saved < 0:
-                position = self.checkpoints.commit(phase, position)  # to which the first steps may roll back
+            if phase.config.guard.action == "rollback" and self.saved < 0:
+                position = self.commit(phase, position)  # to which the first steps may roll back
             while position.step < phase.ends and not position.stopped:
                 self.activity.check()
                 position = self._step(phase, position)
@@ -98,15 +118,16 @@ class Loop:
                         "or in float32"
                     )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
-            saved = max(self.checkpoints.saved, 0)
+            saved = max(self.saved, 0)
             again = resuming(self.folder.folder)
             raise Unwritable(f"{error}. The run resumes from step {saved} with: {again}") from error
         except (Interrupted, Refused) as error:
-            self.checkpoints.commit_done(phase, position)
+            if position.step != self.saved and self.learner.version == position.version:  # the step was done
+                self.store.ledger.rewind(self.folder.id, position.step)
+                self.commit(phase, position)
             if isinstance(error, Interrupted):
-                self.say(
-                    f"interrupted after step {position.step}; continue with: {resuming(self.folder.folder)}"
-                )
+                again = resuming(self.folder.folder)
+                self.activity.say(f"interrupted after step {position.step}; continue with: {again}")
             raise
         return position
 
@@ -118,14 +139,10 @@ class Loop:
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
-        self.learner.enter(phase.config, began=start_of(self.folder, phase), resumed=resumed)
+        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
         position = replace(position, version=self.learner.version)  # another one where it begins anew
-        self.parts = parts = self.build(phase, position)
-        self.sampling = Sampling(
-            parts.source, parts.feed, self.learner, self.store, self.folder.id, self.activity, self.say
-        )
-        self.updates = Updates(self.learner, self.store, self.folder, self.activity, self.say, parts.monitors)
-        for monitor in parts.monitors:
+        self.feed, self.monitors = self.build(phase, position)
+        for monitor in self.monitors:
             if monitor.name in position.monitors:
                 monitor.restore(position.monitors[monitor.name])
         return position
@@ -135,18 +152,16 @@ class Loop:
         train = phase.config.train
         began = time.perf_counter()
         # Not at the end of a step: where it fails, the step before is done and can be committed.
-        self.parts.source.publish(self.learner)
-        data = self.sampling.take(phase, position)
+        self.feed.source.publish(self.learner)
+        data = self.feed.take(position)
         sampled = time.perf_counter()
-        metrics = empty_metrics()
-        metrics |= describe_batch(data.valid, data.collected, self.learner.version, phase.config.reward)
-        metrics["replay_missing"] = data.missing
+        metrics = empty_metrics() | describe_batch(data, self.learner.version, phase.config.reward)
         view = View(phase, position.step + 1, phase.options(position), metrics, self.stop)
         self.activity.stage("updating", 1, train.updates)
-        batch = self.parts.feed.batch(data.valid, view.step, view.options)
-        for monitor in self.parts.monitors:
-            monitor.receive(data.valid.samples)
-        position = self.updates.make(view, position, batch)
+        batch = self.feed.batch(data, view.step, view.options)
+        for monitor in self.monitors:
+            monitor.receive(data.samples)
+        position = self.update(view, position, batch)
         self.learner.follow(view.at)
         position = replace(position, step=view.step, prompts=position.prompts + data.prompts)
         trained = time.perf_counter()
@@ -158,16 +173,116 @@ class Loop:
         }
         position = self._show(view, position)
         if view.last or metrics["rolled_back"] or phase.at(position) % train.checkpoint_every == 0:
-            position = self.checkpoints.commit(phase, position)
+            position = self.commit(phase, position)
         return position
+
+    def update(self, view: View, position: Position, data: StepBatch | None) -> Position:
+        """All optimizer steps on one batch; the metrics are of the first, before the weights move."""
+        if data is None:
+            return self._skip(view, position, "no sample that was drawn is valid")
+        phase, train, name = view.phase, view.phase.config.train, view.phase.config.objective.name
+        options = phase.resolved(view.options)
+        for update in range(train.updates):
+            self.activity.stage("updating", update + 1, train.updates)
+            check = self.activity.check if update == 0 else lambda: None
+            try:
+                step = self.learner.gradient(data.batch, name, options, check)
+            except NotFinite as error:
+                position = self._skip(view, position, str(error))
+                continue
+            if view.metrics["loss"] is None:
+                view.metrics |= describe_step(step, data.recent, phase, view.options)
+                view.metrics |= logp_differences(step, data.comparable)
+                actions = (monitor.judge(view) for monitor in self.monitors)
+                action = next((action for action in actions if action.kind != "go"), GO)
+                if action.kind == "stop":
+                    raise Refused(f"step {view.step}: {action.why}")
+                if action.kind == "skip":
+                    return self._skip(view, position, action.why)
+                if action.kind == "roll back":
+                    view.metrics["rolled_back"] = 1
+                    return self._roll_back(phase, position, action.why)
+            if train.lr == "auto" and position.rate is None:
+                position = replace(position, rate=self._find_rate(step, phase.bound))
+            position = self._move(view, position, step, phase.lr(position, update))
+        return position
+
+    def _skip(self, view: View, position: Position, reason: str) -> Position:
+        view.metrics["skipped"] += 1
+        self.activity.say(f"update skipped: {reason}")
+        return replace(position, skipped=position.skipped + 1)
+
+    def _roll_back(self, phase: Phase, position: Position, reason: str) -> Position:
+        """Load the last checkpoint's weights, with a new version and half the learning rate."""
+        commit, step = self.store.ledger.committed(self.folder.id), position.step + 1
+        if commit is None:
+            raise Refused(
+                f"step {step}: {reason}, and there is no checkpoint to roll back to. What to do: "
+                'guard.action = "rollback", which commits one at the start, or a lower train.checkpoint_every'
+            )
+        folder = self.folder.checkpoint(commit.step)
+        if problem := damage(folder, commit):
+            raise Refused(
+                f"{problem}, and step {step} has to roll back to it ({reason}). What to do: --resume"
+            )
+        self.learner.load(folder, position.version + 1)
+        in_phase = commit.step > phase.begins or phase.begins == 0
+        resumed = folder if in_phase else None
+        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
+        self.activity.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
+        return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
+
+    def _find_rate(self, step: Step, bound: float) -> float | None:
+        """The rate at which the update changes the policy by the bound; None where none is found.
+
+        The KL grows as the square of a small rate, so that each trial tells the next one. A gradient that is
+        rounding alone, such as of a batch of equal rewards, tells nothing.
+        """
+        if step.norm <= ROUNDING:
+            return None
+        self.activity.stage("finding train.lr")
+        rate, factor = TRIED, math.inf
+        for _ in range(TRIALS):
+            kl = change(self.learner.try_move(rate, step.batch), step)
+            factor = math.sqrt(bound / kl) if kl > 0 else FARTHEST * float(kl == 0)
+            rate = min(HIGHEST, rate * min(max(factor, 1 / FARTHEST), FARTHEST))
+            if abs(factor - 1) < NEAR:
+                break
+        if kl == 0:
+            return None
+        found = float(short(rate))
+        self.activity.say(
+            f"train.lr = {found:g}, at which the first update changes the policy by {bound:.2g} nats a token"
+        )
+        return found
+
+    def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
+        """One optimizer step at a rate of at most `lr`, and what it did."""
+        train, before = view.phase.config.train, None
+        if train.gain_ratio or train.step_kl:  # rules that a forward pass after the step measures
+            lr = lowered(lr, train, view.phase.bound, position)
+            before = self.learner.along_gradient()
+        self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)
+        view.metrics["lr"] = view.metrics["lr"] or lr
+        position = replace(position, version=self.learner.version, skipped=0)
+        if before is None:
+            return position
+        promise = max(1.0, step.norm / train.clip) * float(before - self.learner.along_gradient())
+        logp_BT = self.learner.logp(step.batch)
+        kl, gain = change(logp_BT, step), kept(logp_BT, step)
+        if view.metrics["step_kl"] is None:
+            view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
+        lost = loss_of(promise, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
+        speed = recalled(speed_of(kl, lr), position.speed)
+        return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
     def _show(self, view: View, position: Position) -> Position:
         """Let the monitors look at a step that is done, and tune β by the KL that is known then."""
         if view.is_due:
-            self.parts.source.publish(self.learner)
+            self.feed.source.publish(self.learner)
         states: dict[str, Any] = dict(position.monitors)
         with self.learner.averaged():
-            for monitor in self.parts.monitors:
+            for monitor in self.monitors:
                 monitor.after(view)
                 state = monitor.state()
                 if state is not None:
@@ -176,3 +291,104 @@ class Loop:
         if is_tuned(setting) and kl is not None:
             position = replace(position, beta=tune(setting, view.options["beta"], kl))
         return replace(position, stopped=view.stop, monitors=states)
+
+    def commit(self, phase: Phase, position: Position) -> Position:
+        """Write a checkpoint, then the row of the store that makes it valid."""
+        self.activity.stage("saving")
+        with complete_folder(self.folder.checkpoint(position.step)) as temporary:
+            self.learner.save(temporary)
+            content = asdict(replace(position, digest=""))
+            (temporary / POSITION).write_text(json.dumps(content, indent=1), encoding="utf-8")
+            files = _digests(temporary)
+        names = "".join(f"{name} {files[name]}\n" for name in sorted(files))
+        position = replace(position, digest=hashlib.sha256(names.encode()).hexdigest())
+        self.folder.sync()
+        self.store.ledger.commit(self.folder.id, position.step, position.digest, files=files)
+        self.saved = position.step
+        self._prune(phase)
+        return position
+
+    def _prune(self, phase: Phase) -> None:
+        """Delete all checkpoints but the one that the phase began with and the last `train.keep` commits."""
+        commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
+        remaining = {phase.begins, *(commit.step for commit in commits)}
+        folders = {self.folder.checkpoint(step) for step in remaining}
+        for old in set((self.folder.folder / "checkpoints").glob("step-*")) - folders:
+            with writing(old):
+                shutil.rmtree(old)
+
+    def _start_of(self, phase: Phase) -> Path | None:
+        """The checkpoint that the phase began with; None at the start of the run."""
+        return self.folder.checkpoint(phase.begins) if phase.begins else None
+
+    def go_back(self) -> Position:
+        """The position to resume from. What came after it is undone in the store, or marked as redone.
+
+        Raises `Refused` where the run committed checkpoints but none of them is complete.
+        """
+        store, folder, say = self.store, self.folder, self.activity.say
+        store.tables.check()
+        if folder.has_steps() and not store.ledger.knows(folder.id):
+            raise Refused(
+                f"{store.path}: expected the store that the run in {folder.folder} began with, got one that "
+                "has nothing of this run. What to do: put the run's store back, or start a new run with "
+                "another --out"
+            )
+        commits = {c.step: c for c in store.ledger.commits(folder.id)}
+        problems = [f"row {row} of the commits in {store.path}" for row in store.tables.damaged("commits")]
+        chosen: Commit | None = None
+        for commit in reversed(commits.values()):
+            if problem := self._damage(commit, commits):
+                problems.append(problem)
+                continue
+            chosen = commit
+            break
+        if commits and chosen is None:
+            raise Refused(
+                f"{folder.folder}: no checkpoint that the run committed is complete: "
+                f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
+                "with another --out"
+            )
+        step = chosen.step if chosen else 0
+        if problems:
+            say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
+        # Metrics first: where the run is killed in between, its store still knows it.
+        for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
+            say(f"damaged: {folder.metrics_file}:{line}; dropped")
+        store.ledger.rewind(folder.id, to=chosen)
+        return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
+
+    def _damage(self, commit: Commit, commits: Mapping[int, Commit]) -> str:
+        """Why the run can't resume from a commit: damage to its checkpoint, or to its phase's reference."""
+        problem = damage(self.folder.checkpoint(commit.step), commit)
+        if problem:
+            return problem
+        position = read_position(self.folder.checkpoint(commit.step), commit.digest)
+        for phase in self.phases:
+            # Whose reference is, or begins as, the checkpoint that the phase began with.
+            is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+            if is_anchored and phase.name == position.phase and position.step < phase.ends:
+                anchor = commits.get(phase.begins)
+                if anchor is None or anchor.digest != position.anchor:
+                    return f"step {commit.step}: the commit of step {phase.begins}, its reference, is missing"
+                return damage(self.folder.checkpoint(phase.begins), anchor)
+        return ""
+
+
+def damage(folder: Path, commit: Commit) -> str:
+    """Which files of a committed checkpoint are missing or changed; empty where it is complete."""
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    present = _digests(folder)
+    problems = []
+    for name, expected in commit.files.items():
+        if name not in present:
+            problems.append(f"{folder / name} is missing")
+        elif present[name] != expected:
+            problems.append(f"{folder / name} was changed after it was written")
+    return ", ".join(problems)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 by the name of a file."""
+    return {path.name: digest(path) for path in folder.iterdir()}

@@ -31,7 +31,6 @@ from agro.objectives import Objective
 from agro.objectives.methods.consistency import regularized_reward
 from agro.objectives.reduce import Groups
 from agro.rewards.shaping import shares
-from agro.rollout import CollectResult
 from agro.stats.intervals import standard_error
 from agro.train.collate import staleness, total_reward
 from agro.train.feed import Valid, one_each
@@ -46,11 +45,9 @@ NOTICEABLE = 1e-3
 LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
 
 
-def describe_batch(
-    valid: Valid, collected: CollectResult, version: int, reward: RewardConfig | None = None
-) -> dict[str, Any]:
+def describe_batch(valid: Valid, version: int, reward: RewardConfig | None = None) -> dict[str, Any]:
     """Metrics of a step's samples before any forward pass. `version` is the learner's."""
-    samples, responses = valid.samples, one_each(valid.samples)
+    samples, responses, collected = valid.samples, one_each(valid.samples), valid.collected
     rewards_of: dict[str, list[float]] = defaultdict(list)
     parts: dict[str, list[float]] = defaultdict(list)
     for s in responses:
@@ -93,6 +90,7 @@ def describe_batch(
         "dropped_reasons": dict(valid.dropped),
         "skipped": 0,
         "rolled_back": 0,
+        "replay_missing": valid.missing,
         "replay_share": len(stored) / (len(fresh) + len(stored)) if samples else None,
     }
 
@@ -162,6 +160,30 @@ def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]
     if len(off_fresh):
         metrics["logp_diff_fresh"] = off_fresh.mean().item()
     return metrics
+
+
+def change(logp_BT: Tensor, step: Step) -> float:
+    """KL, nats a token, of weights with these log-probs from those at `step`'s gradient."""
+    mask = step.batch.mask
+    return float((logp_BT.to(mask.device) - step.streams["logp"])[mask].square().mean()) / 2
+
+
+def kept(logp_BT: Tensor, step: Step) -> float | None:
+    """What of its promise −⟨g, Δθ⟩ a step kept, by the log-probs after it; in units of the objective.
+
+    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were
+    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is
+    improbable can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ.
+    None where the policy was moved by more than log-probs, such as an exact KL.
+    """
+    others = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}
+    if any(step.evaluation.grads[stream].any() for stream in others):
+        return None
+    groups, push_BT = Groups.of(step.batch), -step.evaluation.grad
+    change_BT = logp_BT.to(push_BT.device) - step.streams["logp"]
+    change_N, sum_N = groups.sum_tokens(change_BT), groups.sum_tokens(push_BT * change_BT)
+    falls_N = (groups.sum_tokens(push_BT) < 0) & (change_N != 0)
+    return float(torch.where(falls_N, sum_N * change_N.expm1() / change_N, sum_N).sum())
 
 
 def kl_of(batch: Batch, logp: Tensor) -> float:

@@ -1,5 +1,11 @@
 """The phases of a run: which steps each has, and what changes over them.
 
+The learning rate of a step is lowered by what the steps before it did: the share of their promised gain that
+they lost (`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a
+trust region by k2). Both are measured by one forward pass after each, the highest value counts at once and is
+forgotten slowly, and no step is taken back. The rate is set before a step's samples are drawn and knows
+nothing of their rewards: where the expected step is 0 it stays so. The rules are in docs/guide/concepts.md.
+
 `train.epochs` become steps once, when the run begins. `config.json` has the steps, and under "epochs" what
 they were computed from.
 """
@@ -31,6 +37,11 @@ from agro.types.sample import ROLES
 TUNED = {"start", "target_kl", "rate"}
 SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
 TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
+POSITION = "position.json"  # of a checkpoint
+KEPT = 0.7  # of the speed, or of the loss, in a step that has less
+LEAST = 0.1  # of its rate, which the step after one that lost more than all has at least
+FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
+STEP_KL = 0.005  # the bound that a rate is found for, where train.step_kl gives none
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,16 @@ class Position:
         return {"step": self.step, "phase": self.phase, "version": self.version}
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether it is RUN/checkpoints/step-N."""
+    return (folder / POSITION).is_file()
+
+
+def read_position(folder: Path, digest: str) -> Position:
+    content = json.loads((folder / POSITION).read_text(encoding="utf-8"))
+    return Position(**{**content, "digest": digest})
+
+
 def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None) -> float:
     """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps.
 
@@ -74,6 +95,46 @@ def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None
     if config.schedule == "linear":
         return largest * (1 - done)
     return largest * (0.5 * (1 + math.cos(math.pi * done)))
+
+
+def step_bound(step_kl: float, steps: int) -> float:
+    """What one of so many optimizer steps may change the policy, nats a token."""
+    return step_kl * max(1.0, math.sqrt(FEW_STEPS / steps))
+
+
+def lowered(lr: float, train: TrainConfig, bound: float, position: Position) -> float:
+    """The learning rate, lowered to what the steps before allow.
+
+    Nothing is known of them before the first step of a phase, which warm-up makes small.
+    """
+    if train.step_kl is not None and position.speed:
+        lr = min(lr, math.sqrt(2 * bound) / position.speed)
+    if train.gain_ratio is not None and position.lost:
+        lr = min(lr, (1 - train.gain_ratio) / position.lost)
+    return lr
+
+
+def speed_of(kl: float, lr: float) -> float | None:
+    """√(2 KL) of a step per unit of learning rate; None where it tells nothing."""
+    return math.sqrt(2 * kl) / lr if lr > 0 and math.isfinite(kl) else None
+
+
+def loss_of(promise: float, gain: float | None, lr: float, ratio: float | None) -> float | None:
+    """The share of its promise that a step lost, per unit of learning rate; None where it tells nothing.
+
+    A step against its own gradient, along older ones, promised nothing. Where little was promised much more
+    may be lost, of which so much counts that the next rate is a tenth of this one.
+    """
+    if ratio is None or gain is None or lr == 0 or not 0 < promise < math.inf or not math.isfinite(gain):
+        return None
+    return min(max(1 - gain / promise, 0.0), (1 - ratio) / LEAST) / lr
+
+
+def recalled(now: float | None, before: float | None) -> float | None:
+    """What a step tells, or more of those before it, forgotten slowly; None: it tells nothing."""
+    if now is None or before is None or now > before:
+        return before if now is None else now
+    return KEPT * before + (1 - KEPT) * now
 
 
 def options_at(
@@ -221,6 +282,12 @@ class Phase:
         train = self.config.train
         done = self.at(position) * train.updates + update
         return lr_at(train, done, self.steps * train.updates, position.rate) * 0.5**position.rollbacks
+
+    @property
+    def bound(self) -> float:
+        """What an optimizer step of the phase may change the policy, nats a token."""
+        train = self.config.train
+        return step_bound(train.step_kl or STEP_KL, self.steps * train.updates)
 
     def stored_groups(self, step: int) -> int:
         """Groups that a step (from 0) draws from the store: data.replay is met exactly over many steps."""

@@ -1,5 +1,4 @@
-"""What a step trains on: stored groups that rules pick, and fresh ones that a source adds to the store: all
-that it adds, or only those with a spread of rewards.
+"""Where the fresh samples of a step come from: this process, or collectors.
 
 `CollectorSource` is the trainer's side of sampling in other processes; the other one is
 `agro.place.collector`. The trainer publishes its weights after each step (`agro.train.publications`). A
@@ -22,10 +21,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -34,24 +32,20 @@ from agro.errors import Refused
 from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
 from agro.models.published import load_published
-from agro.objectives.needs import PAIRS
 from agro.rewards import Reward
 from agro.rewards.function import RESERVED
 from agro.rollout import Activity, CollectResult, Rollout, Task, collect
 from agro.rollout.rollout import embedded
 from agro.runs.folder import Run
-from agro.store import At, Selection, Store
-from agro.store.draw_rules import DrawRule, pick_likely
-from agro.store.drawing import wait_for_groups
+from agro.store import At, Store
+from agro.store.draw_rules import pick_likely
 from agro.store.sample_rows import ledger_of
 from agro.store.samples import LedgerSample
-from agro.train.collate import TrackedValues, total_reward
-from agro.train.feed import Feed, Valid
+from agro.train.collate import TrackedValues
 from agro.train.learner import Learner
-from agro.train.phases import Phase, Position, derive
+from agro.train.phases import Phase, derive, read_position
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
-from agro.train.recovery import read_position
-from agro.types import Prompt, Sample
+from agro.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -205,141 +199,6 @@ def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResul
         failed_requests=None if None in failures else sum(n or 0 for n in failures),
         measured=parts[-1].measured,
     )
-
-
-ROUNDS = 10  # of sampling for a step
-
-
-@dataclass(frozen=True)
-class StepData:
-    """What a step trains on."""
-
-    valid: Valid
-    collected: CollectResult  # what was generated for the step
-    prompts: int  # sampled from
-    missing: int  # groups of data.replay that the store didn't have
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Fills the store for the steps of one phase, and draws from it."""
-
-    source: Source
-    feed: Feed
-    learner: Learner
-    store: Store
-    run: str  # its id
-    activity: Activity
-    say: Callable[[str], None]
-
-    def take(self, phase: Phase, position: Position) -> StepData:
-        """The samples of the step after `position`: picked in the store, or generated in place of others."""
-        data, step_of_phase = phase.config.data, phase.at(position)
-        at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
-        picks: list[Selection] = []
-        weights: dict[str, float] = {}  # by prompt id, of the picked groups
-        for rule, weight in self._rules(phase.rules(step_of_phase), at):
-            self.activity.stage("waiting for the store")
-            groups = wait_for_groups(self.store.draws, rule, at, set(weights), self.activity.check)
-            picks.append(self.feed.choose(self.store, Selection(rule, groups), at))
-            weights |= dict.fromkeys(picks[-1].groups, weight)
-        missing = phase.stored_groups(step_of_phase) - len(weights)
-        if PAIRS in phase.needs:  # what a source judges is drawn with the samples that it makes
-            picks.append(Selection(phase.rule(1), []))
-        request = FillRequest(at.step, phase.config.train.groups - len(weights), position.prompts)
-        made, prompts, equal = self.fill(request, spread=data.spread is True)
-        if data.complete_groups:
-            asked = [self._that_can_be_asked(picked) for picked in picks]
-            picks = [
-                Selection(picked.rule, [prompt.id for prompt in prompts_of])
-                for picked, prompts_of in zip(picks, asked, strict=True)
-            ]
-            if joining := list(chain.from_iterable(asked)):
-                request = FillRequest(at.step, 0, position.prompts, joining=joining, n=data.complete_groups)
-                completed = self.source.fill(request)
-                made = joined([made, completed], (*made.ids, *completed.ids))
-        drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
-        for sample in drawn.damaged:
-            self.say(f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}")
-        valid = self.feed.valid(drawn, made.ids)
-        valid.weights = weights
-        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
-        valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
-        return StepData(valid, made, prompts, missing)
-
-    def fill(self, wanted: FillRequest, *, spread: bool) -> tuple[CollectResult, int, int]:
-        """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
-
-        They stay in the store. After `ROUNDS` rounds the step has as many groups as were found. Returns what
-        was sampled, to how many prompts, and how many responses of groups with equal rewards are left out.
-        """
-        parts, prompts = [self.source.fill(wanted)], wanted.groups
-        if not spread:
-            return parts[0], prompts, 0
-        groups = self._with_spread(parts[0].ids)
-        while len(groups) < wanted.groups and len(parts) < ROUNDS:
-            request = FillRequest(
-                wanted.step, wanted.groups - len(groups), wanted.first + prompts, before=prompts
-            )
-            parts.append(self.source.fill(request))
-            groups += self._with_spread(parts[-1].ids)
-            prompts += request.groups
-        chosen = tuple(chain.from_iterable(groups))
-        return joined(parts, chosen), prompts, sum(len(part.ids) for part in parts) - len(chosen)
-
-    def _with_spread(self, ids: Sequence[int]) -> list[list[int]]:
-        """The ids of each group whose known rewards differ, in the order of `ids`."""
-        groups: dict[str, list[Sample]] = {}
-        samples = {sample.id: sample for sample in self.store.samples(ids=ids, skip_damaged=True)}
-        for sample in (samples[i] for i in ids if i in samples):
-            groups.setdefault(sample.prompt_id, []).append(sample)
-        spread = []
-        for group in groups.values():
-            rewards = {reward for sample in group if not math.isnan(reward := total_reward(sample))}
-            if len(rewards) > 1:
-                spread.append([sample.id for sample in group if sample.id is not None])
-        return spread
-
-    def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:
-        """The stored prompts of picked groups, without those that the model can't be asked."""
-        prompts = []
-        for prompt_id in picked.groups:
-            prompt = stored_prompt(self.store, prompt_id)
-            if prompt is None:
-                continue
-            try:
-                self.learner.encoder.checked_prompt(prompt)
-                prompts.append(prompt)
-            except InvalidSample as error:
-                if picked.rule.data.invalid_prompts == "refuse":
-                    raise Refused(
-                        f"data.complete_groups: stored prompt {prompt.id} can't be sampled to: {error}. What "
-                        'to do: delete it (agro forget --prompt-id), or set data.invalid_prompts = "drop"'
-                    ) from None
-        return prompts
-
-    def _rules(self, rules: Sequence[DrawRule], at: At) -> Iterator[tuple[DrawRule, float]]:
-        """Each rule with what its groups count. Where `data.spread` is a share, it is two, for groups of
-        different and of equal rewards, which count as many as the store has of them: the choice of a group
-        reads the noise of its rewards, its expectation doesn't. A single group is any."""
-        for rule in rules:
-            if isinstance(rule.data.spread, bool):
-                yield rule, 1.0
-                continue
-            if rule.groups == 1:  # a mean of one has no weights
-                yield replace(rule, data=rule.data.model_copy(update={"spread": False})), 1.0
-                continue
-            differing, equal = counts = [self.store.draws.count(kind, at) for kind in rule.kinds]
-            total = sum(counts)
-            if not all(counts) or (total < rule.groups and not rule.fewer):
-                yield rule.kinds[equal > 0 and not differing], 1.0
-                continue
-            n = min(rule.groups, total)
-            seldom = rule.data.spread * equal
-            few = min(round(n * seldom / (seldom + differing)), n // 2)
-            few = min(max(1, few, n - differing), n - 1, equal)
-            for kind, groups, found in zip(rule.kinds, (n - few, few), counts, strict=True):
-                yield replace(kind, groups=groups), found / total * n / groups
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,16 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
+from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
+from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.models.reference import load_reference
 from agro.objectives.ingredients import MEASURED
 from agro.objectives.needs import provided_by
 from agro.rewards import Reward, load_reward
 from agro.rollout import Rollout
-from agro.rollout.engines.capabilities import capabilities, declared
-from agro.rollout.envs import load_environment
+from agro.rollout.engines import capabilities, declared
+from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.card import check_push
 from agro.runs.folder import STAGE, Run, check_out
@@ -30,19 +32,23 @@ from agro.store.shared import leased, trainer_of
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
-from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
+from agro.train.check import (
+    check_config,
+    check_heldout,
+    check_sharded,
+    follows_log,
+    notes_on_settings,
+    samples_kl,
+)
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
 from agro.train.learner import Learner, keep_best, save_model
-from agro.train.loop import Loop, Parts
-from agro.train.monitors import Monitor, heldout
-from agro.train.monitors.guard import Best, Guard
-from agro.train.monitors.outlets import Record, SideBySideResponses, Terminal, best_of_log
-from agro.train.monitors.warnings import Signal, Warnings, notes, notes_on_settings
+from agro.train.loop import Loop
+from agro.train.monitors import Monitor, Record, Terminal, heldout
+from agro.train.monitors.guard import Best, Guard, Signal, Warnings
 from agro.train.phases import Phase, Position, derive, describe, resolve
 from agro.train.process_group import Watch, connect, joined, rank, take_device, world_size
 from agro.train.publications import Publications
-from agro.train.recovery import fingerprints
 from agro.train.source import (
     CollectorSource,
     InlineSource,
@@ -54,6 +60,31 @@ from agro.train.source import (
 )
 from agro.train.trainable import check_enough, check_store, check_stores, drawn_groups
 from agro.types import Prompt
+
+
+def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
+    """What the model and the prompts show, before the first step."""
+    texts, count = sum(isinstance(p.text, str) for p in prompts), parameters(policy.model)
+    ignored = ignored_settings(policy.model, config.sampler)
+    positions, on_gpu = positions_of(policy.model), policy.device.type == "cuda"
+    is_large = config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu"
+    rows = {
+        f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the tokenizer has "
+        "one; policy.chat.wrap = true makes user messages of them": texts
+        and policy.tokenizer.chat_template
+        and not config.policy.chat.wrap,
+        f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] "
+        "decides": prompts and ignored,
+        f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
+        "changes the log-probs of all sequences": policy.context < positions,
+        f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
+        "engine.kind = vllm starts vLLM, which samples faster": (
+            on_gpu and "shares_weights" in capabilities(config.engine.kind)
+        ),
+        f"policy.threads = auto: {cores()} CPU threads for {count / 1e6:.0f} million parameters. With "
+        "another number of threads the last bits of the weights differ": is_large,
+    }
+    return [note for note, applies in rows.items() if applies]
 
 
 class BaseTrainer:
@@ -116,7 +147,7 @@ class BaseTrainer:
         store = self._prepare()
         try:
             self.policy, self.reference = self._load()
-            digests = fingerprints(self.config, self.policy, self.reference, self.rewards)
+            digests = inputs.fingerprints(self.config, self.policy, self.reference, self.rewards)
             resume, accept, epochs = self.resume, self.accept, self.epochs
             self.folder = Run(
                 self.out, self.config, resume=resume, inputs=digests, accept=accept, epochs=epochs
@@ -203,7 +234,7 @@ class BaseTrainer:
         if not any(phase.reads_reference for phase in self.phases):
             return None
         if self.config.policy.reference_is_served:
-            from agro.rollout.engines.teacher import ServedReference
+            from agro.rollout.engines.connection import ServedReference
 
             return ServedReference(self.config, policy)
         return load_reference(self.phases[0].config.policy, policy)
@@ -221,7 +252,7 @@ class BaseTrainer:
         with self._learner() as learner:
             self.best = Best(keep=partial(keep_best, learner, self.out, self.config.policy.lora))
             build = partial(self._parts, learner)
-            loop = Loop(self.phases, learner, self.store, self.folder, self.activity, say, build)
+            loop = Loop(self.phases, learner, self.store, self.folder, self.activity, build)
             if self.config.source.kind == "elsewhere":
                 self.publications.begin(self.folder.record, self.prompts)
                 newest = self.publications.newest()
@@ -261,7 +292,7 @@ class BaseTrainer:
             settings = engine_settings(self.config, self.policy.device)
         return load_engine(settings, self.policy, self.progress.say)
 
-    def _parts(self, learner: Learner, phase: Phase, position: Position) -> Parts:
+    def _parts(self, learner: Learner, phase: Phase, position: Position) -> tuple[Feed, Sequence[Monitor]]:
         data, trained = phase.config.data, {p.id for p in self.prompts}
         if data.draws_stored:
             for note in check_store(phase, self.store):
@@ -269,13 +300,18 @@ class BaseTrainer:
             stored = {group.prompt_id for group in drawn_groups(data, self.store)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
-        feed = Feed(phase, learner, self.values, self.store, self.folder.id, position.cached)
-        source, monitors = self._source(phase, position, learner), self._monitors(phase, learner, trained)
+        values: StoredValues | TrackedValues | None = self.values
+        if data.value_half_life is not None:
+            values = TrackedValues(self.store, self.folder.id, learner, data.value_half_life)
+        source, monitors = self._source(phase, position, values), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
-        return Parts(source, feed, monitors)
+        started = self.store, self.folder.id, self.activity
+        return Feed(phase, source, learner, *started, values, position.cached), monitors
 
-    def _source(self, phase: Phase, position: Position, learner: Learner) -> Source:
+    def _source(
+        self, phase: Phase, position: Position, values: StoredValues | TrackedValues | None
+    ) -> Source:
         """Where the fresh samples of a phase come from, with what it puts around that."""
         config, run = phase.config, self.folder.id
         inline: InlineSource | None = None
@@ -284,7 +320,16 @@ class BaseTrainer:
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
         else:
-            source = inline = self._inline(phase, learner)
+            seed = derive(config.train.seed, "prompts", phase.name)
+            prompts = [without_hint(p) if "hint" in p.columns else p for p in self.prompts]
+            order = PromptOrder(prompts, seed)
+            if config.data.prompt_order == "uncertain":
+                assert isinstance(values, TrackedValues)
+                order = UncertainOrder(prompts, seed, config.data.candidates, values)
+            # Of published versions, for an engine that doesn't share the policy's.
+            weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
+            parts = recording(self.phases, phase), self._rollout(phase), order, self.reward, self.store
+            source = inline = InlineSource(*parts, run, self.activity, weights)
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -303,25 +348,10 @@ class BaseTrainer:
         )
         return wrapper.make(source, context, options)
 
-    def _inline(self, phase: Phase, learner: Learner) -> InlineSource:
-        data, run = phase.config.data, self.folder.id
-        seed = derive(phase.config.train.seed, "prompts", phase.name)
-        prompts = [without_hint(prompt) if "hint" in prompt.columns else prompt for prompt in self.prompts]
-        order = PromptOrder(prompts, seed)
-        if data.prompt_order == "uncertain":
-            assert data.value_half_life is not None
-            tracked = TrackedValues(self.store, run, learner, data.value_half_life)
-            order = UncertainOrder(prompts, seed, data.candidates, tracked)
-        weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
-        rollout, recorded = self._rollout(phase), recording(self.phases, phase)
-        return InlineSource(recorded, rollout, order, self.reward, self.store, run, self.activity, weights)
-
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment
-        if environment is None:
-            return Rollout(self.policy.encoder, self.engine)
-        loaded = self.environments[phase.name]
-        return Rollout(self.policy.encoder, self.engine, loaded, environment.max_turns)
+        turns = 1 if environment is None else environment.max_turns
+        return Rollout(self.policy.encoder, self.engine, self.environments.get(phase.name), turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
@@ -331,7 +361,7 @@ class BaseTrainer:
         monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
-            parts = self._rollout(phase), self.reward, self.eval_prompts, activity, say
+            parts = self._rollout(phase), self.reward, self.eval_prompts, activity
             monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
             if shifts:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))
@@ -382,7 +412,11 @@ class BaseTrainer:
             prompts = heldout.first_prompts(config, store, run, self.prompts, encoder, place, shown)
         if not prompts:
             return []
-        log = best_of_log(store, run, [prompt.id for prompt in prompts])
+        log = heldout.best_of_log(store, run, [prompt.id for prompt in prompts])
         held_out = bool(self.eval_prompts or config.data.hold_out)
         initial = SideBySide.start(prompts, log, held_out=held_out)
-        return [SideBySideResponses(phase, self.out, self._rollout(phase), prompts, initial, self.activity)]
+        return [
+            heldout.SideBySideResponses(
+                phase, self.out, self._rollout(phase), prompts, initial, self.activity
+            )
+        ]

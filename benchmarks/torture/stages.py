@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import agro.logs.importing
-import agro.train.loop
 from agro.rewards.function import FunctionReward
 from agro.rewards.workers import Pool
 from agro.rollout.engines.hf import HF
@@ -26,9 +25,8 @@ from agro.runs.progress import RunActivity
 from agro.store import Store
 from agro.store.database import SqliteDatabase
 from agro.store.drawing import Draws
+from agro.train.loop import Loop
 from agro.train.monitors.heldout import HeldOutPrompts
-from agro.train.recovery import Checkpoints
-from agro.train.update import Updates
 
 STAGES = (
     "other",
@@ -43,13 +41,13 @@ STAGES = (
 )
 _FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"}
 _PLACES: list[tuple[Any, str, str]] = [
-    (agro.train.loop, "go_back", "resuming"),
+    (Loop, "go_back", "resuming"),
     (FunctionReward, "score", "scoring"),
     (Store, "append", "appending"),
     (Store, "set_rewards", "appending"),
     (Draws, "draw_picked", "appending"),
-    (Updates, "make", "updating"),
-    (Checkpoints, "commit", "saving"),
+    (Loop, "update", "updating"),
+    (Loop, "commit", "saving"),
     (HeldOutPrompts, "after", "evaluating"),
 ]
 _TICKS: tuple[tuple[Any, str], ...] = (

@@ -26,8 +26,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
-from agro.rollout.demonstrate import demonstrate  # noqa: E402
-from agro.rollout.envs import load_environment  # noqa: E402
+from agro.rollout import demonstrate  # noqa: E402
+from agro.rollout.envs.process import load_environment  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Prompt, Sample  # noqa: E402
 from reproductions import harness  # noqa: E402

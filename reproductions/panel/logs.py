@@ -17,7 +17,7 @@ import numpy as np
 from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
 from agro.io.files import complete_folder
 from agro.models.policy import Policy
-from agro.rollout.envs import load_environment
+from agro.rollout.envs.process import load_environment
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import Rollout, embedded
 from agro.store import Pair, Store

@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from agro.train.update import FEW_STEPS, step_bound  # noqa: E402
+from agro.train.phases import FEW_STEPS, step_bound  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import play, report  # noqa: E402
 from reproductions.panel.jobs import JOBS, Job  # noqa: E402

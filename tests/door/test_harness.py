@@ -15,7 +15,7 @@ from agro.errors import Refused, remember_secret
 from agro.io import plugins
 from agro.rewards.protocol import Score
 from agro.rollout import Task, collect
-from agro.rollout.envs import load_environment
+from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, Rollout
 from agro.store import Store
 from agro.types import Prompt

@@ -12,8 +12,9 @@ import pytest
 from agro import config
 from agro.errors import Refused
 from agro.io.worker import WrongResult
-from agro.rollout.envs import Turn, load_environment
+from agro.rollout.envs import Turn
 from agro.rollout.envs.playing import make_environment
+from agro.rollout.envs.process import load_environment
 from agro.types import Prompt
 
 COUNT = '''

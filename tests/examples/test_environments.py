@@ -12,8 +12,9 @@ from agro.errors import Refused
 from agro.io.worker import load_file
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
-from agro.rollout.demonstrate import demonstrate
-from agro.rollout.envs import Mistake, Turn, load_environment
+from agro.rollout import demonstrate
+from agro.rollout.envs import Mistake, Turn
+from agro.rollout.envs.process import load_environment
 from agro.types import Prompt
 
 FOLDER = Path(__file__).parents[2] / "examples/environments"

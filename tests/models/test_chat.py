@@ -13,11 +13,10 @@ from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
-from agro.rollout import Rollout
-from agro.rollout.demonstrate import demonstrate
+from agro.rollout import Rollout, demonstrate
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
-from agro.rollout.episode import Transcript
+from agro.rollout.rollout import Transcript
 from agro.types import UNKNOWN_VERSION, Prompt, Sample
 
 CHATML = (

@@ -22,7 +22,7 @@ from agro.models.pretrained import new_model
 from agro.models.reference import frozen
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
-from agro.train.monitors.warnings import notes
+from agro.train.trainer import notes
 from agro.types import Prompt, Sample
 
 ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]

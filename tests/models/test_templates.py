@@ -24,7 +24,7 @@ from agro.models.pretrained import new_model
 from agro.rollout import Rollout
 from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
-from agro.rollout.episode import Transcript
+from agro.rollout.rollout import Transcript
 from agro.types import Prompt, Sample
 
 _SPEC = find_spec("trl")

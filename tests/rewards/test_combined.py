@@ -147,9 +147,9 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
         3.0,
         {"index": 0, "first": 1, "second": 2},
     )  # an earlier scoring's parts go
-    assert describe_batch(Valid(stored), made, 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
+    assert describe_batch(Valid(stored, collected=made), 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
     foreign = Valid([Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)])
-    assert describe_batch(foreign, made, 0)["reward_parts"] is None
+    assert describe_batch(foreign, 0)["reward_parts"] is None
 
 
 def test_the_configuration_comes_back_from_config_json(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from sampling import PROMPTS, by_index, end_with, rollout
 
 from agro import config
+from agro import rollout as rollouts
 from agro.config import SamplerConfig
 from agro.errors import Interrupted, Refused
 from agro.models.encoding import Encoder
@@ -86,7 +86,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture(autouse=True)
 def _flush_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["agro.rollout.collect"], "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(rollouts, "FLUSH_SECONDS", 0.0)
 
 
 def made(
@@ -128,7 +128,7 @@ def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(
 def test_what_finished_is_stored_when_a_later_response_raises(
     tmp_path: Path, encoder: Encoder, monkeypatch, wait: float
 ) -> None:
-    monkeypatch.setattr(sys.modules["agro.rollout.collect"], "FLUSH_SECONDS", wait)
+    monkeypatch.setattr(rollouts, "FLUSH_SECONDS", wait)
 
     def fail() -> None:
         raise RuntimeError("no more")

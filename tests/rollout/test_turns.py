@@ -16,8 +16,7 @@ from agro.errors import Refused
 from agro.logs.interchange import from_record
 from agro.models.encoding import InvalidSample
 from agro.rewards import check_failures, exact
-from agro.rollout import Rollout
-from agro.rollout.demonstrate import demonstrate
+from agro.rollout import Rollout, demonstrate
 from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn

@@ -20,8 +20,7 @@ from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
 from agro.rollout import Rollout
-from agro.rollout.engines.capabilities import CAPABILITIES, ENGINES, REQUIREMENTS, capabilities
-from agro.rollout.engines.protocol import Capability
+from agro.rollout.engines import CAPABILITIES, ENGINES, REQUIREMENTS, Capability, capabilities
 from agro.store import Store
 from agro.train import around
 from agro.train.check import check_config, check_sharded, samples_kl

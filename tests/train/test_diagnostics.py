@@ -15,7 +15,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.objectives import Evaluation, get
-from agro.rollout.collect import Activity
+from agro.rollout import Activity
 from agro.rollout.evaluate import Heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import embedded, load_rollout
@@ -204,7 +204,7 @@ def test_held_out_responses_are_measured_against_the_reference_without_the_unsco
         """What the monitor adds to a step's metrics where the responses and their rewards are those."""
         monkeypatch.setattr("agro.train.monitors.heldout.heldout", lambda *args: found)
         [phase] = Phase.all(config)
-        monitor = HeldOutPrompts(phase, learner, None, None, prompts, Activity(), print)
+        monitor = HeldOutPrompts(phase, learner, None, None, prompts, Activity())
         view = View(phase, phase.ends, {"beta": 0.2, "average": average}, {"kl_ref": 0.0})
         monitor.after(view)
         return view.metrics

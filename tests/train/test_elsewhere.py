@@ -35,7 +35,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.models.published import load_published
 from agro.place.collector import Collector
-from agro.rollout.collect import Activity
+from agro.rollout import Activity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase

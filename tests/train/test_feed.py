@@ -43,7 +43,7 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
             w.add_(0.1)
     learner.version = 5
     [phase] = Phase.all(config)
-    return Feed(phase, learner, values, None, "", -1)
+    return Feed(phase, None, learner, None, "", Activity(), values)  # type: ignore[arg-type]
 
 
 def valid_of(made: Feed, drawn: DrawnGroups) -> Valid:
@@ -291,13 +291,14 @@ def test_means_are_over_responses(policy: Policy) -> None:
         s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}})
         for s in rows
     ]
-    found = describe_batch(Valid(rows), CollectResult(), 0)
+    found = describe_batch(Valid(rows), 0)
     assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
     assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
 
 
 def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
-    found = describe_batch(Valid([row(policy, "1")]), CollectResult(failed=1, failed_requests=3), 0)
+    collected = CollectResult(failed=1, failed_requests=3)
+    found = describe_batch(Valid([row(policy, "1")], collected=collected), 0)
     assert (found["rewards_failed"], found["requests_failed"]) == (1, 3)
 
 

@@ -23,7 +23,7 @@ from agro.models.policy import Policy
 from agro.models.reference import fingerprint
 from agro.place.collector import Collector
 from agro.store import Store
-from agro.train.recovery import of_scoring
+from agro.train.inputs import of_scoring
 
 
 def another_model(folder: Path, seed: int) -> None:

@@ -37,9 +37,9 @@ from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
 from agro.store import At, DrawRule, Pair, Store, is_held_out
 from agro.train.collate import TrackedValues, collate
-from agro.train.feed import Feed, per_token
+from agro.train.feed import ROUNDS, Feed, fill, per_token, weighted
 from agro.train.phases import Phase
-from agro.train.source import ROUNDS, FillRequest, Sampling, UncertainOrder
+from agro.train.source import FillRequest, UncertainOrder
 from agro.types import Prompt, Sample
 
 
@@ -156,22 +156,17 @@ class Rounds:
 def test_groups_are_sampled_until_enough_have_a_spread(tmp_path: Path) -> None:
     """Of prompts 5 to 8 two, of 9 and 10 one, of 11 one."""
     with Store.open(tmp_path / "s.db") as store:
-
-        def fill(source: Rounds, wanted: FillRequest, spread: bool = True) -> tuple[CollectResult, int, int]:
-            sampling = Sampling(source, None, None, store, "r", None, None)  # type: ignore[arg-type]
-            return sampling.fill(wanted, spread=spread)
-
         source = Rounds(store, {5, 8, 10, 11})
-        made, prompts, equal = fill(source, FillRequest(1, 4, 5))
+        made, prompts, equal = fill(source, store, FillRequest(1, 4, 5), spread=True)
         assert [(w.first, w.groups, w.before) for w in source.asked] == [(5, 4, 0), (9, 2, 4), (11, 1, 6)]
         assert (prompts, equal, made.tokens) == (7, 6, 7)
         names = [s.prompt for s in store.samples(ids=made.ids)]
         assert names == [f"p{i}" for i in (5, 8, 10, 11) for _ in range(2)]
         never = Rounds(store, set())
-        made, prompts, _ = fill(never, FillRequest(1, 2, 100))
+        made, prompts, _ = fill(never, store, FillRequest(1, 2, 100), spread=True)
         assert (len(never.asked), prompts, made.ids) == (ROUNDS, 2 * ROUNDS, ())
         plain = Rounds(store, set())
-        assert fill(plain, FillRequest(1, 2, 200), spread=False)[1] == 2
+        assert fill(plain, store, FillRequest(1, 2, 200), spread=False)[1] == 2
         assert len(plain.asked) == 1
 
 
@@ -343,21 +338,20 @@ def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
     with Store.open(tmp_path / "log.db") as store:
         for g in range(equal + differing):
             store.append([Sample(f"p{g}", f"{i}", reward=float(i * (g >= equal))) for i in range(2)])
-        sampling = Sampling(None, None, None, store, "r", None, None)  # type: ignore[arg-type]
         rule, at = DrawRule(4, DataConfig(spread=0.1), min_group=2, fewer=True), At("r", 1, 0, 0)
-        found = list(sampling._rules([rule], at))
+        found = list(weighted([rule], store.draws, at))
         assert [each.groups for each, _ in found] == drawn
         counts = [count for count in (differing, equal) if count]
         for (each, weight), count in zip(found, counts, strict=True):
             assert each.groups / count * weight == pytest.approx(sum(drawn) / (equal + differing))
             assert len(store.draws.pick(each, at)) == each.groups
         alone = DrawRule(2, DataConfig(spread=True), min_group=2)
-        assert list(sampling._rules([alone], at)) == [(alone, 1.0)]
+        assert list(weighted([alone], store.draws, at)) == [(alone, 1.0)]
         # A step's mean of one group has no weights: any is drawn, as many as there are.
-        [(single, weight)] = sampling._rules([replace(rule, groups=1)], at)
+        [(single, weight)] = weighted([replace(rule, groups=1)], store.draws, at)
         assert (store.draws.count(single, at), weight) == (equal + differing, 1.0)
         # Without `fewer` a store of too few groups is named with all that a step asked for.
-        [(lacking, _)] = sampling._rules([replace(rule, groups=99, fewer=False)], at)
+        [(lacking, _)] = weighted([replace(rule, groups=99, fewer=False)], store.draws, at)
         assert lacking.groups == 99
 
 

@@ -39,8 +39,7 @@ from agro.train.feed import Feed, Valid, draws_from
 from agro.train.learner import Local
 from agro.train.measure import logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
-from agro.train.monitors.guard import Best, Guard
-from agro.train.monitors.warnings import Warnings
+from agro.train.monitors.guard import Best, Guard, Warnings
 from agro.train.phases import Phase
 from agro.train.step import Step
 from agro.types import Batch, Sample

@@ -28,8 +28,8 @@ from agro.objectives.core import wanted_streams
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
 from agro.train.learner import Local
-from agro.train.monitors.warnings import notes
 from agro.train.step import backward
+from agro.train.trainer import notes
 from agro.types import Batch, KeptSets
 from agro_papers.drafted import Drafted
 

@@ -15,7 +15,7 @@ from agro.config.secrets import REDACTED, redacted
 from agro.errors import Interrupted, Refused
 from agro.place.collector import Collector
 from agro.rewards import load_reward
-from agro.rollout.envs import load_environment
+from agro.rollout.envs.process import load_environment
 from agro.types import Sample
 
 SECRET = "correct-horse-battery-9"

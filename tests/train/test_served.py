@@ -21,7 +21,7 @@ from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.place.collector import Collector
-from agro.rollout.collect import Activity
+from agro.rollout import Activity
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.learner import Learner

@@ -29,7 +29,7 @@ from agro.runs.side_by_side import (
     short_text,
 )
 from agro.store import Pair, Store, is_held_out
-from agro.train.monitors.outlets import best_of_log
+from agro.train.monitors.heldout import best_of_log
 from agro.train.trainer import BaseTrainer
 from agro.types import Prompt, Sample
 

@@ -16,7 +16,7 @@ from agro.runs.metrics import empty_metrics
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.monitors import View
-from agro.train.monitors.warnings import Signal
+from agro.train.monitors.guard import Signal
 from agro.train.phases import Phase
 from agro.types import Sample
 

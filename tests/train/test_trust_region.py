@@ -25,13 +25,12 @@ from agro.objectives import Evaluation
 from agro.pages.run.page import course
 from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
-from agro.train.check import check_config
+from agro.train.check import check_config, notes_on_settings
 from agro.train.learner import Local
-from agro.train.monitors.warnings import notes_on_settings
-from agro.train.phases import TRIED, Position
+from agro.train.measure import change, kept
+from agro.train.phases import KEPT, TRIED, Position, loss_of, lowered, recalled, speed_of, step_bound
 from agro.train.step import MicroBatch, Step
 from agro.train.trainer import BaseTrainer
-from agro.train.update import KEPT, change, kept, loss_of, lowered, recalled, speed_of, step_bound
 from agro.types import Batch
 
 BOUND = 0.005  # nats a token: a root mean square of 0.1

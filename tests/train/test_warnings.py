@@ -14,9 +14,9 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, recipes
 from agro.runs.metrics import empty_metrics
 from agro.runs.problems import toward_reference
+from agro.train.check import notes_on_settings
 from agro.train.monitors import View
-from agro.train.monitors.guard import Guard
-from agro.train.monitors.warnings import Warnings, notes_on_settings
+from agro.train.monitors.guard import Guard, Warnings
 from agro.train.phases import Phase
 
 AGRO = {"name": "agro", "beta": 0.1}

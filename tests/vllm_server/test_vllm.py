@@ -30,7 +30,7 @@ from agro.config import LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.published import Form, publish
-from agro.rollout.engines import Request, host
+from agro.rollout.engines import Request, server
 from agro.rollout.engines.draw import truncate
 from agro.rollout.engines.server import Server
 
@@ -202,8 +202,8 @@ def test_half_a_checkpoint_is_refused_by_the_plug_in_and_the_next_push_works(
 ) -> None:
     pushed = connect(tied, push="transfer")
     move(pushed.policy)
-    whole = host.names_in(str(pushed.publish() / "model.safetensors"))
-    monkeypatch.setattr(host, "names_in", lambda file: whole)
+    whole = server.names_in(str(pushed.publish() / "model.safetensors"))
+    monkeypatch.setattr(server, "names_in", lambda file: whole)
     with pytest.raises(Refused, match=r"\d+ weights are missing"):
         pushed.push(half)
     assert pushed.push() < RIGHT

@@ -39,11 +39,11 @@ names or imports them:
 
 ## The way of a sample
 
-1. `train/loop.py` is all of training on one screen: fill the store, draw from it, compute the gradient,
-   move the weights, measure; `train/update.py` has one update, and what happens where none is made.
+1. `train/loop.py` is all of training: fill the store, draw from it, compute the gradient, move the weights,
+   or skip the update, or roll back; measure.
 2. `train/source.py` sees to it that the store has what the step wants, sampled here or by other processes.
    `train/around.py` puts around it what `source.around` names.
-3. `rollout/collect.py` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
+3. `collect` of `rollout/` makes every response: `models/encoding.py` turns a prompt into tokens, an engine of
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
 4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` brings in responses of other programs:
@@ -51,8 +51,8 @@ names or imports them:
 5. `store/samples.py` appends samples in one transaction. A reward that is unknown stays null.
 6. `store/draw_rules.py` says which groups a step trains on; `store/drawing.py` applies it and records each
    draw.
-7. `train/feed.py` turns drawn samples into a `types.Batch` of tensors; `train/collate.py` adds reference
-   log-probs and values.
+7. `train/feed.py` takes what was drawn and made for a step, and turns it into a `types.Batch` of tensors;
+   `train/collate.py` adds reference log-probs and values.
 8. `train/step.py` is the only backward pass: streams of log-probs without gradient, then
    `objectives.differentiate` of one function of `objectives/methods/`, then the backward pass a micro-batch
    at a time.

@@ -1,7 +1,172 @@
-"""Engines generate tokens. An engine sees token ids only, no prompts and no records."""
+"""Engines generate tokens. An engine sees token ids only, no prompts and no records.
+
+It continues token ids and returns log-probs and the weights' version. `ENGINES` declares what an engine can
+do beyond that. Whatever it doesn't declare is refused before anything is computed, so that a new engine
+begins with nothing.
+"""
 
 from __future__ import annotations
 
-from agro.rollout.engines.protocol import Continuation, Engine, NoServer, Request
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-__all__ = ["Continuation", "Engine", "NoServer", "Request"]
+import numpy as np
+from numpy.typing import NDArray
+
+from agro.config import SamplerConfig
+from agro.config.sections import Section
+from agro.errors import Refused
+from agro.io import plugins
+from agro.types.kept_sets import Ids
+
+Capability = Literal["shares_weights", "reports_kept_sets", "skips_layers", "serves_collectors"]
+
+
+class NoServer(Refused):
+    """No server is left, but none for a reason that a person must mend: the next push may find one."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for one continuation."""
+
+    number: int  # of the response; number and seed determine the noise
+    ids: list[int]  # of the context; the same list object for all responses to it
+    room: int  # tokens that the response may have
+    position: int = 0  # of its first token in the noise: tokens sampled in earlier turns of the episode
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One continuation."""
+
+    request: Request
+    tokens: NDArray[np.int64]  # [T]
+    logp: NDArray[np.float64]  # [T] nats, under the distribution sampled from; NaN where unknown
+    version: int | NDArray[np.int32]  # optimizer steps of the weights, or [T] of each token's; -1: unknown
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # what the engine adds to `Sample.sampling`
+    kept: Sequence[Ids] | None = None
+    """[T] the ids that each token was chosen from, as in `agro.types.kept_sets.flat`."""
+
+
+class Engine(Protocol):
+    """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's.
+
+    `failures` counts requests that failed and were sent again. `proposed` counts the tokens that a draft
+    model proposed, `accepted` those of them that are in a response; both are 0 without a draft. `can` is what
+    the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything
+    else is refused. `measured` has metrics of `agro.runs.metrics` that it knows. `check` is called again and
+    again while the engine decodes, and may raise `Interrupted`.
+
+    A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
+    **engine.options)` where it `can` share weights.
+    """
+
+    can: ClassVar[frozenset[Capability]]
+    version: int
+    proposed: int
+    accepted: int
+    check: Callable[[], None]
+
+    @property
+    def failures(self) -> int: ...
+
+    @property
+    def measured(self) -> Mapping[str, Any]: ...
+
+    def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
+        """Serve the requests from the left of `waiting`, each as soon as it finishes.
+
+        The caller may add requests while it iterates. A response ends with an end token, a text of
+        `sampler.stop` (whose tokens it keeps), or when its room is used up. `sampler` has no setting that
+        needs more than the engine can.
+        """
+        ...
+
+    def load(self, weights: Path, version: int) -> None:
+        """Load the weights that a learner published in a folder (transformers format)."""
+        ...
+
+    def close(self) -> None:
+        """Release memory, processes and connections."""
+        ...
+
+
+CAPABILITIES: dict[Capability, str] = {
+    "shares_weights": "decodes with the learner's own weights, in its process",
+    "reports_kept_sets": "reports which tokens truncation kept",
+    "skips_layers": "decodes without some layers of the policy",
+    "serves_collectors": "is loaded by each collector (agro collect)",
+}
+ENGINES: dict[str, frozenset[Capability]] = {  # what those of each engine.kind can do
+    "hf": frozenset(CAPABILITIES),
+    "vllm": frozenset(("serves_collectors",)),
+    "server": frozenset(("serves_collectors",)),
+}
+
+
+class Requirement(NamedTuple):
+    """A setting that needs a capability, unless its value is `unset`, or says that it isn't wanted."""
+
+    setting: str
+    needs: Capability
+    way_out: str
+    unset: Any = None
+
+
+REQUIREMENTS = (
+    Requirement("train.weights_average", "shares_weights", "remove it"),
+    Requirement("sampler.keep_sets", "reports_kept_sets", "remove it, or sample without truncation"),
+    Requirement("sampler.skip_layers", "skips_layers", "sample with all layers"),
+    Requirement("source.sync_every", "shares_weights", "sample with the newest weights", 1),
+    Requirement("source.sync_from", "shares_weights", "sample with the newest weights", 1),
+    Requirement("source.kind", "serves_collectors", 'use source.kind = "inline"', "inline"),
+)
+
+
+def capabilities(kind: str) -> frozenset[Capability]:
+    """What the engines of this `engine.kind` can do. Raises `Refused` where there is none."""
+    return ENGINES[kind] if kind in ENGINES else declared(engine_of_user(kind))
+
+
+def engine_of_user(kind: str) -> Callable[..., Engine]:
+    """What makes the engine that `engine.kind` names: a class of an installed package, or of a file.
+
+    Raises `Refused` where there is no such class, or where it isn't as `Engine` says.
+    """
+    engine = plugins.load("engines", kind, "engine.kind")
+    missing = [name for name in ("decode", "load", "close") if not callable(getattr(engine, name, None))]
+    if missing:
+        raise Refused(
+            f"engine.kind: {kind}: expected a class as agro.rollout.engines.Engine, got {engine!r:.80} "
+            f"without {', '.join(missing)}"
+        )
+    maker: Callable[..., Engine] = engine
+    return maker
+
+
+def declared(engine: Any) -> frozenset[Capability]:
+    """What an engine, or a class of engines, can do; nothing where it says nothing."""
+    can: frozenset[Capability] = getattr(engine, "can", frozenset())
+    return can
+
+
+def check_section(
+    name: str, section: Section, can: Collection[Capability], engine: str, where: str = ""
+) -> None:
+    """Raise `Refused` for a setting of a section, such as "sampler", that needs what an engine can't do.
+
+    `engine`: its name in messages; `where`: what they begin with.
+    """
+    for setting, needed, way_out, unset in REQUIREMENTS:
+        of, key = setting.split(".")
+        value = getattr(section, key) if of == name else None
+        if value in (None, False, 0, unset) or needed in can:
+            continue
+        raise Refused(
+            f"{where}{setting} and {engine} exclude each other: {setting} = {value} needs an engine that "
+            f'{CAPABILITIES[needed]}. What to do: {way_out}, or use engine.kind = "hf"'
+        )

@@ -31,9 +31,9 @@ from agro.models.logprobs import Head
 from agro.models.packing import NAME as PACKED
 from agro.models.packing import read_prompts
 from agro.models.policy import Policy
+from agro.rollout.engines import Request
 from agro.rollout.engines.draw import draw, kept_sets, uniforms
 from agro.rollout.engines.fused import FusedStep
-from agro.rollout.engines.protocol import Request
 from agro.types.kept_sets import Ids
 
 

@@ -18,10 +18,9 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
-from agro.rollout.engines.capabilities import ENGINES
+from agro.rollout.engines import ENGINES, Capability, Continuation, Request
 from agro.rollout.engines.decoding_rows import Decoder, Rows
 from agro.rollout.engines.fused import is_fusable
-from agro.rollout.engines.protocol import Capability, Continuation, Request
 
 PROBED = 4  # tokens decoded per sequence when an engine is made
 

@@ -12,12 +12,11 @@ defer("torch")  # few environments need it, and the process starts in a third of
 from agro.errors import Refused  # noqa: E402
 from agro.io import plugins  # noqa: E402
 from agro.io.worker import explain  # noqa: E402
-from agro.rollout.envs.protocol import Environment, checked  # noqa: E402
+from agro.rollout.envs import LOST, Environment, checked  # noqa: E402
 from agro.rollout.envs.verifiers import Verifiers  # noqa: E402
 from agro.types import Prompt  # noqa: E402
 
 PARTS = ("name", "stop", "reset", "step")
-LOST = "lost"  # the reply where this process isn't the one in which the episode, or the environment, began
 _opened: list[Environment] = []
 _states: dict[int, Any] = {}  # of the episodes, by number
 

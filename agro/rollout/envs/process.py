@@ -14,10 +14,8 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.worker import WrongResult
 from agro.rewards.workers import START_SECONDS, Pool
-from agro.rollout.envs.protocol import Turn
+from agro.rollout.envs import LOST, Turn
 from agro.types import Prompt
-
-LOST = "lost"  # as in `agro.rollout.envs.playing`, which only the process imports
 
 
 @dataclass(eq=False)

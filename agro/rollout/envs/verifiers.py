@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agro.errors import Refused
-from agro.rollout.envs.protocol import Turn
+from agro.rollout.envs import Turn
 from agro.types import Messages, Prompt
 
 MODEL = "agro"

@@ -11,7 +11,8 @@ median of 0, which is common where rewards are rare, is ignored. The actions:
 
 A gradient that isn't finite is skipped whatever the rule. The guard also stops a run whose sampler and
 trainer have different log-probs. Another monitor follows a held-out metric: which model is saved, and when
-the run ends.
+the run ends. Two others warn: of the metrics of steps, each once per phase, and of steps from which nothing
+can be learned.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import numpy as np
 
 from agro import config
 from agro.errors import Refused
+from agro.objectives.needs import REWARD, grouping
 from agro.runs.metrics import FOLLOWED
-from agro.runs.problems import toward_reference
+from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, toward_reference, way_out
 from agro.train.collate import staleness
 from agro.train.feed import draws_from
 from agro.train.learner import Learner
 from agro.train.monitors import GO, Action, Monitor, View
+from agro.train.phases import Phase
 from agro.types import Sample
 
 LEAST = 5
@@ -207,3 +210,111 @@ class Best(Monitor):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.value, self.step, self.waited = state["value"], state["step"], state["waited"]
+
+
+AGAIN = 100  # steps in a row after which a warning is repeated
+
+
+class Signal(Monitor):
+    """Warns of steps in a row without a signal (`no_signal`), and of a share of replay that isn't met."""
+
+    def __init__(self, phase: Phase, say: Callable[[str], None]) -> None:
+        self.phase, self.say = phase, say
+        self.uses_rewards = REWARD in phase.needs
+        self.compares_groups = self.uses_rewards and grouping(phase.needs) is not None
+        self.in_a_row = 0
+        self.missed_in_a_row = 0
+
+    def after(self, view: View) -> None:
+        if not view.step:
+            return
+        reason, missing = self._why(view.metrics), view.metrics["replay_missing"] or 0
+        view.metrics["no_signal"] = reason
+        self.in_a_row = self.in_a_row + 1 if reason else 0
+        self.missed_in_a_row = self.missed_in_a_row + 1 if missing else 0
+        if reason and self._is_time(self.in_a_row):
+            mean, groups = view.metrics["reward_mean"], view.metrics["groups"]
+            mean_reward = "" if mean is None else f" (mean reward {mean:.3g})"
+            if reason == "all rewards are equal":
+                mean_reward = f" (each is {mean:.6g}, in {groups} groups)"
+            self.say(
+                f"step {view.step}: nothing can be learned, {self.in_a_row} steps in a row: "
+                f"{reason}{mean_reward}. What to do: {way_out(reason, self.phase.config.data)}"
+            )
+        if missing and self._is_time(self.missed_in_a_row):
+            data, requested = self.phase.config.data, self.phase.stored_groups(view.at - 1)
+            keys = ("roles", "sources", "min_reward", "max_age", "max_uses", "best_of_group", "spread")
+            limits = {key: getattr(data, key) for key in keys}
+            choice = [f"data.{key} = {x}" for key, x in limits.items() if x is not None and x is not False]
+            way = "a lower data.replay, or more prompts: a step draws each group of the store once"
+            if choice:
+                way = f"check the choice by {', '.join(choice)}, or lower data.replay"
+            self.say(
+                f"step {view.step}: data.replay = {data.replay} asks for {requested} groups of the store, "
+                f"and {requested - missing} could be drawn, again; the others are sampled. What to do: {way}"
+            )
+
+    def _is_time(self, in_a_row: int) -> bool:
+        patience = min(PATIENCE, self.phase.ends - self.phase.begins)
+        return in_a_row == patience or in_a_row % AGAIN == 0
+
+    def _why(self, metrics: Mapping[str, Any]) -> str | None:
+        """A key of `WAYS_OUT`; None where something can be learned, or where that is unknown."""
+        groups = metrics["groups"]
+        if groups == 0:
+            return "no valid response"
+        is_equal, has_no_gradient = metrics["groups_equal"] == groups, metrics["grad_norm"] == 0
+        # An objective of single responses may learn from a reward of 0, such as KTO from a thumb down.
+        if self.uses_rewards and (self.compares_groups or has_no_gradient):
+            if is_equal and metrics["reward_mean"] == 0 and not metrics["reward_std"]:
+                return "all rewards are 0"
+            if metrics["reward_std"] == 0:
+                return "all rewards are equal"
+        if self.compares_groups and is_equal:
+            return "equal rewards within groups"
+        return "a gradient of 0" if has_no_gradient else None
+
+
+class Warnings(Monitor):
+    """Warns where the metrics show that something is wrong with the settings, and names the way out."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.given: set[str] = set()
+        self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its last ones
+
+    def after(self, view: View) -> None:
+        metrics, entry, config = view.metrics, view.phase.entry, view.phase.config
+        options = entry.defaults() | view.options
+        if metrics["objective"] is not None:
+            self._warn("method", view.step, entry.warnings.metrics_warning(metrics["objective"], options))
+        # Of the spread of βρ, unless the method warns of its β itself, or most groups have equal rewards.
+        warns_itself = "method" in self.given or entry.warnings.options_warning(options) is not None
+        mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
+        ratio, length = metrics["kl_to_reward_spread"] or 0.0, metrics["length_mean"]
+        if not warns_itself and not mostly_equal and ratio > DWARFED:
+            way = "a smaller objective.beta"
+            if entry.averages(view.options) == "sum":
+                way += f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
+                if "average" in entry.options.model_fields:
+                    way += ', or objective.average = "token"'
+            beta = f"β = {view.options['beta']:.3g}, responses of {length:.0f} tokens"
+            text = (
+                f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum),"
+                f" so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
+            )
+            self._warn("spread", view.step, text)
+        # What the page, too, would say of the phase if it ended here.
+        evaluated = any(v is not None for k, v in metrics.items() if k.startswith("eval_"))
+        self.rows.append(metrics)
+        read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
+        if len(self.rows) > read:
+            del self.rows[1]
+        if evaluated or view.at % WINDOW == 0:
+            for problem in phase_problems(self.rows, config):
+                self._warn(problem.title, view.step, problem.detail)
+
+    def _warn(self, topic: str, step: int, text: str | None) -> None:
+        if text and topic not in self.given:
+            self.given.add(topic)
+            self.say(f"step {step}: {text}")

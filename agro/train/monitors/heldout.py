@@ -1,12 +1,14 @@
 """Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, and stored groups
-of any origin: AGRO's loss, and whether π ranks right above wrong. And the KL to the reference, sampled."""
+of any origin: AGRO's loss, and whether π ranks right above wrong. The KL to the reference, sampled. And
+responses to a few prompts, before and after, beside the best of the log."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.runs.metrics import GAIN, LOGGED
 from agro.runs.rundata import HeldOutRewards
+from agro.runs.side_by_side import Answer, SideBySide, answers_of
 from agro.runs.verdict import NUMBERS
 from agro.stats.intervals import standard_error
 from agro.stats.off_policy import compare_on_log
@@ -71,10 +74,9 @@ class HeldOutPrompts(Monitor):
         reward: Reward,
         prompts: Sequence[Prompt],
         activity: Activity,
-        say: Callable[[str], None],
     ) -> None:
         self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
-        self.prompts, self.activity, self.say = prompts, activity, say
+        self.prompts, self.activity = prompts, activity
         self.measured: HeldOutRewards | None = None
         self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
         near_copies = phase.config.data.near_copies
@@ -109,7 +111,7 @@ class HeldOutPrompts(Monitor):
             return
         entry = self.phase.entry
         if warning := entry.warnings.rewards_warning(result.rewards, entry.defaults() | view.options):
-            self.say(warning)
+            self.activity.say(warning)
 
     def state(self) -> Any:
         return None if self.measured is None else dict(vars(self.measured))
@@ -446,3 +448,59 @@ def first_prompts(
         if prompt is not None and can_be_asked(prompt, encoder):
             prompts.append(prompt)
     return prompts
+
+
+class SideBySideResponses(Monitor):
+    """Keeps responses of the start and of the latest evaluation in the run folder.
+
+    They are those that were sampled and scored for `data.eval_prompts`. Without these it samples, at the
+    start and at the ends of phases, and nothing is scored.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        folder: Path,
+        rollout: Rollout,
+        prompts: Sequence[Prompt],
+        initial: SideBySide,
+        activity: Activity,
+    ) -> None:
+        """`initial`: what there is before the start has answered the prompts."""
+        self.phase, self.folder, self.rollout = phase, folder, rollout
+        self.prompts, self.initial, self.activity = prompts, initial, activity
+
+    def after(self, view: View) -> None:
+        is_end = view.step == 0 or view.last
+        if not (view.held_out or is_end):
+            return
+        shown = SideBySide.load(self.folder) if view.step else None
+        responses = view.held_out
+        if not responses:
+            self.activity.stage("evaluating")
+            config = self.phase.config
+            sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
+            seed = derive(config.train.seed, "side by side")
+            responses = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
+        (shown or self.initial).answered(answers_of(responses), view.step).save(self.folder)
+
+
+def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, Answer]:
+    """By prompt id the response of the highest known reward, the first of equals; without rewards the one
+    that was preferred most often. Without what `run` itself sampled."""
+    best: dict[str, Answer] = {}
+    for prompt_id in prompt_ids:
+        made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
+        samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
+        scored = [s for s in samples if s.reward is not None]
+        chosen = max(scored, key=lambda s: s.reward or 0.0, default=None)
+        if chosen is None:
+            by_id = {sample.id: sample for sample in samples if sample.id is not None}
+            wins = Counter(p.winner for p in store.pairs(by_id) if not p.is_tie and p.winner in by_id)
+            chosen = by_id[wins.most_common(1)[0][0]] if wins else None
+        if chosen is not None:
+            parts = [chosen]
+            if chosen.episode is not None:
+                parts = [s for s in samples if s.episode == chosen.episode]
+            best[prompt_id] = Answer.of(parts)
+    return best
