@@ -24,8 +24,7 @@ from starlette.routing import Route
 from agro.config import SamplerConfig
 from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.records import Keeping, Recorder, store_row
-from agro.door.sessions import Answered, Sessions, check_name
+from agro.door.sessions import Answered, Keeping, Recorder, Sessions, check_name, store_row
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
@@ -183,7 +182,7 @@ class Serving:
                     yield wire.framed(event)
                     async for event in events:
                         yield wire.framed(event)
-            except Exception as error:  # the status is sent already
+            except Exception as error:  # the status is sent: the client must read of it here
                 problem = problem_of(error)
                 if problem.status == 500:
                     LOG.exception("a stream ended with an error")  # as that of an answer without a stream
@@ -235,7 +234,7 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
             with opening as folder:
                 batch.renew(partial(engine.load, folder, version), version).result()
                 text = f"agro: serving version {version}, {folder}"
-        except Exception as error:  # noqa: BLE001 it is said, and the weights of before serve on
+        except Exception as error:  # noqa: BLE001 else the thread would end unnoticed, and the weights stay
             text = f"agro: serving version {batch.version} on: {error}"
         if text != said:
             print(without_secrets(text), file=sys.stderr, flush=True)

@@ -38,8 +38,7 @@ from agro.config.sections import field as setting
 from agro.door.app import Application, Serving
 from agro.door.batch import Batch
 from agro.door.door import Door, hashed
-from agro.door.records import THUMBS
-from agro.door.sessions import Answered, Call, Sessions
+from agro.door.sessions import THUMBS, Answered, Call, Sessions
 from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess

@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.records import Keeping, Recorder, meta_of, put_row
-from agro.door.sessions import Answered, Call, Memory, digests_of
+from agro.door.sessions import Answered, Call, Keeping, Memory, Recorder, digests_of, meta_of, put_row
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
