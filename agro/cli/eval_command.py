@@ -354,10 +354,7 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     print(f"{counting}; the mean weight is {_row(value['mean_weight'])}")
     if value["caution"]:
         print(value["caution"].capitalize())
-    for name, estimate in value["estimates"].items():
-        print(f"  {name.replace('_', ' ')}: {_row(estimate)}")
-    low, high = value["clipping_bias"]
-    print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
+    print(f"estimate: {_row(value['estimate'])}")
 
 
 def write_blind(

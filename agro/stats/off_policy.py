@@ -7,22 +7,14 @@ count: with few effective ones, (Σ w)²/Σ w², a single weight decides. And it
 writes. Then the mean of w is about 1; where π writes what nobody logged, all weights are small, as many of
 them may count as ever, and the estimate is the value of what π no longer does.
 
-`value_on_log` has one policy: estimators, intervals, and when to believe none. μ wrote the responses, π is
-judged. After t tokens ρ_t = Π π/μ of these, w = ρ of the complete response, and r_t is what of the reward
-came with token t: that of the complete response with its last one.
+`value_on_log` has one policy: the doubly robust estimate (Jiang and Li, 2016), its interval, and when not to
+believe it. After t tokens ρ_t = Π π/μ of these, and r_t is what of the reward came with token t: that of the
+complete response with its last one. The estimate is the mean over responses of
 
-| estimator | of each response | divided by |
-|---|---|---|
-| ips | w r | N |
-| clipped | min(w, c) r | N |
-| self_normalized | w r | Σ w |
-| per_decision | Σ_t ρ_t r_t (Precup et al., 2000); ips where all reward is at the end | N |
-| doubly_robust | V_1 + Σ_t ρ_t (r_t + V_{t+1} − V_t), V = 0 after the end (Jiang and Li, 2016) | N |
+    V_1 + Σ_t ρ_t (r_t + V_{t+1} − V_t),   V = 0 after the end.
 
-All but the second and third are unbiased for any μ that could write what π writes: E ρ_t = 1 given the tokens
-before t, so that V, whatever it is, cancels on average, and a good one takes the noise out of w. The third is
-biased by order 1/N. The second leaves out E (w − c)₊ r, which is between m·min r and m·max r, since its share
-m = E (w − c)₊ = 1 − E min(w, c).
+It is unbiased for any μ that could write what π writes: E ρ_t = 1 given the tokens before t, so that V,
+whatever it is, cancels on average, and a good one takes the noise out of ρ.
 """
 
 from __future__ import annotations
@@ -40,7 +32,6 @@ from agro.stats.intervals import Ratio, Values, t_inside, t_quantile
 # remain are in reproductions/verdict.
 LEAST, FAR = 30.0, 2.0
 WAY_OUT = "let it answer held-out prompts and score these: agro eval --model M --prompts FILE --reward NAME"
-HEADLINE = "doubly_robust"
 FEW = 0.1  # of the responses that count, from which on the doubly robust interval is long enough
 ROUNDING = 1e-3  # of a mean weight, from log-probs in single precision
 BOUND = 700.0  # of a log-ratio, so that its exponential is a number; nothing is estimable up there
@@ -178,15 +169,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OffPolicyValue:
-    """What a log says of a policy. `estimates`: by name, see this module.
+    """What a log says of a policy. `estimate`: the doubly robust one, see this module.
 
-    `behavior`: the mean reward of the log; `gain`: the doubly robust estimate minus that, and `p` of none.
-    `ess`: effective responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy
-    writes; `clip`: c; `clipping_bias`: between what the clipped estimate is too high, if the rewards are
-    within those of the log.
+    `behavior`: the mean reward of the log; `gain`: the estimate minus that, and `p` of none. `ess`: effective
+    responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy writes.
     """
 
-    estimates: dict[str, Estimate]
+    estimate: Estimate
     behavior: float
     gain: Estimate
     p: float
@@ -194,8 +183,6 @@ class OffPolicyValue:
     clusters: int
     ess: float
     mean_weight: Estimate
-    clip: float
-    clipping_bias: tuple[float, float]
 
     @property
     def obstacle(self) -> str:
@@ -211,15 +198,14 @@ class OffPolicyValue:
 
     @property
     def caution(self) -> str:
-        """That the doubly robust interval may be too short; empty where it isn't.
+        """That the interval may be too short; empty where it isn't.
 
         In reproductions/verdict it holds the value in 91.3 to 95.1 % of the logs where less than a tenth of
         the responses counts, else in 93.9 to 97.3 %.
         """
         if self.obstacle or self.ess >= FEW * self.n:
             return ""
-        name = HEADLINE.replace("_", " ")
-        return f"fewer than a tenth of the responses count: the {name} interval of 95 % may be one of 91 %"
+        return "fewer than a tenth of the responses count: the interval of 95 % may be one of 91 %"
 
     @property
     def answer(self) -> str:
@@ -243,59 +229,36 @@ class OffPolicyValue:
             "ess": self.ess,
             "mean_weight": vars(self.mean_weight),
             "behavior": self.behavior,
-            "estimates": {name: vars(x) for name, x in self.estimates.items()} if able else None,
+            "estimate": vars(self.estimate) if able else None,
             "gain": {**vars(self.gain), "p": self.p} if able else None,
-            "clip": self.clip,
-            "clipping_bias": self.clipping_bias if able else None,
         }
 
 
-def value_on_log(
-    log: LoggedResponses, values: Values | None = None, clip: float | None = None
-) -> OffPolicyValue:
+def value_on_log(log: LoggedResponses, values: Values | None = None) -> OffPolicyValue:
     """Estimate the value of a policy.
 
     Args:
         values: [N,T] V of what is before each token; `fitted_values` unless given.
-        clip: c; √N unless given (Ionides, 2008).
     """
-    n, rewards = len(log.rewards), log.totals
+    n, ones = len(log.rewards), np.ones(len(log.rewards))
     rho = np.exp(np.minimum(log.log_ratios.cumsum(1), BOUND))
-    w, ones = rho[:, -1], np.ones(n)
     weights = Weights.of(log.log_ratios.sum(1))
-    clip = math.sqrt(n) if clip is None else clip
     V = fitted_values(log) if values is None else values
     after = np.concatenate([V[:, 1:], np.zeros((n, 1))], 1)
-    clipped = np.minimum(w, clip)
-    terms = {
-        "ips": (w * rewards, ones),
-        "clipped": (clipped * rewards, ones),
-        "self_normalized": (weights.relative * rewards, weights.relative),
-        "per_decision": ((rho * log.rewards).sum(1), ones),
-        "doubly_robust": (V[:, 0] + (rho * (log.rewards + after - V)).sum(1), ones),
-    }
-    ratios = {name: Ratio.of(above, below, log.clusters) for name, (above, below) in terms.items()}
-    estimates = {}
-    for name, ratio in ratios.items():
-        low, high, _ = interval(ratio.value, ratio.without_each())
-        estimates[name] = Estimate(ratio.value, low, high)
-    logged = Ratio.of(rewards, ones, log.clusters)
-    gain = ratios[HEADLINE].value - logged.value
-    low, high, p = interval(gain, ratios[HEADLINE].without_each() - logged.without_each())
-    mean_weight = Ratio.of(w, ones, log.clusters)
-    lost = max(0.0, 1 - float(clipped.mean()))
-    bias = (-lost * float(rewards.max()), -lost * float(rewards.min()))
+    estimated = Ratio.of(V[:, 0] + (rho * (log.rewards + after - V)).sum(1), ones, log.clusters)
+    logged = Ratio.of(log.totals, ones, log.clusters)
+    mean_weight = Ratio.of(rho[:, -1], ones, log.clusters)
+    gain = estimated.value - logged.value
+    low, high, p = interval(gain, estimated.without_each() - logged.without_each())
     return OffPolicyValue(
-        estimates,
-        logged.value,
-        Estimate(gain, low, high),
-        p,
-        n,
-        len(logged),
-        weights.ess,
-        Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each())[:2]),
-        clip,
-        bias,
+        estimate=Estimate(estimated.value, *interval(estimated.value, estimated.without_each())[:2]),
+        behavior=logged.value,
+        gain=Estimate(gain, low, high),
+        p=p,
+        n=n,
+        clusters=len(logged),
+        ess=weights.ess,
+        mean_weight=Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each())[:2]),
     )
 
 
@@ -309,25 +272,3 @@ def fitted_values(log: LoggedResponses) -> Values:
     others = total[numbers] - w * log.totals
     V = (others + elsewhere[numbers]) / (mass[numbers] - w + 1.0)
     return log.until_end(V)
-
-
-def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> float:
-    """SharpeRatio@k of a ranking of policies by their estimated values (arXiv 2311.18207, section 3).
-
-    (best@k − J(μ))/std@k: the best true value of the k policies with the highest estimates, minus that of
-    the policy that wrote the log, over the standard deviation (with 1/k) of these k true values. What one
-    gains by trying k policies in practice, for the risk of trying bad ones.
-
-    Args:
-        estimated: [P] values by which policies are ranked. `true`: [P] their values.
-        behavior: the number of μ, which is a candidate like the others.
-        k: two or more; NaN where the k true values are equal.
-
-    The official code differs: a standard deviation with k − 1, and 0 for a negative numerator.
-    """
-    assert 2 <= k <= len(true) == len(estimated)
-    chosen = np.argsort(-estimated, kind="stable")[:k]
-    spread = float(true[chosen].std())
-    if spread == 0:
-        return math.nan
-    return (float(true[chosen].max()) - float(true[behavior])) / spread
