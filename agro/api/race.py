@@ -34,8 +34,7 @@ from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.runs.metrics import GAIN
-from agro.runs.rundata import load_run
+from agro.runs.rundata import GAIN, load_run
 from agro.runs.verdict import Verdict
 from agro.stats.paired import Comparison, compare
 from agro.store import Store

@@ -17,11 +17,10 @@ from agro.errors import Refused
 from agro.place.placement import Placement, TrainCommand
 from agro.place.status import TITLES, RunStatus
 from agro.runs.folder import check_out
-from agro.runs.problems import problems
 from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
-from agro.runs.verdict import Verdict
+from agro.runs.verdict import Verdict, problems
 
 if TYPE_CHECKING:
     from agro.api.fit import Fitted

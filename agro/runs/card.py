@@ -22,11 +22,9 @@ from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
-from agro.runs.metrics import FOLLOWED
-from agro.runs.problems import problems
-from agro.runs.rundata import RunData, load_run
+from agro.runs.rundata import FOLLOWED, RunData, load_run
 from agro.runs.side_by_side import SideBySide
-from agro.runs.verdict import Verdict
+from agro.runs.verdict import Verdict, problems
 from agro.store import Store
 from agro.store.location import READ_SECONDS, exists, located
 

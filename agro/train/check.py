@@ -23,7 +23,7 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.rollout.engines.capabilities import capabilities, check_section
-from agro.runs.metrics import FOLLOWED
+from agro.runs.rundata import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
     SOURCE_CAPABILITIES,

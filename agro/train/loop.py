@@ -17,7 +17,7 @@ from typing import Any
 from agro.errors import Interrupted, Refused, Unwritable
 from agro.rollout import Activity
 from agro.runs.folder import Run, resuming
-from agro.runs.metrics import empty_metrics
+from agro.runs.rundata import empty_metrics
 from agro.store import Store
 from agro.train.feed import Feed
 from agro.train.learner import Learner

@@ -22,8 +22,7 @@ from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
-from agro.runs.metrics import GAIN, LOGGED
-from agro.runs.rundata import HeldOutRewards
+from agro.runs.rundata import GAIN, LOGGED, HeldOutRewards
 from agro.runs.verdict import NUMBERS
 from agro.stats.intervals import standard_error
 from agro.stats.off_policy import compare_on_log
@@ -58,7 +57,7 @@ class HeldOutPrompts(Monitor):
     Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
     random numbers at every step. Its state are the rewards at step 0 and at the latest evaluation, by prompt,
     which the run folder has too. Of several parts of the reward one of weight 0 is measured beside those that
-    are optimized: where the two part, the run's problems say so (`agro.runs.problems`).
+    are optimized: where the two part, the run's problems say so (`agro.runs.verdict`).
     """
 
     name = "held-out prompts"
