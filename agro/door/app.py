@@ -24,7 +24,7 @@ from starlette.routing import Route
 from agro.config import SamplerConfig
 from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.sessions import Answered, Keeping, Recorder, Sessions, check_name, store_row
+from agro.door.sessions import Call, Keeping, Recorder, Sessions, check_name, store_row
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
@@ -204,11 +204,11 @@ def opened(
         raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
     sessions = Sessions(engine.policy.encoder)
 
-    async def keep(answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
+    async def keep(call: Call, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
         fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
         of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
-        await recorder.keep(partial(store_row, answered=answered, **of_ours))
+        await recorder.keep(partial(store_row, call=call, **of_ours))
 
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,

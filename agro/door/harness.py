@@ -38,7 +38,7 @@ from agro.config.sections import field as setting
 from agro.door.app import Application, Serving
 from agro.door.batch import Batch
 from agro.door.door import Door, hashed
-from agro.door.sessions import THUMBS, Answered, Call, Sessions
+from agro.door.sessions import THUMBS, Call, Sessions
 from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
@@ -61,8 +61,8 @@ class Attempt:
     folder: Path
     process: LocalProcess
     deadline: float
-    rows: dict[int, Answered] = field(default_factory=dict)  # the last call of each
-    outcomes: list[tuple[Answered, Outcome]] = field(default_factory=list)
+    rows: dict[int, Call] = field(default_factory=dict)  # the last call of each
+    outcomes: list[tuple[Call, Outcome]] = field(default_factory=list)
     reward: Any = None  # unknown where there is an error, or the run's own reward scores the episode
     error: str | None = None
 
@@ -132,11 +132,11 @@ class Harness:
         """The URL and the token of a door on the engine's weights."""
         engine: Any = rollout.engine
 
-        async def keep(answered: Answered, outcome: Outcome, *_: Any) -> None:
-            attempt = running.get(answered.call.episode.name)
+        async def keep(call: Call, outcome: Outcome, *_: Any) -> None:
+            attempt = running.get(call.episode.name)
             if attempt is not None:
-                attempt.rows[answered.call.number] = answered
-                attempt.outcomes.append((answered, outcome))
+                attempt.rows[call.number] = call
+                attempt.outcomes.append((call, outcome))
 
         def number(call: Call, _: int | None, choice: int) -> int:
             index = call.episode.name.partition("-")[0]
@@ -205,8 +205,8 @@ class Harness:
         meta = {**prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
         if attempt.outcomes:
-            answered, outcome = attempt.outcomes[-1]
-            meta["last_turn"] = before_stop(answered.last_turn, sampler.stop)[0]
+            call, outcome = attempt.outcomes[-1]
+            meta["last_turn"] = before_stop(call.last_turn, sampler.stop)[0]
             meta["tool_calls"] = sum(len(outcome.calls) for _, outcome in attempt.outcomes)
             meta["finish"] = outcome.finish if attempt.error is None else "error"
         if attempt.error is not None:
@@ -218,9 +218,9 @@ class Harness:
         if not attempt.rows:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None
-        for _, answered in sorted(attempt.rows.items()):
+        for _, call in sorted(attempt.rows.items()):
             # A number above 0: the context is what the program sent, not the prompt.
-            yield answered.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
+            yield call.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
 
 
 class _Playing(Serving):

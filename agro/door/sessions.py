@@ -64,9 +64,12 @@ class DoorEpisode:
     feedback: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
-    """A call under way: `row` ends with the context of its answer."""
+    """A call of the model, from which others may go on once it is answered.
+
+    Until then `row`, `shown` and `messages` end with what was asked, and afterwards with the answer.
+    """
 
     episode: DoorEpisode
     number: int  # of the row in the episode
@@ -78,26 +81,16 @@ class Call:
     digests: list[bytes]  # of the messages, see `digests_of`
     prefix: str = ""  # of its answer, at the end of the context: not the policy's choice
     answers: int = 0  # in the row before this one
-    extends: Answered | None = None
+    extends: Call | None = None  # until it is answered itself
     ids: tuple[str, ...] = ()  # of the calls that the row has
+    text: str = ""  # of all tokens of the row, and of its context, once it is answered
+    last_turn: str = ""  # what was sampled last, without special tokens
+    is_extended: bool = False
 
     @property
     def id(self) -> str:
         """What feedback names this call by, also after a restart."""
         return f"{self.episode.name}.{self.number}.{self.answers}"
-
-
-@dataclass(eq=False)
-class Answered:
-    """A call with its answer, from which another one may go on."""
-
-    call: Call
-    row: EpisodeRow
-    text: str  # of all tokens of the row, and of its context
-    messages: Messages
-    last_turn: str  # what was sampled last, without special tokens
-    shown: Messages = field(default_factory=list)  # as the client has them, with the answer
-    is_extended: bool = False
 
     @property
     def size(self) -> int:
@@ -110,7 +103,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.episodes: OrderedDict[str, DoorEpisode] = OrderedDict()  # by name
-        self._answered: OrderedDict[tuple[str, bytes], list[Answered]] = OrderedDict()
+        self._answered: OrderedDict[tuple[str, bytes], list[Call]] = OrderedDict()
         self._size = 0  # of them
 
     def episode(self, session: str | None) -> DoorEpisode:
@@ -122,31 +115,28 @@ class Memory:
             self.episodes.popitem(last=False)
         return episode
 
-    def remember(self, answered: Answered, answer: dict[str, Any]) -> Answered:
+    def remember(self, call: Call, answer: dict[str, Any]) -> None:
         """`answer`: the message as the client got it, with which it will come again."""
-        call = answered.call
-        answered.shown = [*call.shown, answer]
+        call.shown, call.extends = [*call.shown, answer], None
         session = call.episode.name if call.episode.is_named else ""
         key = session, _digest(call.digests[-1], answer)
-        self._answered.setdefault(key, []).append(answered)
+        self._answered.setdefault(key, []).append(call)
         self._answered.move_to_end(key)
-        self._size += answered.size
+        self._size += call.size
         while self._size > REMEMBERED_CHARACTERS:
             oldest, several = next(iter(self._answered.items()))
             self._size -= several.pop(0).size
             if not several:
                 del self._answered[oldest]
-        return answered
 
-    def place(self, call: Call, extended: Answered | None) -> Call:
+    def place(self, call: Call, extended: Call | None) -> Call:
         """Make the call one of the row that it can extend, or of a new one. `call.row`: with its context."""
         if call.episode.prompt is None:
             call.episode.prompt = call.shown
         if extended is not None and not extended.is_extended:
             extended.is_extended = True
-            before = extended.call
-            call.number, call.opened, call.ids = before.number, before.opened, before.ids
-            call.answers, call.extends = before.answers + 1, extended
+            call.number, call.opened, call.ids = extended.number, extended.opened, extended.ids
+            call.answers, call.extends = extended.answers + 1, extended
         else:
             call.row = EpisodeRow(call.row.tokens)  # of a branch: what the other row has is its context
             call.number = call.episode.rows
@@ -163,7 +153,7 @@ class Memory:
             if not call.episode.rows:
                 call.episode.prompt = None
 
-    def earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Answered | None:
+    def earlier(self, session: str | None, digests: list[bytes], messages: Messages) -> Call | None:
         """The longest call that these messages extend; of several one that nothing extends yet."""
         for count in range(len(messages) - 1, 0, -1):
             if messages[count - 1]["role"] == "assistant":
@@ -188,7 +178,7 @@ class Sessions(Memory):
         """
         digests = digests_of(messages)
         found = self.earlier(session, digests, messages)
-        episode = found.call.episode if found is not None else self.episode(session)
+        episode = found.episode if found is not None else self.episode(session)
         shown = messages = list(self.encoder.chat.messages(messages))
         opening = None
         if found is not None:
@@ -210,19 +200,19 @@ class Sessions(Memory):
         call = Call(episode, 0, row, opening, shown, shown, messages, digests, prefix)
         return self.place(call, found)
 
-    def end(self, call: Call, drawn: Sequence[Token], answer: dict[str, Any]) -> Answered:
-        """The answer of a call, from which later ones may go on. `answer`: see `remember`."""
-        row, prefix, tokens = deepcopy(call.row), call.prefix, [token.id for token in drawn]
+    def end(self, call: Call, drawn: Sequence[Token], answer: dict[str, Any]) -> None:
+        """The call is answered, so that later ones may go on from it. `answer`: see `remember`."""
+        prefix, tokens = call.prefix, [token.id for token in drawn]
         versions = np.array([token.version for token in drawn], np.int32)
-        row.act(tokens, [token.logp for token in drawn], versions, None)
+        call.last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
+        call.row.act(tokens, [token.logp for token in drawn], versions, None)
         decode = self.encoder.chat.tokenizer.decode
         is_closed = tokens[-1] in self.encoder.eos_ids
         written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
         message = self.encoder.chat.message(prefix + written, call.opening.removesuffix(prefix))
         end = decode(tokens[-1:]) if is_closed else ""
-        last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
-        text, messages = call.opening + written + end, [*call.messages, message]
-        return self.remember(Answered(call, row, text, messages, last_turn), answer)
+        call.text, call.messages = call.opening + written + end, [*call.messages, message]
+        self.remember(call, answer)
 
 
 def digests_of(messages: Messages) -> list[bytes]:
@@ -261,9 +251,8 @@ def ledger_of(episode: str) -> str:
     return f"door:{episode}"
 
 
-def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
+def meta_of(call: Call, last_turn: str) -> dict[str, Any]:
     """The `meta` of the row of an answered call."""
-    call = answered.call
     meta = {
         ANSWERED: time.time(),
         "session": call.episode.name,
@@ -271,7 +260,7 @@ def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
         "calls": list(call.ids),
         "turns": call.answers + 1,
         "last_turn": last_turn,
-        "continuation": answered.shown[len(call.opened) :],
+        "continuation": call.shown[len(call.opened) :],
     }
     if call.number:
         meta["context"] = call.opened
@@ -282,28 +271,28 @@ def meta_of(answered: Answered, last_turn: str) -> dict[str, Any]:
     return meta
 
 
-def put_row(store: Store, answered: Answered, sample: Sample, privacy: Privacy) -> None:
+def put_row(store: Store, call: Call, sample: Sample, privacy: Privacy) -> None:
     """Add the row of an answered call, in place of the row that it extends."""
-    episode, number = answered.call.episode, answered.call.number
+    episode, number = call.episode, call.number
     ledger = ledger_of(episode.name)
-    if answered.call.extends is not None:
+    if call.answers:
         store.experience.set_aside(ledger, [number])
     sample = sample.replace(reward=episode.reward, episode=episode.name)
-    clean = redacted(sample, privacy, answered.call.opened)
+    clean = redacted(sample, privacy, call.opened)
     store.append([clean], origins=[Origin(ledger, number, "")])
 
 
 def store_row(
-    store: Store, answered: Answered, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
+    store: Store, call: Call, encoder: Encoder, privacy: Privacy, meta: dict[str, Any], **fields: Any
 ) -> None:
     """The row of an answered call of a policy of ours."""
-    call, stops = answered.call, fields["sampling"]["stop"]
-    meta = {**meta, **meta_of(answered, before_stop(answered.last_turn, stops)[0])}
+    stops = fields["sampling"]["stop"]
+    meta = {**meta, **meta_of(call, before_stop(call.last_turn, stops)[0])}
     fields["prompt"] = call.episode.prompt
-    sample = answered.row.sample(encoder, number=call.number, meta=meta, **fields)
+    sample = call.row.sample(encoder, number=call.number, meta=meta, **fields)
     if not call.answers:  # as of a fresh response, whose stop text is among its tokens alone
         sample = sample.replace(response=before_stop(sample.response, stops)[0])
-    put_row(store, answered, sample, privacy)
+    put_row(store, call, sample, privacy)
 
 
 def redacted(sample: Sample, privacy: Privacy, opened: Messages) -> Sample:

@@ -45,7 +45,7 @@ class Metric:
     is_number: bool = True
 
 
-def _read(tables: str) -> dict[str, Metric]:
+def _read_tables(tables: str) -> dict[str, Metric]:
     """By name the metrics of Markdown tables, whose rows begin with a name as code."""
     metrics = {}
     for line in tables.splitlines():
@@ -57,7 +57,7 @@ def _read(tables: str) -> dict[str, Metric]:
     return metrics
 
 
-METRICS = _read(TABLES)
+METRICS = _read_tables(TABLES)
 
 
 def empty_metrics() -> dict[str, Any]:

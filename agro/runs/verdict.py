@@ -53,55 +53,6 @@ SET_ASIDE = (
     "What to do: agro eval RUN --against start --reward NAME compares the answers to the {} held-out prompts "
     f"that the run set aside; without a reward {RATE.format('')}"
 )
-COUNTED = {
-    "skipped": "updates skipped",
-    "rolled_back": "rollbacks to a checkpoint",
-    "rewards_failed": "rewards that failed",
-    "requests_failed": "requests to the engine that failed",
-    "dropped": "responses dropped",
-    "eval_unscored": "held-out without a reward",
-}
-WINDOW = 20  # steps
-# Times the KL that pays: the methods that gain on a log end at up to 2.4 nats where about 1 pays
-# (reproductions/offline), those that write gibberish at 20 and more.
-FAR = 3.0
-FEW = 10  # groups, of fewer than which a mean says nothing
-FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
-RATIO = 100.0
-HALF = 0.5  # of its promise: what the best single step keeps
-STILL = 0.01  # nats: no response became 1 % more or less probable
-# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is independent of
-# them. The rest is noise.
-DWARFED = 10.0
-PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
-SPREAD = (
-    "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
-    "Otherwise "
-)
-# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
-WAYS_OUT = {
-    "no valid response": (
-        "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
-        "raise train.max_length"
-    ),
-    "all rewards are 0": (
-        "check that the reward of a right response isn't 0 (agro store show, agro score); then easier "
-        "prompts, a reward with intermediate values, or sft on good responses first"
-    ),
-    "all rewards are equal": (
-        "see whether the reward tells responses apart (agro store show, agro score): it may be a constant, "
-        "or read a column that is always the same. Where each is the highest there is, the task is learned; "
-        "else prompts that are solved sometimes, or a reward with intermediate values"
-    ),
-    "equal rewards within groups": (
-        "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
-        "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
-    ),
-    "a gradient of 0": (
-        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
-        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -352,6 +303,57 @@ def _ranking(run: RunData) -> str:
         f"{text}; the log says nothing either, off-policy: {fixed(ess, 0)} of its responses count, and their "
         f"mean weight is {weight:.2g}, instead of {LEAST:g} or more and 1"
     )
+
+
+COUNTED = {
+    "skipped": "updates skipped",
+    "rolled_back": "rollbacks to a checkpoint",
+    "rewards_failed": "rewards that failed",
+    "requests_failed": "requests to the engine that failed",
+    "dropped": "responses dropped",
+    "eval_unscored": "held-out without a reward",
+}
+WINDOW = 20  # steps
+# Times the KL that pays: the methods that gain on a log end at up to 2.4 nats where about 1 pays
+# (reproductions/offline), those that write gibberish at 20 and more.
+FAR = 3.0
+FEW = 10  # groups, of fewer than which a mean says nothing
+FALLEN = math.log(10)  # nats: the best stored responses are ten times less probable
+RATIO = 100.0
+HALF = 0.5  # of its promise: what the best single step keeps
+STILL = 0.01  # nats: no response became 1 % more or less probable
+# Above this the rewards are less than 1/(1 + 10²), 1 %, of the variance of R if log π/π_ref is independent of
+# them. The rest is noise.
+DWARFED = 10.0
+PATIENCE = 3  # steps in a row without a signal that are worth a warning; single ones are common
+SPREAD = (
+    "where other groups of the store have rewards that differ: data.spread = true, which draws only those. "
+    "Otherwise "
+)
+# Why nothing can be learned from a step (metric `no_signal`), and what to do: for terminal and page.
+WAYS_OUT = {
+    "no valid response": (
+        "see why responses are dropped (dropped_reasons; agro check on the store); correct these records, or "
+        "raise train.max_length"
+    ),
+    "all rewards are 0": (
+        "check that the reward of a right response isn't 0 (agro store show, agro score); then easier "
+        "prompts, a reward with intermediate values, or sft on good responses first"
+    ),
+    "all rewards are equal": (
+        "see whether the reward tells responses apart (agro store show, agro score): it may be a constant, "
+        "or read a column that is always the same. Where each is the highest there is, the task is learned; "
+        "else prompts that are solved sometimes, or a reward with intermediate values"
+    ),
+    "equal rewards within groups": (
+        "prompts that are solved sometimes, a reward with intermediate values, or more responses of a prompt "
+        "(sampler.n; data.group_size of a store). Where all prompts are solved, the task is learned"
+    ),
+    "a gradient of 0": (
+        "see whether groups of one response are dropped (agro check on the store; agro train feedback takes "
+        "them), and whether all weights of responses have fallen to 0; then a new run with a lower train.lr"
+    ),
+}
 
 
 @dataclass(frozen=True)
