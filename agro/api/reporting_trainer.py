@@ -12,10 +12,11 @@ from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.models.pretrained import LARGE, parameters
 from agro.pages.run import report
-from agro.runs.card import push, write_cards
+from agro.pages.run.card import push, write_cards
+from agro.pages.run.verdict import Verdict
+from agro.runs.problems import problems
 from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.side_by_side import SideBySide, short_text
-from agro.runs.verdict import Verdict, problems
 from agro.store import Store
 from agro.store.location import exists
 from agro.train.monitors.warnings import notes

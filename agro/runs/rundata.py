@@ -29,6 +29,7 @@ Row = dict[str, Any]
 Values = NDArray[np.float64]
 LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
 GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
+COMPARED = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")
 TABLES = (Path(__file__).parent / "metrics.md").read_text(encoding="utf-8")
 OF_PARTS = ("reward_parts", "reward_shares", "eval_reward_parts", "eval_reward_parts_se")  # by part a number
 OTHERS = ("phase", "no_signal", "objective", "servers_dropped", "dropped_reasons")  # texts and objects

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.stats.intervals import Ratio, Values, t_inside, t_quantile
+from agro.stats.paired import verdict_of
 
 # From so many effective responses on, and with a mean weight so near 1, there is an estimate. The errors that
 # remain are in reproductions/verdict.
@@ -210,11 +211,7 @@ class OffPolicyValue:
     @property
     def answer(self) -> str:
         """Of the policy against what wrote the log: better, worse, not shown or not estimable."""
-        if self.obstacle:
-            return "not estimable"
-        if not self.p < 0.05:
-            return "not shown"
-        return "better" if self.gain.value > 0 else "worse"
+        return "not estimable" if self.obstacle else verdict_of(self.p, self.gain.value)
 
     def to_json(self) -> dict[str, Any]:
         """Without the numbers that mean nothing: null where the value isn't estimable."""

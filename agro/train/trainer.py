@@ -19,7 +19,6 @@ from agro.rollout import Rollout
 from agro.rollout.engines.capabilities import capabilities, declared
 from agro.rollout.envs import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
-from agro.runs.card import check_push
 from agro.runs.folder import STAGE, Run, check_out
 from agro.runs.progress import Progress, RunActivity
 from agro.runs.side_by_side import SideBySide, place
@@ -31,7 +30,7 @@ from agro.store.shared import leased
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
 from agro.train.around import Context, wrapper_of
-from agro.train.check import check_config, check_heldout, check_sharded, follows_log, samples_kl
+from agro.train.check import check_config, check_heldout, check_push, check_sharded, follows_log, samples_kl
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
 from agro.train.learner import Learner, keep_best, save_model

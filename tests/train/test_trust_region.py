@@ -23,8 +23,8 @@ from agro.io.numbers import percent
 from agro.models.policy import Policy
 from agro.objectives import Evaluation
 from agro.pages.run.page import course
+from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
-from agro.runs.verdict import kept_share, phase_problems
 from agro.train.check import check_config
 from agro.train.learner import Local
 from agro.train.monitors.warnings import notes_on_settings

@@ -17,17 +17,9 @@ from agro.pages.run import figures
 from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
 from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg, training
 from agro.pages.run.render import Fact, Panel, render, script, with_script
+from agro.pages.run.verdict import Verdict
+from agro.runs.problems import COUNTED, Problem, kept_share, problems, way_out, without_share, without_signal
 from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, to_array
-from agro.runs.verdict import (
-    COUNTED,
-    Problem,
-    Verdict,
-    kept_share,
-    problems,
-    way_out,
-    without_share,
-    without_signal,
-)
 from agro.store import Draw
 from agro.types import Sample, Text
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from agro import config
 from agro.errors import Refused
+from agro.runs.problems import toward_reference
 from agro.runs.rundata import FOLLOWED
-from agro.runs.verdict import toward_reference
 from agro.train.collate import staleness
 from agro.train.feed import draws_from
 from agro.train.learner import Learner

@@ -22,8 +22,7 @@ from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
-from agro.runs.rundata import GAIN, LOGGED, HeldOutRewards
-from agro.runs.verdict import NUMBERS
+from agro.runs.rundata import COMPARED, GAIN, LOGGED, HeldOutRewards
 from agro.stats.intervals import standard_error
 from agro.stats.off_policy import compare_on_log
 from agro.stats.paired import compare
@@ -57,7 +56,7 @@ class HeldOutPrompts(Monitor):
     Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
     random numbers at every step. Its state are the rewards at step 0 and at the latest evaluation, by prompt,
     which the run folder has too. Of several parts of the reward one of weight 0 is measured beside those that
-    are optimized: where the two part, the run's problems say so (`agro.runs.verdict`).
+    are optimized: where the two part, the run's problems say so (`agro.runs.problems`).
     """
 
     name = "held-out prompts"
@@ -128,7 +127,7 @@ class HeldOutPrompts(Monitor):
         shares = np.array([measured.unscored.get(key, (0.0, 0.0)) for key in keys])
         labels = _labels(self.clusters[key] for key in keys)
         comparison = compare(before, after, labels, (shares[:, 0], shares[:, 1]))
-        numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in NUMBERS}
+        numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in COMPARED}
         return {GAIN: comparison.difference, **numbers}
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.objectives.needs import ENTROPY, KL, NORMALIZER, OBSERVED_LOGP, REWARD, grouping
 from agro.rollout.engines.capabilities import capabilities
-from agro.runs.verdict import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
+from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, way_out
 from agro.train.around import source_abilities
 from agro.train.check import has_groups_to_measure
 from agro.train.collate import describe

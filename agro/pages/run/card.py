@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
+from agro.pages.run.verdict import Verdict
+from agro.runs.problems import problems
 from agro.runs.rundata import FOLLOWED, RunData, load_run
 from agro.runs.side_by_side import SideBySide
-from agro.runs.verdict import Verdict, problems
 from agro.store import Store
 from agro.store.location import READ_SECONDS, exists, located
 
@@ -192,23 +191,6 @@ def literal(text: str) -> str:
 
 def _files(paths: Sequence[str]) -> str:
     return ", ".join(literal(Path(path).name) for path in paths) or "none"
-
-
-def check_push(train: TrainConfig) -> None:
-    """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
-    if train.push is None:
-        return
-    try:
-        validate_repo_id(train.push)
-    except HFValidationError as error:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
-    if train.push.count("/") != 1:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
-    setting = f"train.push = {train.push}"
-    if huggingface_hub.is_offline_mode():
-        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
-    if huggingface_hub.get_token() is None:
-        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, train: TrainConfig) -> str | None:
