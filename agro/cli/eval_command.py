@@ -61,11 +61,11 @@ from agro.pages.run.ratings import (
     write_sheet,
 )
 from agro.pages.run.verdict import Verdict
+from agro.pages.store.value_on_log import WAY_OUT, value_on_log
 from agro.rollout.evaluate import Heldout
 from agro.rollout.prompts import places
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
-from agro.stats.off_policy import WAY_OUT, value_on_log
 from agro.stats.paired import compare, holm
 from agro.store.location import url_of
 from agro.types import Prompt

@@ -5,7 +5,7 @@
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
 moved towards the rewards, in a direction that has nothing to do with them, or to what the start doesn't
-write. `agro.stats.off_policy` sees rewards and log-probs of logged responses alone.
+write. The estimators see rewards and log-probs of logged responses alone.
 
 gain: the difference of two policies. values: the doubly robust estimate of one policy's value, of rewards at
 the end of a response or with each of its three tokens; "doubly robust, true V" is given the value of each
@@ -29,14 +29,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from agro.pages.store.value_on_log import FEW, LoggedResponses, OffPolicyValue, value_on_log
 from agro.proof.enumerable import Space, Table
-from agro.stats.off_policy import (
-    FEW,
-    LoggedResponses,
-    OffPolicyValue,
-    compare_on_log,
-    value_on_log,
-)
+from agro.stats.off_policy import compare_on_log
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent

@@ -8,14 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from agro.stats.off_policy import (
-    LEAST,
-    LoggedResponses,
-    compare_on_log,
-    fitted_values,
-    interval,
-    value_on_log,
-)
+from agro.pages.store.value_on_log import LoggedResponses, fitted_values, value_on_log
+from agro.stats.off_policy import LEAST, compare_on_log, interval
 
 
 def test_of_its_own_log_a_policy_is_worth_the_mean_reward() -> None:

@@ -19,7 +19,8 @@ from agro.errors import Refused
 from agro.io.near_copies import clusters
 from agro.io.terminal import plain
 from agro.models.policy import Policy
-from agro.stats.off_policy import LoggedResponses, Weights
+from agro.pages.store.value_on_log import LoggedResponses
+from agro.stats.off_policy import Weights
 from agro.store import DrawnGroups, Store
 from agro.store.records import are_repeats
 from agro.train.collate import collate, total_reward
