@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
@@ -148,12 +148,19 @@ class Application:
         return JSONResponse(INTERFACES.get(path, Chat).error(problem), problem.status)
 
 
-class Serving:
-    """The backend of `agro serve`: a policy in this process."""
+class Keeper(Protocol):
+    """What becomes of sessions and feedback: `Recorder`, or what a run does with them."""
 
-    def __init__(self, door: Door, model: str, recorder: Recorder) -> None:
-        self.door, self.model, self.recorder = door, model, recorder
-        self.open_session, self.feedback = recorder.open_session, recorder.feedback
+    async def open_session(self, name: str | None) -> None: ...
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]: ...
+    def measures(self) -> dict[str, float]: ...
+
+
+class Serving:
+    """The backend of a policy in this process."""
+
+    def __init__(self, door: Door, model: str, keeper: Keeper) -> None:
+        self.door, self.model, self.keeper, self.feedback = door, model, keeper, keeper.feedback
 
     async def names(self) -> list[str]:
         return [self.model]
@@ -161,11 +168,11 @@ class Serving:
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
         counts = {"running": batch.running, "waiting": len(batch.waiting), "tokens_total": batch.tokens}
-        return counts | self.recorder.measures()
+        return counts | self.keeper.measures()
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
-        await self.open_session(session)
+        await self.keeper.open_session(session)
         events = self.door.answer(wire, session)
 
         async def first() -> Event:

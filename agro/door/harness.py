@@ -132,12 +132,6 @@ class Harness:
         """The URL and the token of a door on the engine's weights."""
         engine: Any = rollout.engine
 
-        async def keep(call: Call, outcome: Outcome, *_: Any) -> None:
-            attempt = running.get(call.episode.name)
-            if attempt is not None:
-                attempt.rows[call.number] = call
-                attempt.outcomes.append((call, outcome))
-
         def number(call: Call, _: int | None, choice: int) -> int:
             index = call.episode.name.partition("-")[0]
             text = f"{seed} {index} {call.number} {call.answers} {choice}"
@@ -146,11 +140,10 @@ class Harness:
         with closing(
             Batch(engine.policy, sampler.batch, fused=engine.fused, version=engine.version)
         ) as batch:
-            door = Door(
-                engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.options.seconds
-            )
+            sessions, playing = Sessions(rollout.encoder), _Playing(running)
+            door = Door(engine.policy, batch, sessions, keep=playing.keep, seconds=self.options.seconds)
             door.sampler, door.number, token = sampler, number, secrets.token_urlsafe(24)
-            with behind_a_port(Application(_Playing(door, running), HOST, token).app) as url:
+            with behind_a_port(Application(Serving(door, "policy", playing), HOST, token).app) as url:
                 yield url, token
 
     def _start(self, index: int, prompt: Prompt, folder: Path, url: str, token: str) -> Attempt:
@@ -223,14 +216,23 @@ class Harness:
             yield call.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
 
 
-class _Playing(Serving):
-    """The backend of a run: feedback is of an episode that is played."""
+class _Playing:
+    """Keeps answers and feedback of episodes under way. `running`: by the names of their sessions."""
 
-    def __init__(self, door: Door, running: Mapping[str, Attempt]) -> None:
-        self.door, self.model, self._running = door, "policy", running
+    def __init__(self, running: Mapping[str, Attempt]) -> None:
+        self._running = running
 
-    async def open_session(self, session: str | None) -> None:
-        if session not in self._running:
+    async def keep(self, call: Call, outcome: Outcome, *_: Any) -> None:
+        attempt = self._running.get(call.episode.name)
+        if attempt is not None:
+            attempt.rows[call.number] = call
+            attempt.outcomes.append((call, outcome))
+
+    def measures(self) -> dict[str, float]:
+        return {}
+
+    async def open_session(self, name: str | None) -> None:
+        if name not in self._running:
             raise Problem(404, "expected the session of an episode under way")
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:
