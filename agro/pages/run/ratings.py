@@ -35,7 +35,7 @@ from agro.io.files import write
 from agro.io.strictjson import loads
 from agro.io.terminal import csv_cell, plain, text_of_cell
 from agro.stats.intervals import bisected
-from agro.stats.paired import LEVEL, mcnemar
+from agro.stats.paired import LEVEL, sign_test
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
@@ -250,9 +250,7 @@ class Ratings:
         """Of no difference over prompts without ties, two-sided: the exact sign test, or 1/E at any stop."""
         if self.test == "sequential":
             return p_at_any_stop(self.wins, self.losses)
-        if self.decided < 2:
-            return 1.0
-        return mcnemar(np.repeat([1.0, -1.0], [self.wins, self.losses]))
+        return sign_test(self.wins, self.losses)
 
     @property
     def share(self) -> float | None:
