@@ -16,8 +16,8 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,57 +173,10 @@ class PlacedRecord:
 
 
 @dataclass(frozen=True)
-class ProcessStatus:
-    """A process of a run. What is unknown is None."""
-
-    name: str
-    role: str
-    host: str | None
-    pid: int | None
-    since: float | None  # seconds since the epoch, as all times here
-    version: int | None  # of the weights that it has
-    step: int | None  # of the run, that a trainer has come to
-    responses: int | None  # that a collector has made since it was started
-    push_error: float | None  # of the last probe of its servers, nats a token
-    dropped: Sequence[str] | None  # servers that it doesn't use
-    seen: float | None  # its last sign of life
-    restarts: int | None  # None: nobody starts it again
-    ended: str  # why it doesn't run any more; "": it runs, as far as is known
-
-    @classmethod
-    def of(cls, placed: Mapping[str, Any] | None, report: ProcessReport | None) -> ProcessStatus:
-        """From what the supervisor recorded, and what the process says of itself; one of them is there."""
-        values: dict[str, Any] = dict.fromkeys(cls.__dataclass_fields__) | {"ended": ""}
-        if report is not None:
-            values |= asdict(report)
-        if placed is not None:
-            values |= {key: value for key, value in placed.items() if value is not None}
-        return cls(**values)
-
-    def row(self, now: float) -> tuple[str, str, str, str, str, str]:
-        """By `TITLES`."""
-        where = " ".join(str(part) for part in (self.host, self.pid) if part is not None) or "unknown"
-        does = [self.ended] if self.ended else []
-        if not self.ended and self.seen is not None and now - self.seen > SILENT_SECONDS:
-            does.append("silent")
-        if self.step is not None:
-            does.append(f"step {self.step}")
-        if self.responses is not None:
-            does.append(f"{self.responses} responses")
-        if self.push_error is not None:
-            does.append(f"last probe {self.push_error:.1g} nats off")
-        does += [f"without {url}" for url in self.dropped or ()]
-        if self.restarts:
-            does.append(f"started again {'once' if self.restarts == 1 else f'{self.restarts} times'}")
-        version = "" if self.version is None else str(self.version)
-        return self.name, where, _ago(self.since, now), version, _ago(self.seen, now), ", ".join(does)
-
-
-@dataclass(frozen=True)
 class RunStatus:
     """Who does what in a run, and which weights are the newest."""
 
-    processes: tuple[ProcessStatus, ...]
+    processes: tuple[ProcessReport, ...]
     published: PublishedWeights | None
     placement: str | None  # None: it wasn't placed
     now: float
@@ -252,14 +205,20 @@ class RunStatus:
     def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
         reports = {report.name: report for report in publications.reports()}
         recorded = {process["name"]: process for process in placed.processes} if placed else {}
-        names = dict.fromkeys((*recorded, *reports))
-        processes = tuple(ProcessStatus.of(recorded.get(name), reports.get(name)) for name in names)
+        processes = []
+        for name in dict.fromkeys((*recorded, *reports)):
+            of_supervisor, report = recorded.get(name, {}), reports.get(name)
+            if report is None:  # it says nothing of itself, such as a server
+                role = of_supervisor["role"]
+                report = ProcessReport(name, role, since=None, host=None, pid=None, dropped=None)
+            known = {key: value for key, value in of_supervisor.items() if value is not None}
+            processes.append(replace(report, **known))
         placement = placed.placement if placed else None
-        return cls(processes, publications.newest(), placement, time.time())
+        return cls(tuple(processes), publications.newest(), placement, time.time())
 
     def rows(self) -> list[tuple[str, str, str, str, str, str]]:
         """Of each process, by `TITLES`."""
-        return [process.row(self.now) for process in self.processes]
+        return [_row(process, self.now) for process in self.processes]
 
     def doing(self) -> tuple[tuple[Any, ...], ...]:
         """What changes when a process begins, ends or goes on; not with time alone."""
@@ -277,6 +236,25 @@ class RunStatus:
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
         return {key: values[key] for key in ("placement", "published", "now", "processes")}
+
+
+def _row(p: ProcessReport, now: float) -> tuple[str, str, str, str, str, str]:
+    """By `TITLES`."""
+    where = " ".join(str(part) for part in (p.host, p.pid) if part is not None) or "unknown"
+    does = [p.ended] if p.ended else []
+    if not p.ended and p.seen is not None and now - p.seen > SILENT_SECONDS:
+        does.append("silent")
+    if p.step is not None:
+        does.append(f"step {p.step}")
+    if p.responses is not None:
+        does.append(f"{p.responses} responses")
+    if p.push_error is not None:
+        does.append(f"last probe {p.push_error:.1g} nats off")
+    does += [f"without {url}" for url in p.dropped or ()]
+    if p.restarts:
+        does.append(f"started again {'once' if p.restarts == 1 else f'{p.restarts} times'}")
+    version = "" if p.version is None else str(p.version)
+    return p.name, where, _ago(p.since, now), version, _ago(p.seen, now), ", ".join(does)
 
 
 def _ago(moment: float | None, now: float) -> str:
