@@ -44,15 +44,16 @@ from agro.logs.guessing import propose as look_at
 from agro.logs.importing import import_files
 from agro.logs.reading import Options
 from agro.models.policy import Policy
+from agro.pages.run.card import push
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.runs.card import check_push, push
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import exists, is_store, located
+from agro.train.check import check_push
 from agro.train.process_group import world_size
 from agro.types import Prompt, Text
 

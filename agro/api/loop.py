@@ -25,10 +25,10 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Lost, Refused, Unwritable
 from agro.io.files import write
+from agro.pages.run.verdict import Verdict
 from agro.pages.store import check_store
 from agro.runs.problems import problems
 from agro.runs.rundata import load_run
-from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists, url_of
 from agro.train.phases import is_checkpoint, read_position

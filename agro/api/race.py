@@ -29,13 +29,12 @@ from agro.io.terminal import plain
 from agro.logs.importing import import_files
 from agro.models.policy import Policy
 from agro.objectives.needs import REF_LOGP
+from agro.pages.run.verdict import Verdict
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.runs.metrics import GAIN
-from agro.runs.rundata import load_run
-from agro.runs.verdict import Verdict
+from agro.runs.rundata import GAIN, load_run
 from agro.stats.paired import Comparison, compare
 from agro.store import Store
 from agro.store.location import is_store, location_of

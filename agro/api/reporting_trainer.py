@@ -12,11 +12,11 @@ from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.models.pretrained import LARGE, parameters
 from agro.pages.run import report
-from agro.runs.card import push, write_cards
+from agro.pages.run.card import push, write_cards
+from agro.pages.run.verdict import Verdict
 from agro.runs.problems import problems
 from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.side_by_side import SideBySide, short_text
-from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import exists
 from agro.train.process_group import rank, world_size
@@ -86,21 +86,18 @@ def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> boo
     A page that fails doesn't keep back the others; then its error is raised. Returns whether the run ended
     well: without a problem that is more important than its numbers.
     """
-    failure: Exception | None = None
-    ended_well = True
     with writing(folder):
         try:
             ended_well = summarize(load_run(folder), say)
             report(folder)
-        except Exception as error:  # noqa: BLE001
-            failure = error
-        write_cards(folder)
-        address = push(folder / "model", train)
-        if address:
-            say(f"uploaded to {address}")
-        if failure is not None:
-            say(f"only the report failed; try again with: agro report {folder}")
-            raise failure
+        except Exception:
+            say(f"the report failed, the model is complete; try again with: agro report {folder}")
+            raise
+        finally:
+            write_cards(folder)
+            address = push(folder / "model", train)
+            if address:
+                say(f"uploaded to {address}")
     return ended_well
 
 

@@ -47,16 +47,25 @@ from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 from agro.io.terminal import cut, plain
-from agro.rollout.evaluate import Heldout, answer_both
+from agro.pages.run.card import write_cards
+from agro.pages.run.ratings import (
+    Ratings,
+    Test,
+    answer_both,
+    check_free,
+    fewest_more,
+    key_of,
+    read_key,
+    read_ratings,
+    write_sheet,
+)
+from agro.pages.run.verdict import Verdict
+from agro.pages.store.value_on_log import WAY_OUT, value_on_log
+from agro.rollout.evaluate import Heldout
 from agro.rollout.prompts import places
-from agro.runs.card import write_cards
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
-from agro.runs.verdict import Ratings, Verdict
-from agro.stats.blind import Test, check_free, key_of, read_key, read_ratings, write_sheet
-from agro.stats.off_policy import WAY_OUT, value_on_log
 from agro.stats.paired import compare, holm
-from agro.stats.sequential import fewest_more
 from agro.store.location import url_of
 from agro.store.split import clusters
 from agro.types import Prompt
@@ -354,10 +363,7 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     print(f"{counting}; the mean weight is {_row(value['mean_weight'])}")
     if value["caution"]:
         print(value["caution"].capitalize())
-    for name, estimate in value["estimates"].items():
-        print(f"  {name.replace('_', ' ')}: {_row(estimate)}")
-    low, high = value["clipping_bias"]
-    print(f"clipped: at {value['clip']:.3g}, which changes the value by {low:+.4f} to {high:+.4f}")
+    print(f"estimate: {_row(value['estimate'])}")
 
 
 def write_blind(

@@ -14,14 +14,13 @@ from agro.cli.common import Json, answer, show_table
 from agro.config import RunConfig
 from agro.config.aliases import renamed
 from agro.errors import Refused
-from agro.place.placement import Placement, TrainCommand
-from agro.place.status import TITLES, RunStatus
+from agro.pages.run.verdict import Verdict
+from agro.place.placement import TITLES, Placement, RunStatus, TrainCommand
 from agro.runs.folder import check_out
 from agro.runs.problems import problems
 from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
-from agro.runs.verdict import Verdict
 
 if TYPE_CHECKING:
     from agro.api.fit import Fitted

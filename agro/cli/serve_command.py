@@ -29,7 +29,7 @@ from agro.types import Prompt
 
 if TYPE_CHECKING:
     from agro.door.app import Newest
-    from agro.door.records import Keeping
+    from agro.door.sessions import Keeping
     from agro.rollout import Rollout
 
 
@@ -176,7 +176,7 @@ def loop(
 
 
 def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *, secrets: bool) -> Keeping:
-    from agro.door.records import Keeping
+    from agro.door.sessions import Keeping
 
     if store is None and days is not None:
         raise Refused("--keep-days: expected --store, in which answers are kept")

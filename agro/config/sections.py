@@ -195,8 +195,8 @@ class RewardConfig(Section):
     """instead of `name`: several rewards, each with a weight; the reward is Σ weight · value"""
     meaning: str | None = field(None, shared=True)
     """module:function or file.py:function that gives one number to responses of one meaning, called as a
-    reward: the results of unit tests as bits, or agro.rewards.meaning.number of a canonical form; for
-    objectives with equivalent = "meaning". A response without it has no reward"""
+    reward: the results of unit tests as bits, or agro.rewards.number of a canonical form; for objectives
+    with equivalent = "meaning". A response without it has no reward"""
     timeout: Positive = field(10.0, resume=True, shared=True)
     """seconds a call may take for one response; beyond it the reward stays unknown"""
     per_token: bool = field(False, shared=True)

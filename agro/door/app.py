@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
@@ -24,12 +24,12 @@ from starlette.routing import Route
 from agro.config import SamplerConfig
 from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.records import Keeping, Recorder, store_row
-from agro.door.sessions import Answered, Sessions, check_name
+from agro.door.sessions import Call, Keeping, Recorder, Sessions, store_row
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 from agro.pages.local_server import is_for_us
+from agro.rewards import check_name
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import recorded
 
@@ -149,12 +149,19 @@ class Application:
         return JSONResponse(INTERFACES.get(path, Chat).error(problem), problem.status)
 
 
-class Serving:
-    """The backend of `agro serve`: a policy in this process."""
+class Keeper(Protocol):
+    """What becomes of sessions and feedback: `Recorder`, or what a run does with them."""
 
-    def __init__(self, door: Door, model: str, recorder: Recorder) -> None:
-        self.door, self.model, self.recorder = door, model, recorder
-        self.open_session, self.feedback = recorder.open_session, recorder.feedback
+    async def open_session(self, name: str | None) -> None: ...
+    async def feedback(self, given: dict[str, Any]) -> dict[str, Any]: ...
+    def measures(self) -> dict[str, float]: ...
+
+
+class Serving:
+    """The backend of a policy in this process."""
+
+    def __init__(self, door: Door, model: str, keeper: Keeper) -> None:
+        self.door, self.model, self.keeper, self.feedback = door, model, keeper, keeper.feedback
 
     async def names(self) -> list[str]:
         return [self.model]
@@ -162,11 +169,11 @@ class Serving:
     def measures(self) -> dict[str, float]:
         batch = self.door.batch
         counts = {"running": batch.running, "waiting": len(batch.waiting), "tokens_total": batch.tokens}
-        return counts | self.recorder.measures()
+        return counts | self.keeper.measures()
 
     async def ask(self, request: Request, path: str, body: bytes, session: str | None) -> Response:
         wire = INTERFACES[path](object_in(body))
-        await self.open_session(session)
+        await self.keeper.open_session(session)
         events = self.door.answer(wire, session)
 
         async def first() -> Event:
@@ -183,7 +190,7 @@ class Serving:
                     yield wire.framed(event)
                     async for event in events:
                         yield wire.framed(event)
-            except Exception as error:  # the status is sent already
+            except Exception as error:  # the status is sent: the client must read of it here
                 problem = problem_of(error)
                 if problem.status == 500:
                     LOG.exception("a stream ended with an error")  # as that of an answer without a stream
@@ -205,11 +212,11 @@ def opened(
         raise Refused("agro serve samples in this process; for a server of its own use agro proxy --to URL")
     sessions = Sessions(engine.policy.encoder)
 
-    async def keep(answered: Answered, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
+    async def keep(call: Call, outcome: Outcome, sampler: SamplerConfig, number: int) -> None:
         meta = {"finish": outcome.finish, "tool_calls": len(outcome.calls)}
         fields = {"meta": meta, "sampling": recorded(sampler, number), "source": model}
         of_ours: dict[str, Any] = {"encoder": sessions.encoder, "privacy": keeping.privacy, **fields}
-        await recorder.keep(partial(store_row, answered=answered, **of_ours))
+        await recorder.keep(partial(store_row, call=call, **of_ours))
 
     with (
         closing(Recorder(keeping, sessions, model)) as recorder,
@@ -235,7 +242,7 @@ def _follow(engine: HF, batch: Batch, newest: Newest, ended: threading.Event) ->
             with opening as folder:
                 batch.renew(partial(engine.load, folder, version), version).result()
                 text = f"agro: serving version {version}, {folder}"
-        except Exception as error:  # noqa: BLE001 it is said, and the weights of before serve on
+        except Exception as error:  # noqa: BLE001 else the thread would end unnoticed, and the weights stay
             text = f"agro: serving version {batch.version} on: {error}"
         if text != said:
             print(without_secrets(text), file=sys.stderr, flush=True)

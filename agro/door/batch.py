@@ -177,7 +177,7 @@ class Batch:
                     if rows is not None and rows.fused is not None:  # it copies weights
                         rows.fused = FusedStep(self.policy, self.size)
                     future.set_result(None)
-                except Exception as error:  # noqa: BLE001 who renews gets it; the weights of before serve on
+                except Exception as error:  # noqa: BLE001 of files or of torch: who renews gets it
                     future.set_exception(error)
             try:
                 if rows is None:
@@ -188,7 +188,7 @@ class Batch:
                 if rows.live:
                     self._advance(rows)
                 self.running = len(rows.live)
-            except Exception as error:  # noqa: BLE001 who waits is told; later requests are served
+            except Exception as error:  # noqa: BLE001 such as no memory: who waits would wait forever
                 under_way: set[Any] = {*wave, *(rows.live if rows is not None else ())}
                 under_way |= {job for job, _ in rows.drawn} if rows is not None else set()
                 for job in under_way:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agro.config import SamplerConfig
 from agro.door.batch import Batch, Job, Progress, Token
-from agro.door.sessions import Answered, Call, Sessions
+from agro.door.sessions import Call, Sessions
 from agro.door.wire import Chat, Event, Outcome, Problem
 from agro.errors import Refused
 from agro.models.chat import Chat as ModelChat
@@ -26,7 +26,7 @@ from agro.types import Messages
 from agro.types.conversation import TOOLS, normalized_message
 
 MAX_NEW = 1024  # tokens of an answer where the request says nothing
-Keep = Callable[[Answered, Outcome, SamplerConfig, int], Awaitable[None]]
+Keep = Callable[[Call, Outcome, SamplerConfig, int], Awaitable[None]]
 
 
 @dataclass
@@ -148,9 +148,9 @@ class Door:
             return []
         outcome = self._read(each, wire)
         if each.finish:
-            answered = self.sessions.end(each.call, outcome.tokens, outcome.message)
+            self.sessions.end(each.call, outcome.tokens, outcome.message)
             each.is_done = True
-            await self.keep(answered, outcome, each.job.sampler, each.job.number)
+            await self.keep(each.call, outcome, each.job.sampler, each.job.number)
             wire.outcomes[each.index] = outcome
         events = list[Event]()
         for kind, text in (("reasoning_content", outcome.reasoning), ("content", outcome.content)):

@@ -38,8 +38,7 @@ from agro.config.sections import field as setting
 from agro.door.app import Application, Serving
 from agro.door.batch import Batch
 from agro.door.door import Door, hashed
-from agro.door.records import THUMBS
-from agro.door.sessions import Answered, Call, Sessions
+from agro.door.sessions import THUMBS, Call, Sessions
 from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
@@ -62,8 +61,8 @@ class Attempt:
     folder: Path
     process: LocalProcess
     deadline: float
-    rows: dict[int, Answered] = field(default_factory=dict)  # the last call of each
-    outcomes: list[tuple[Answered, Outcome]] = field(default_factory=list)
+    rows: dict[int, Call] = field(default_factory=dict)  # the last call of each
+    outcomes: list[tuple[Call, Outcome]] = field(default_factory=list)
     reward: Any = None  # unknown where there is an error, or the run's own reward scores the episode
     error: str | None = None
 
@@ -133,12 +132,6 @@ class Harness:
         """The URL and the token of a door on the engine's weights."""
         engine: Any = rollout.engine
 
-        async def keep(answered: Answered, outcome: Outcome, *_: Any) -> None:
-            attempt = running.get(answered.call.episode.name)
-            if attempt is not None:
-                attempt.rows[answered.call.number] = answered
-                attempt.outcomes.append((answered, outcome))
-
         def number(call: Call, _: int | None, choice: int) -> int:
             index = call.episode.name.partition("-")[0]
             text = f"{seed} {index} {call.number} {call.answers} {choice}"
@@ -147,11 +140,10 @@ class Harness:
         with closing(
             Batch(engine.policy, sampler.batch, fused=engine.fused, version=engine.version)
         ) as batch:
-            door = Door(
-                engine.policy, batch, Sessions(rollout.encoder), keep=keep, seconds=self.options.seconds
-            )
+            sessions, playing = Sessions(rollout.encoder), _Playing(running)
+            door = Door(engine.policy, batch, sessions, keep=playing.keep, seconds=self.options.seconds)
             door.sampler, door.number, token = sampler, number, secrets.token_urlsafe(24)
-            with behind_a_port(Application(_Playing(door, running), HOST, token).app) as url:
+            with behind_a_port(Application(Serving(door, "policy", playing), HOST, token).app) as url:
                 yield url, token
 
     def _start(self, index: int, prompt: Prompt, folder: Path, url: str, token: str) -> Attempt:
@@ -206,8 +198,8 @@ class Harness:
         meta = {**prompt.columns, "index": attempt.index, "turns": len(attempt.outcomes)}
         meta |= {"finish": "error", "last_turn": "", "tool_calls": 0}
         if attempt.outcomes:
-            answered, outcome = attempt.outcomes[-1]
-            meta["last_turn"] = before_stop(answered.last_turn, sampler.stop)[0]
+            call, outcome = attempt.outcomes[-1]
+            meta["last_turn"] = before_stop(call.last_turn, sampler.stop)[0]
             meta["tool_calls"] = sum(len(outcome.calls) for _, outcome in attempt.outcomes)
             meta["finish"] = outcome.finish if attempt.error is None else "error"
         if attempt.error is not None:
@@ -219,19 +211,28 @@ class Harness:
         if not attempt.rows:
             yield Sample(response="", meta=meta, **shared)
         episode = attempt.folder.name if len(attempt.rows) > 1 else None
-        for _, answered in sorted(attempt.rows.items()):
+        for _, call in sorted(attempt.rows.items()):
             # A number above 0: the context is what the program sent, not the prompt.
-            yield answered.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
+            yield call.row.sample(rollout.encoder, number=1, meta=meta, episode=episode, **shared)
 
 
-class _Playing(Serving):
-    """The backend of a run: feedback is of an episode that is played."""
+class _Playing:
+    """Keeps answers and feedback of episodes under way. `running`: by the names of their sessions."""
 
-    def __init__(self, door: Door, running: Mapping[str, Attempt]) -> None:
-        self.door, self.model, self._running = door, "policy", running
+    def __init__(self, running: Mapping[str, Attempt]) -> None:
+        self._running = running
 
-    async def open_session(self, session: str | None) -> None:
-        if session not in self._running:
+    async def keep(self, call: Call, outcome: Outcome, *_: Any) -> None:
+        attempt = self._running.get(call.episode.name)
+        if attempt is not None:
+            attempt.rows[call.number] = call
+            attempt.outcomes.append((call, outcome))
+
+    def measures(self) -> dict[str, float]:
+        return {}
+
+    async def open_session(self, name: str | None) -> None:
+        if name not in self._running:
             raise Problem(404, "expected the session of an episode under way")
 
     async def feedback(self, given: dict[str, Any]) -> dict[str, Any]:

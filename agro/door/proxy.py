@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agro.door.app import object_in
-from agro.door.records import Keeping, Recorder, meta_of, put_row
-from agro.door.sessions import Answered, Call, Memory, digests_of
+from agro.door.sessions import Call, Keeping, Memory, Recorder, digests_of, meta_of, put_row
 from agro.door.wire import INTERFACES, Problem, messages_in
 from agro.errors import Refused, remember_secret, without_secrets
 from agro.io.strictjson import loads
@@ -127,33 +126,33 @@ class Proxy:
 
     async def _keep(self, asked: dict[str, Any], reply: Any, session: str | None) -> None:
         """Store what was answered. `reply`: JSON, or what `merge_block` made of a stream."""
-        rows = list[tuple[Answered, Sample]]()
+        rows = list[tuple[Call, Sample]]()
         try:
             reply = loads(reply) if isinstance(reply, bytes) else whole_of(reply)
             messages = messages_in(asked)
             sampling = {name: asked[name] for name in SAMPLING if asked.get(name) is not None} or None
             fields = {"sampling": sampling, "source": f"proxy:{reply.get('model') or asked.get('model')}"}
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
-                answered = self._answered(reply, choice, answer, messages, session)
+                call = self._answered(reply, choice, answer, messages, session)
                 end = (
                     answer.get("finish_reason")
                     if isinstance(answer, dict)
                     else getattr(answer, "finish", None)
                 )
-                rows.append((answered, _sample(answered, end, **fields)))
+                rows.append((call, _sample(call, end, **fields)))
         except UNREADABLE as error:
             self._miss(error)
-        for answered, sample in rows:
-            work = partial(put_row, answered=answered, sample=sample, privacy=self.recorder.privacy)
+        for call, sample in rows:
+            work = partial(put_row, call=call, sample=sample, privacy=self.recorder.privacy)
             await self.recorder.keep(work)
 
     def _answered(
         self, reply: dict[str, Any], choice: int, answer: Any, messages: Messages, session: str | None
-    ) -> Answered:
+    ) -> Call:
         """One answer, in the row that it extends or one of its own."""
         digests, context = digests_of(messages), reply.get("prompt_token_ids") or []
         found = self.memory.earlier(session, digests, messages)
-        episode = self.memory.episode(session) if found is None else found.call.episode
+        episode = self.memory.episode(session) if found is None else found.episode
         row, ids, logp = EpisodeRow(list(context)), list[int](), list[float]()
         if context:
             tokens = reply["choices"][choice]
@@ -177,13 +176,15 @@ class Proxy:
             answer = {"role": "assistant", "content": str(answer)}
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
         [message] = normalized([answer], "reply")
-        return self.memory.remember(Answered(call, call.row, "", messages, message["content"]), message)
+        call.last_turn = message["content"]
+        self.memory.remember(call, message)
+        return call
 
 
-def _sample(answered: Answered, end: Any, **fields: Any) -> Sample:
+def _sample(call: Call, end: Any, **fields: Any) -> Sample:
     """The row of an answered call. `end`: how the answer ended."""
-    call, row = answered.call, answered.row
-    meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(answered, answered.last_turn)}
+    row = call.row
+    meta = {"finish": FINISH.get(end_in(end) or ""), **meta_of(call, call.last_turn)}
     fields["prompt"] = call.episode.prompt
     if row.tokens:
         fields |= {"tokens": row.tokens, "action": row.action, "behavior_logp": row.logp}
@@ -191,7 +192,7 @@ def _sample(answered: Answered, end: Any, **fields: Any) -> Sample:
     elif call.number:  # nothing else knows what it was asked
         fields["prompt"] = call.opened
     meta = {name: value for name, value in meta.items() if value is not None}
-    return Sample(response=answered.last_turn, meta=meta, **fields)
+    return Sample(response=call.last_turn, meta=meta, **fields)
 
 
 async def _content(reply: httpx.Response) -> bytes:

@@ -1,1 +1,1 @@
-"""Pages that people read: of a run, of several runs, of a store."""
+"""What people read: pages of a run, of several runs, of a store; verdicts, blind ratings, model cards."""

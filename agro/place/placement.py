@@ -1,8 +1,11 @@
-"""What `--place` asks for, the processes that come of it, and what of them is left in the run's folder.
+"""What `--place` asks for, the processes that come of it, and who does what in a run: `agro ps RUN`.
 
 Every placement has the same processes. The trainer trains; collectors sample and score for it, any number of
 them; servers sample where a configuration has some. They share the run's folder and its store: a file, where
 all of them are on one host, or else a database of PostgreSQL.
+
+The supervisor of a placed run records which processes it started, where, and when. The processes say what
+they do themselves, in the folder that they share. Of a run that wasn't placed there is the latter alone.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import os
 import re
 import shlex
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +25,15 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.store.location import located, url_of
+from agro.store.shared import LocalFolder, shared_runs
+from agro.train.publications import ProcessReport, Publications, PublishedWeights
 
 Kind = Literal["local", "ray"]
 Role = Literal["server", "trainer", "collector"]
 FILE = "place.json"  # of a run that is placed
 LOST = 256  # the exit code of a process that was lost with its host; no process can have it
+SILENT_SECONDS = 60.0  # without a sign of life after which a process of unknown fate is said to be silent
+TITLES = ("process", "host, pid", "began", "version", "last sign", "does")
 FORMS = "local:N (N collectors), ray://HOST:PORT or ray:local"
 
 
@@ -162,3 +170,99 @@ class PlacedRecord:
     def write(self, folder: Path) -> None:
         content = {**asdict(self), "host": socket.gethostname(), "pid": os.getpid()}
         write(folder / FILE, json.dumps(content, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Who does what in a run, and which weights are the newest."""
+
+    processes: tuple[ProcessReport, ...]
+    published: PublishedWeights | None
+    placement: str | None  # None: it wasn't placed
+    now: float
+
+    @classmethod
+    def read(cls, run: str) -> RunStatus:
+        """`run`: a run's folder, or the URL of its store. Raises `Refused` for other texts."""
+        if url_of(run) is not None:
+            runs = shared_runs(run)
+            if not runs:
+                raise Refused(f"{run}: no run with source.kind = elsewhere has begun there")
+            return cls.of(None, Publications.of(run, runs[-1], Path()))
+        folder = Path(run)
+        placed, publications = PlacedRecord.read(folder), Publications(LocalFolder(folder))
+        record = publications.record()
+        if record is not None:
+            store = located(record["data"].get("store"), folder)
+            publications = Publications.of(store, str(record["run"]), folder)
+        elif placed is None:
+            raise Refused(
+                f"{folder}: expected the folder of a run (with config.json); start it with agro train"
+            )
+        return cls.of(placed, publications)
+
+    @classmethod
+    def of(cls, placed: PlacedRecord | None, publications: Publications) -> RunStatus:
+        reports = {report.name: report for report in publications.reports()}
+        recorded = {process["name"]: process for process in placed.processes} if placed else {}
+        processes = []
+        for name in dict.fromkeys((*recorded, *reports)):
+            of_supervisor, report = recorded.get(name, {}), reports.get(name)
+            if report is None:  # it says nothing of itself, such as a server
+                role = of_supervisor["role"]
+                report = ProcessReport(name, role, since=None, host=None, pid=None, dropped=None)
+            known = {key: value for key, value in of_supervisor.items() if value is not None}
+            processes.append(replace(report, **known))
+        placement = placed.placement if placed else None
+        return cls(tuple(processes), publications.newest(), placement, time.time())
+
+    def rows(self) -> list[tuple[str, str, str, str, str, str]]:
+        """Of each process, by `TITLES`."""
+        return [_row(process, self.now) for process in self.processes]
+
+    def doing(self) -> tuple[tuple[Any, ...], ...]:
+        """What changes when a process begins, ends or goes on; not with time alone."""
+        return tuple(
+            (p.name, p.pid, p.version, p.step, p.dropped, p.restarts, p.ended) for p in self.processes
+        )
+
+    def sentence(self) -> str:
+        """What is newest in the run."""
+        if self.published is None:
+            return "nothing was published yet"
+        state = "the run has ended" if self.published.ended else "the run goes on"
+        return f"newest weights: version {self.published.version}, after step {self.published.step}; {state}"
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {key: values[key] for key in ("placement", "published", "now", "processes")}
+
+
+def _row(p: ProcessReport, now: float) -> tuple[str, str, str, str, str, str]:
+    """By `TITLES`."""
+    where = " ".join(str(part) for part in (p.host, p.pid) if part is not None) or "unknown"
+    does = [p.ended] if p.ended else []
+    if not p.ended and p.seen is not None and now - p.seen > SILENT_SECONDS:
+        does.append("silent")
+    if p.step is not None:
+        does.append(f"step {p.step}")
+    if p.responses is not None:
+        does.append(f"{p.responses} responses")
+    if p.push_error is not None:
+        does.append(f"last probe {p.push_error:.1g} nats off")
+    does += [f"without {url}" for url in p.dropped or ()]
+    if p.restarts:
+        does.append(f"started again {'once' if p.restarts == 1 else f'{p.restarts} times'}")
+    version = "" if p.version is None else str(p.version)
+    return p.name, where, _ago(p.since, now), version, _ago(p.seen, now), ", ".join(does)
+
+
+def _ago(moment: float | None, now: float) -> str:
+    """In the largest unit of which two or more have passed."""
+    if moment is None:
+        return ""
+    seconds = max(0.0, now - moment)
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {name} ago"
+    return f"{seconds:.0f} s ago"

@@ -109,24 +109,21 @@ class Supervised:
         return self.started is not None and self.started.poll() is None
 
     def where(self) -> str:
-        """Its process, for a message."""
-        host, pid = self._place()
-        return str(host) if pid is None else f"pid {pid} on {host}"
+        """The process that was started, for a message."""
+        assert self.started is not None
+        host, pid = self.started.host, self.started.pid
+        return host if pid is None else f"pid {pid} on {host}"
 
     def to_json(self) -> dict[str, Any]:
-        host, pid = self._place()
         return {
             "name": self.process.name,
             "role": self.process.role,
-            "host": host,
-            "pid": pid,
+            "host": self.started.host if self.started else None,
+            "pid": self.started.pid if self.started else None,
             "since": self.since or None,
             "restarts": self.deaths,
             "ended": self.ended,
         }
-
-    def _place(self) -> tuple[str | None, int | None]:
-        return (self.started.host, self.started.pid) if self.started else (None, None)
 
 
 class Supervisor:

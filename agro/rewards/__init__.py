@@ -13,7 +13,6 @@ from agro.io import plugins
 from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong
 from agro.rewards.function import PREFIX, FunctionReward
 from agro.rewards.judge import judge
-from agro.rewards.meaning import MeaningfulReward
 from agro.rewards.protocol import (
     Reward,
     RewardMaker,
@@ -22,7 +21,7 @@ from agro.rewards.protocol import (
     checked_options,
     score_known,
 )
-from agro.rewards.shaping import CombinedReward, labeled
+from agro.rewards.shaping import CombinedReward, MeaningfulReward, labeled, number
 from agro.rewards.workers import Pool
 
 __all__ = [
@@ -37,6 +36,7 @@ __all__ = [
     "check_failures",
     "checked_options",
     "load_reward",
+    "number",
     "score_known",
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agro.errors import Refused
-from agro.rewards.protocol import Score, checked_options, score_known
+from agro.rewards.protocol import Reward, Score, checked_options, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample, without_open_thought
 
@@ -86,7 +86,7 @@ def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
     return AnswerReward("exact", score)
 
 
-class OverlongReward:
+class OverlongReward(Reward):
     """0 for up to `max_tokens` − `buffer` tokens, then falling linearly to −1 at `max_tokens`, and −1 beyond
     (DAPO, arXiv 2503.14476, eq. 13).
 
@@ -108,12 +108,6 @@ class OverlongReward:
             excess = int(np.count_nonzero(sample.action)) - (self.max_tokens - self.buffer)
             scores.append(Score(-min(max(excess / self.buffer, 0.0), 1.0) + 0.0))
         return scores
-
-    def problem(self, columns: Mapping[str, Any]) -> str | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 def overlong(options: Mapping[str, Any], **_: Any) -> OverlongReward:

@@ -35,7 +35,7 @@ from agro.io import plugins
 from agro.io.peers import nearest
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
-from agro.rewards.steps import TURN, steps, turn_ends
+from agro.rewards.shaping import TURN, steps, turn_ends
 from agro.rewards.workers import Caller, How, Outcome, Pool
 from agro.types import Sample
 

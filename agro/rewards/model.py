@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agro.errors import Refused
 from agro.models.pretrained import device_of, positions_of, without_bars
-from agro.rewards.protocol import Score, checked_options, score_known
+from agro.rewards.protocol import Reward, Score, checked_options, score_known
 from agro.types import Sample, Text
 
 SETTINGS = "reward.json"  # beside a model that an earlier version of agro fitted: what its numbers mean
@@ -23,13 +23,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 LENGTH, BATCH = 2**20, 16  # tokens of a sequence; sequences in one pass
 
 
-class ModelReward:
+class ModelReward(Reward):
     """The reward of a model, in this process. A response that is too long for it has none.
 
     Of a model with one logit it is scale · logit + shift, of a classifier the probability of a label.
     """
 
     name = "model"
+    maximum: float | None = None
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class ModelReward:
                 f"probability is the reward, got {label!r}"
             )
         self.label = labels[label] if model.config.num_labels > 1 else 0
-        self.maximum: float | None = 1.0 if model.config.num_labels > 1 else None
+        if model.config.num_labels > 1:
+            self.maximum = 1.0
         if self.template == "chat" and not self.tokenizer.chat_template:
             raise Refused(f"reward model {path}: template = chat, but its tokenizer has no chat template")
         self.model: Any = model.to(device_of(device)).eval()
@@ -91,12 +93,6 @@ class ModelReward:
             Score(value) if math.isfinite(value) else Score(None, f"the reward model gave {value}")
             for value in self.values(rows)
         ]
-
-    def problem(self, columns: Mapping[str, Any]) -> str | None:
-        return None
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def ids(self, prompt: Text, response: str) -> list[int]:
         """The tokens of both. Raises `LookupError` where they are too many or can't be rendered."""

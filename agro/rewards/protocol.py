@@ -60,7 +60,10 @@ class Score:
 
 
 class Reward(Protocol):
-    """Scores responses. It never raises: an error belongs to one response, in its `Score`."""
+    """Scores responses. It never raises: an error belongs to one response, in its `Score`.
+
+    A class that inherits from it needs `name`, `maximum` and `score`.
+    """
 
     name: str
 
@@ -76,11 +79,11 @@ class Reward(Protocol):
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         """Why no response to a prompt with these columns can be scored; None where nothing is known
         against it."""
-        ...
+        return None
 
     def close(self) -> None:
         """End processes and connections. A closed reward can't be used again."""
-        ...
+        return
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,26 @@
-"""From the parts of a reward to the number that is trained on: caps, gates, weights, whitening and clipping.
+"""From what reward functions say to what is trained on: several parts, a meaning, places in the response.
 
 Caps, gates and weights make the reward that is stored. Whitening and clipping compare the responses of a step
 with each other, so a step applies them to what it draws, and held-out rewards are without them.
+
+A meaning is a number: equal for two spellings of an answer, or programs that do the same. A function of the
+user's gives it, called as a reward is. For a canonical form it is a hash:
+
+    def meaning(completions, **columns):
+        return [number(text.lower().strip(" .")) for text in completions]
+
+For unit tests it is their results as bits: `sum(passed << i for i, passed in enumerate(results))`.
+
+With `reward.per_token` and `per_step` a function says where its reward came: with each token, step or turn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -18,7 +31,10 @@ from agro.errors import Refused
 from agro.rewards.protocol import Reward, Score
 from agro.types import Sample
 
+BITS = 53  # of the integers that a float has exactly
+TURN = "turn"  # of reward.per_step
 Values = NDArray[np.float64]
+Decode = Callable[[Sequence[int]], str]
 
 
 def labeled(parts: Sequence[RewardPart]) -> dict[str, RewardPart]:
@@ -42,7 +58,7 @@ def counted(values: Mapping[str, float], parts: Mapping[str, RewardPart]) -> dic
 
 
 class CombinedReward:
-    """Σ weight · value over `rewards`, within caps and behind gates (`agro.rewards.shaping`).
+    """Σ weight · value over `rewards`, within caps and behind gates, see `counted`.
 
     The reward is unknown where a part with a weight or a gate is unknown. Another part is measured and not
     counted. `Score.parts` has the values as they are.
@@ -88,6 +104,44 @@ class CombinedReward:
     def close(self) -> None:
         for reward in self._rewards.values():
             reward.close()
+
+
+def number(canonical: str) -> float:
+    """The number of a canonical form, the same on every machine: 53 bits of a hash."""
+    digest = blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return float(int.from_bytes(digest, "big") >> (64 - BITS))
+
+
+class MeaningfulReward:
+    """The scores of `reward`, each with the number of the response's meaning.
+
+    Where that fails, the reward is unknown: what a response means would be decided by nothing.
+    """
+
+    def __init__(self, reward: Reward, meaning: Reward) -> None:
+        self.reward, self.meaning = reward, meaning
+        self.name = reward.name
+
+    @property
+    def maximum(self) -> float | None:
+        return self.reward.maximum
+
+    def score(self, samples: Sequence[Sample]) -> list[Score]:
+        found = []
+        for score, meaning in zip(self.reward.score(samples), self.meaning.score(samples), strict=True):
+            if meaning.value is None:
+                error = score.error or f"meaning: {meaning.error}"
+                found.append(replace(score, value=None, error=error))
+            else:
+                found.append(replace(score, meaning=meaning.value))
+        return found
+
+    def problem(self, columns: Mapping[str, Any]) -> str | None:
+        return self.reward.problem(columns) or self.meaning.problem(columns)
+
+    def close(self) -> None:
+        self.reward.close()
+        self.meaning.close()
 
 
 def shaped(samples: Sequence[Sample], config: RewardConfig) -> list[Sample]:
@@ -165,3 +219,55 @@ def _groups(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """[N] the number of each sample's prompt."""
     numbers = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(s.prompt_id for s in samples))}
     return np.array([numbers[sample.prompt_id] for sample in samples], dtype=np.int64)
+
+
+def steps(response: str, end: str) -> list[tuple[str, int]]:
+    """The steps of a response and where each ends, in characters: the parts between the texts `end` that
+    aren't blank."""
+    found, start = [], 0
+    for part in response.split(end):
+        if part.strip():
+            found.append((part, start + len(part)))
+        start += len(part) + len(end)
+    return found
+
+
+def turn_ends(sample: Sample) -> NDArray[np.intp]:
+    """The place of the last token of each of the policy's turns: what it chose without a gap."""
+    chosen = _chosen(sample)
+    return chosen[np.append(np.diff(chosen) > 1, True)] if len(chosen) else chosen
+
+
+def step_ends(sample: Sample, end: str, decode: Decode) -> NDArray[np.intp]:
+    """The place of the last token of each step; the last step has the end token too."""
+    assert sample.tokens is not None
+    chosen = _chosen(sample)
+    ids = sample.tokens[chosen].tolist()
+    ends = [place for _, place in steps(sample.response, end)][:-1]
+    found = [bisect_left(range(len(ids)), place, key=lambda i: len(decode(ids[: i + 1]))) for place in ends]
+    return chosen[[*(min(i, len(ids) - 1) for i in found), len(ids) - 1]]
+
+
+def by_token(samples: Sequence[Sample], per_step: str | None, decode: Decode) -> list[Sample]:
+    """The encoded samples with the rewards of their tokens in place of the sum of these.
+
+    A token in which several steps end has the sum of theirs.
+    """
+    result = list(samples)
+    for i, sample in enumerate(samples):
+        values = sample.meta.get("step_rewards" if per_step else "token_rewards")
+        if values is None or sample.reward is None or sample.action is None:
+            continue
+        places = _chosen(sample)
+        if per_step:
+            places = turn_ends(sample) if per_step == TURN else step_ends(sample, per_step, decode)
+        rewards = np.where(sample.action, np.float32(0 if per_step else np.nan), np.float32(np.nan))
+        rewards[places] = 0
+        np.add.at(rewards, places, values)
+        result[i] = sample.replace(reward=None, token_reward=rewards)
+    return result
+
+
+def _chosen(sample: Sample) -> NDArray[np.intp]:
+    """The places of the policy's tokens."""
+    return np.empty(0, np.intp) if sample.action is None else np.flatnonzero(sample.action)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agro.io.numbers import none_if_nan
-from agro.io.terminal import plain
 from agro.rewards import Reward, maker_of
-from agro.stats.blind import Answers
 from agro.stats.intervals import described, standard_error
 from agro.types import Prompt, Sample
 
@@ -211,31 +209,6 @@ def heldout(
         reward.name,
         {number: m for number, i in rows.items() if (m := scores[i].meaning) is not None},
     )
-
-
-def answer_both(
-    start: Rollout, result: Rollout, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
-) -> list[Answers]:
-    """One response of each model to each prompt; a prompt whose environment failed on a side is left out."""
-    one = sampler.model_copy(update={"n": 1})
-    befores, afters = (_texts(r.sample(prompts, 1, one, seed=seed)) for r in (start, result))
-    return [
-        Answers(plain(prompt.text), befores[i], afters[i])
-        for i, prompt in enumerate(prompts)
-        if i in befores and i in afters
-    ]
-
-
-def _texts(samples: Iterator[Sample]) -> dict[int, str]:
-    """By the number of the prompt; of an episode everything after the prompt."""
-    texts: dict[int, str] = {}
-    failed: set[int] = set()
-    for sample in samples:
-        number = int(sample.meta["index"])
-        texts[number] = texts.get(number, "") + sample.response
-        if sample.meta.get("reward_error") is not None:
-            failed.add(number)
-    return {number: text for number, text in texts.items() if number not in failed}
 
 
 CHOICES = 1000  # of k responses; where there are more of them, so many are drawn

@@ -1,1 +1,1 @@
-"""What a run leaves and shows: its folder, metrics, problems, terminal, trackers, card and upload."""
+"""What a run leaves and shows: its folder, metrics, problems, terminal and trackers."""

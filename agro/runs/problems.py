@@ -14,8 +14,7 @@ from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, fixed, is_known
 from agro.objectives import get
 from agro.objectives.needs import REWARD
-from agro.runs.metrics import GAIN
-from agro.runs.rundata import Row, RunData
+from agro.runs.rundata import GAIN, Row, RunData
 
 COUNTED = {
     "skipped": "updates skipped",

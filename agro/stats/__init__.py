@@ -1,1 +1,1 @@
-"""Statistics of results: intervals, paired and sequential tests, blind ratings, off-policy estimates."""
+"""Statistics of results: intervals, paired tests, off-policy estimates."""

@@ -45,28 +45,6 @@ def wilson(share: float, n: int) -> Interval:
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))  # despite rounding
 
 
-def clopper_pearson(k: int, n: int) -> Interval:
-    """Of the probability behind k of n independent trials, exact (Clopper and Pearson, 1934).
-
-    It leaves ½ out exactly where twice the smaller tail of the binomial distribution at ½ is below .05.
-    """
-    return _lowest(k, n), 1 - _lowest(n - k, n)
-
-
-def _lowest(k: int, n: int) -> float:
-    """The probability at which k or more of n trials succeed with probability .025, by bisection."""
-    if k == 0:
-        return 0.0
-    i = np.arange(k, n + 1)
-    ways = np.array([math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in i])
-
-    def tail(share: float) -> float:
-        return float(np.exp(ways + i * math.log(share) + (n - i) * math.log1p(-share)).sum())
-
-    low, high = bisected(0.0, 1.0, lambda share: tail(share) < 0.025)
-    return (low + high) / 2
-
-
 def bisected(low: float, high: float, is_below: Callable[[float], bool], halves: int = 50) -> Interval:
     """Two numbers around the one from which `is_below` is false, after so many halves of the interval."""
     for _ in range(halves):

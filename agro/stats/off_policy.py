@@ -1,35 +1,16 @@
-"""What a policy would be worth on the prompts of a log, from others' responses.
+"""Two policies compared on the prompts of a log, by others' responses: self-normalized importance sampling.
 
-`compare_on_log` has two policies at once, by self-normalized importance sampling. A logged response y to x of
-behavior log-prob log μ(y|x) has the weight w = π(y|x)/μ(y|x), and the value of π is estimated by Σ w r / Σ w
-over all logged responses (Hesterberg, 1995; Swaminathan and Joachims, 2015). It holds where many responses
-count: with few effective ones, (Σ w)²/Σ w², a single weight decides. And it holds where the log has what π
-writes. Then the mean of w is about 1; where π writes what nobody logged, all weights are small, as many of
-them may count as ever, and the estimate is the value of what π no longer does.
-
-`value_on_log` has one policy: estimators, intervals, and when to believe none. μ wrote the responses, π is
-judged. After t tokens ρ_t = Π π/μ of these, w = ρ of the complete response, and r_t is what of the reward
-came with token t: that of the complete response with its last one.
-
-| estimator | of each response | divided by |
-|---|---|---|
-| ips | w r | N |
-| clipped | min(w, c) r | N |
-| self_normalized | w r | Σ w |
-| per_decision | Σ_t ρ_t r_t (Precup et al., 2000); ips where all reward is at the end | N |
-| doubly_robust | V_1 + Σ_t ρ_t (r_t + V_{t+1} − V_t), V = 0 after the end (Jiang and Li, 2016) | N |
-
-All but the second and third are unbiased for any μ that could write what π writes: E ρ_t = 1 given the tokens
-before t, so that V, whatever it is, cancels on average, and a good one takes the noise out of w. The third is
-biased by order 1/N. The second leaves out E (w − c)₊ r, which is between m·min r and m·max r, since its share
-m = E (w − c)₊ = 1 − E min(w, c).
+A logged response y to x of behavior log-prob log μ(y|x) has the weight w = π(y|x)/μ(y|x), and the value of π
+is estimated by Σ w r / Σ w over all logged responses (Hesterberg, 1995; Swaminathan and Joachims, 2015). It
+holds where many responses count: with few effective ones, (Σ w)²/Σ w², a single weight decides. And it holds
+where the log has what π writes. Then the mean of w is about 1; where π writes what nobody logged, all weights
+are small, as many of them may count as ever, and the estimate is the value of what π no longer does.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +20,6 @@ from agro.stats.intervals import Ratio, Values, t_inside, t_quantile
 # From so many effective responses on, and with a mean weight so near 1, there is an estimate. The errors that
 # remain are in reproductions/verdict.
 LEAST, FAR = 30.0, 2.0
-WAY_OUT = "let it answer held-out prompts and score these: agro eval --model M --prompts FILE --reward NAME"
-HEADLINE = "doubly_robust"
-FEW = 0.1  # of the responses that count, from which on the doubly robust interval is long enough
-ROUNDING = 1e-3  # of a mean weight, from log-probs in single precision
-BOUND = 700.0  # of a log-ratio, so that its exponential is a number; nothing is estimable up there
 
 
 @dataclass(frozen=True)
@@ -141,193 +117,3 @@ def interval(value: float, without_each: Values) -> tuple[float, float, float]:
     low, high = (value - error * 3 / g * (math.cbrt(1 + g * (x - g / 6)) - 1) for x in (half, -half))
     corrected = ((1 + g * value / error / 3) ** 3 - 1) / g + g / 6
     return low, high, 1 - t_inside(abs(corrected), df)
-
-
-@dataclass(frozen=True)
-class LoggedResponses:
-    """N responses of at most T tokens, padded on the right with 0.
-
-    `log_ratios`: [N,T] log π − log μ of each token, nats. `rewards`: [N,T] r_t. `lengths`: [N] in tokens.
-    `clusters`: [N] a number of each response's prompt, or of its cluster of near-copies.
-    """
-
-    log_ratios: Values
-    rewards: Values
-    lengths: NDArray[np.int64]
-    clusters: NDArray[np.int64]
-
-    def until_end(self, of_response: Values) -> Values:
-        """[N] -> [N,T] the same number at each of a response's tokens."""
-        is_token = np.arange(self.log_ratios.shape[1]) < self.lengths[:, None]
-        return np.asarray(np.where(is_token, of_response[:, None], 0.0))
-
-    @property
-    def totals(self) -> Values:
-        """[N] the reward of each response."""
-        return np.asarray(self.rewards.sum(1))
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value in reward, and its 95 % interval; NaN where unknown."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class OffPolicyValue:
-    """What a log says of a policy. `estimates`: by name, see this module.
-
-    `behavior`: the mean reward of the log; `gain`: the doubly robust estimate minus that, and `p` of none.
-    `ess`: effective responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy
-    writes; `clip`: c; `clipping_bias`: between what the clipped estimate is too high, if the rewards are
-    within those of the log.
-    """
-
-    estimates: dict[str, Estimate]
-    behavior: float
-    gain: Estimate
-    p: float
-    n: int
-    clusters: int
-    ess: float
-    mean_weight: Estimate
-    clip: float
-    clipping_bias: tuple[float, float]
-
-    @property
-    def obstacle(self) -> str:
-        """Why nothing can be estimated; empty where something can."""
-        w = self.mean_weight
-        found = obstacle(self.clusters, self.ess, w.value)
-        if found or w.low - ROUNDING <= 1 <= w.high + ROUNDING:
-            return found
-        return (
-            f"the mean weight is {w.value:.2g} [{w.low:.2g}, {w.high:.2g}] instead of 1: the log doesn't "
-            "have what the policy writes"
-        )
-
-    @property
-    def caution(self) -> str:
-        """That the doubly robust interval may be too short; empty where it isn't.
-
-        In reproductions/verdict it holds the value in 91.3 to 95.1 % of the logs where less than a tenth of
-        the responses counts, else in 93.9 to 97.3 %.
-        """
-        if self.obstacle or self.ess >= FEW * self.n:
-            return ""
-        name = HEADLINE.replace("_", " ")
-        return f"fewer than a tenth of the responses count: the {name} interval of 95 % may be one of 91 %"
-
-    @property
-    def answer(self) -> str:
-        """Of the policy against what wrote the log: better, worse, not shown or not estimable."""
-        if self.obstacle:
-            return "not estimable"
-        if not self.p < 0.05:
-            return "not shown"
-        return "better" if self.gain.value > 0 else "worse"
-
-    def to_json(self) -> dict[str, Any]:
-        """Without the numbers that mean nothing: null where the value isn't estimable."""
-        able = not self.obstacle
-        return {
-            "answer": self.answer,
-            "obstacle": self.obstacle or None,
-            "instead": None if able else WAY_OUT,
-            "caution": self.caution or None,
-            "responses": self.n,
-            "clusters": self.clusters,
-            "ess": self.ess,
-            "mean_weight": vars(self.mean_weight),
-            "behavior": self.behavior,
-            "estimates": {name: vars(x) for name, x in self.estimates.items()} if able else None,
-            "gain": {**vars(self.gain), "p": self.p} if able else None,
-            "clip": self.clip,
-            "clipping_bias": self.clipping_bias if able else None,
-        }
-
-
-def value_on_log(
-    log: LoggedResponses, values: Values | None = None, clip: float | None = None
-) -> OffPolicyValue:
-    """Estimate the value of a policy.
-
-    Args:
-        values: [N,T] V of what is before each token; `fitted_values` unless given.
-        clip: c; √N unless given (Ionides, 2008).
-    """
-    n, rewards = len(log.rewards), log.totals
-    rho = np.exp(np.minimum(log.log_ratios.cumsum(1), BOUND))
-    w, ones = rho[:, -1], np.ones(n)
-    weights = Weights.of(log.log_ratios.sum(1))
-    clip = math.sqrt(n) if clip is None else clip
-    V = fitted_values(log) if values is None else values
-    after = np.concatenate([V[:, 1:], np.zeros((n, 1))], 1)
-    clipped = np.minimum(w, clip)
-    terms = {
-        "ips": (w * rewards, ones),
-        "clipped": (clipped * rewards, ones),
-        "self_normalized": (weights.relative * rewards, weights.relative),
-        "per_decision": ((rho * log.rewards).sum(1), ones),
-        "doubly_robust": (V[:, 0] + (rho * (log.rewards + after - V)).sum(1), ones),
-    }
-    ratios = {name: Ratio.of(above, below, log.clusters) for name, (above, below) in terms.items()}
-    estimates = {}
-    for name, ratio in ratios.items():
-        low, high, _ = interval(ratio.value, ratio.without_each())
-        estimates[name] = Estimate(ratio.value, low, high)
-    logged = Ratio.of(rewards, ones, log.clusters)
-    gain = ratios[HEADLINE].value - logged.value
-    low, high, p = interval(gain, ratios[HEADLINE].without_each() - logged.without_each())
-    mean_weight = Ratio.of(w, ones, log.clusters)
-    lost = max(0.0, 1 - float(clipped.mean()))
-    bias = (-lost * float(rewards.max()), -lost * float(rewards.min()))
-    return OffPolicyValue(
-        estimates,
-        logged.value,
-        Estimate(gain, low, high),
-        p,
-        n,
-        len(logged),
-        weights.ess,
-        Estimate(weights.mean, *interval(weights.mean, mean_weight.without_each())[:2]),
-        clip,
-        bias,
-    )
-
-
-def fitted_values(log: LoggedResponses) -> Values:
-    """[N,T] V of each prompt: the weighted mean reward of its other responses, and of all other prompts' as
-    one response more. A response isn't in its own V, so that the estimate stays unbiased."""
-    w = np.exp(np.minimum(log.log_ratios.sum(1), BOUND))
-    numbers = np.unique(log.clusters, return_inverse=True)[1]
-    total, mass = np.bincount(numbers, w * log.totals), np.bincount(numbers, w)
-    elsewhere = (total.sum() - total) / np.maximum(mass.sum() - mass, np.finfo(np.float64).tiny)
-    others = total[numbers] - w * log.totals
-    V = (others + elsewhere[numbers]) / (mass[numbers] - w + 1.0)
-    return log.until_end(V)
-
-
-def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> float:
-    """SharpeRatio@k of a ranking of policies by their estimated values (arXiv 2311.18207, section 3).
-
-    (best@k − J(μ))/std@k: the best true value of the k policies with the highest estimates, minus that of
-    the policy that wrote the log, over the standard deviation (with 1/k) of these k true values. What one
-    gains by trying k policies in practice, for the risk of trying bad ones.
-
-    Args:
-        estimated: [P] values by which policies are ranked. `true`: [P] their values.
-        behavior: the number of μ, which is a candidate like the others.
-        k: two or more; NaN where the k true values are equal.
-
-    The official code differs: a standard deviation with k − 1, and 0 for a negative numerator.
-    """
-    assert 2 <= k <= len(true) == len(estimated)
-    chosen = np.argsort(-estimated, kind="stable")[:k]
-    spread = float(true[chosen].std())
-    if spread == 0:
-        return math.nan
-    return (float(true[chosen].max()) - float(true[behavior])) / spread

@@ -208,9 +208,13 @@ def mcnemar(difference: Values) -> float:
     """The exact test of differences of −1, 0 and 1 (McNemar, 1947): are gains and losses equally likely?"""
     if len(difference) < 2:
         return math.nan
-    gains, losses = int((difference > 0).sum()), int((difference < 0).sum())
-    trials = gains + losses
-    tail = sum(math.comb(trials, k) for k in range(min(gains, losses) + 1)) / 2**trials
+    return sign_test(int((difference > 0).sum()), int((difference < 0).sum()))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """p of fair coins, exact and two-sided."""
+    trials = wins + losses
+    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1)) / 2**trials
     return float(min(1.0, 2 * tail))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
+from agro.config import LoRA, RunConfig, TrainConfig, check_texts, from_environment, shared
 from agro.errors import Refused, refuse
 from agro.objectives import Need, least_responses
 from agro.objectives.needs import (
@@ -27,7 +27,7 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.rollout.engines import capabilities, check_section
-from agro.runs.metrics import FOLLOWED
+from agro.runs.rundata import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
     SOURCE_CAPABILITIES,
@@ -608,3 +608,24 @@ def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | Non
         "trained one itself at every step, so log π/μ is 0 and objective.beta only scales the gradient. What "
         "to do: source.sync_every or train.updates of 2 or more, or stored responses (data.replay)"
     )
+
+
+def check_push(train: TrainConfig) -> None:
+    """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
+    if train.push is None:
+        return
+    import huggingface_hub  # here: few runs upload their model
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(train.push)
+    except HFValidationError as error:
+        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
+    if train.push.count("/") != 1:
+        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
+    setting = f"train.push = {train.push}"
+    if huggingface_hub.is_offline_mode():
+        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
+    if huggingface_hub.get_token() is None:
+        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")

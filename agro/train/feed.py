@@ -22,8 +22,7 @@ from agro.models.encoding import Encoder, InvalidSample
 from agro.objectives import least_responses
 from agro.objectives.needs import BEHAVIOR_LOGP, OBSERVED_LOGP, PAIRS, REWARD, REWARD_PARTS, Need
 from agro.objectives.reduce import Groups
-from agro.rewards.shaping import shaped
-from agro.rewards.steps import by_token
+from agro.rewards.shaping import by_token, shaped
 from agro.rollout import Activity, CollectResult
 from agro.store import At, DamagedSample, DrawnGroups, Pair, Selection, Store
 from agro.store.draw_rules import DrawRule, pick_likely

@@ -29,7 +29,7 @@ from agro.io.numbers import short
 from agro.objectives import NotFinite
 from agro.rollout import Activity
 from agro.runs.folder import Run, resuming
-from agro.runs.metrics import empty_metrics
+from agro.runs.rundata import empty_metrics
 from agro.store import Commit, Store
 from agro.train.feed import Feed, StepBatch
 from agro.train.learner import Learner

@@ -52,19 +52,21 @@ class PublishedWeights:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What a process of a run says of itself."""
+    """What a process of a run says of itself, and what its supervisor knows of it. None: unknown."""
 
     name: str
-    role: Literal["trainer", "collector"]
-    since: float = field(default_factory=time.time)  # seconds since the epoch, as all times here
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
+    role: Literal["trainer", "collector", "server"]
+    since: float | None = field(default_factory=time.time)  # seconds since the epoch, as all times here
+    host: str | None = field(default_factory=socket.gethostname)
+    pid: int | None = field(default_factory=os.getpid)
     version: int | None = None  # of the weights that it has
     step: int | None = None  # of the run, that the trainer has come to
     responses: int | None = None  # that the collector has made
     push_error: float | None = None  # the largest of its servers' last probes, nats a token
-    dropped: Sequence[str] = ()  # servers that it doesn't use
+    dropped: Sequence[str] | None = ()  # servers that it doesn't use
     seen: float | None = None  # when it said so
+    restarts: int | None = None  # None: nobody starts it again
+    ended: str = ""  # why it doesn't run any more; "": it runs, as far as is known
 
 
 class Publications:

@@ -21,7 +21,6 @@ from agro.rollout import Rollout
 from agro.rollout.engines import capabilities, declared
 from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
-from agro.runs.card import check_push
 from agro.runs.folder import STAGE, Run, check_out
 from agro.runs.progress import Progress, RunActivity
 from agro.runs.side_by_side import SideBySide, place
@@ -35,6 +34,7 @@ from agro.train.around import Context, wrapper_of
 from agro.train.check import (
     check_config,
     check_heldout,
+    check_push,
     check_sharded,
     follows_log,
     notes_on_settings,

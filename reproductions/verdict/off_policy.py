@@ -5,11 +5,12 @@
 Policies are tables over 27 responses to each of 200 prompts (`agro.proof.enumerable`), so that the true
 values are finite sums. The log is sampled by the start, or by somebody else. The trained policy is the start,
 moved towards the rewards, in a direction that has nothing to do with them, or to what the start doesn't
-write. `agro.stats.off_policy` sees rewards and log-probs of logged responses alone.
+write. The estimators see rewards and log-probs of logged responses alone.
 
-gain: the difference of two policies. values: five estimates of one policy's value, of rewards at the end of a
-response or with each of its three tokens; "doubly robust, true V" is given the value of each prefix under the
-judged policy, which is the best that stored values could be. A log that is not estimable isn't counted.
+gain: the difference of two policies. values: the doubly robust estimate of one policy's value, of rewards at
+the end of a response or with each of its three tokens; "doubly robust, true V" is given the value of each
+prefix under the judged policy, which is the best that stored values could be. A log that is not estimable
+isn't counted.
 Writes the tables of README.md, off_policy.json and off_policy_values.json.
 """
 
@@ -28,15 +29,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from agro.pages.store.value_on_log import FEW, LoggedResponses, OffPolicyValue, value_on_log
 from agro.proof.enumerable import Space, Table
-from agro.stats.off_policy import (
-    FEW,
-    HEADLINE,
-    LoggedResponses,
-    OffPolicyValue,
-    compare_on_log,
-    value_on_log,
-)
+from agro.stats.off_policy import compare_on_log
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
@@ -49,7 +44,7 @@ RUNS = {"gain": 300, "values": 1000}  # logs a setting
 SPACE = Space(vocabulary=3, length=3, prompts=200)
 SIZES = ((100, 4), (400, 4))  # prompts, responses to each
 MOVES = (1.0, 3.0, 6.0, 10.0)  # largest change of a logit, in nats; of values without the last
-TRUE_V = "doubly robust, true V"
+FITTED_V, TRUE_V = "doubly_robust", "doubly robust, true V"
 Row = dict[str, Any]
 
 Values = NDArray[np.float64]
@@ -216,31 +211,29 @@ class Judged:
         lengths: NDArray[np.int64] = np.full(len(x), SPACE.length)
         ratios = self.policy[x, y] - self.author[x, y]
         log = LoggedResponses(ratios, self.rewards[x, y], lengths, clusters)
-        return {"": value_on_log(log), TRUE_V: value_on_log(log, self.values[x, y])}
+        return {FITTED_V: value_on_log(log), TRUE_V: value_on_log(log, self.values[x, y])}
 
 
 def measure_values(judged: Judged, size: tuple[int, int], runs: int, seed: int) -> list[Row]:
     """A row an estimate, over `runs` logs."""
     rng = np.random.default_rng(seed)
     found = [judged.estimate(*size, rng) for _ in range(runs)]
-    able = [f for f in found if not f[""].obstacle]
+    able = [f for f in found if not f[FITTED_V].obstacle]
     about = {
         "value": judged.value,
-        "ess": float(np.mean([f[""].ess for f in found])),
+        "ess": float(np.mean([f[FITTED_V].ess for f in found])),
         "estimable": len(able) / runs,
     }
     if not able:
         return [about | {"estimate": None}]
-    estimates = {name: [f[""].estimates[name] for f in able] for name in able[0][""].estimates}
-    estimates[TRUE_V] = [f[TRUE_V].estimates[HEADLINE] for f in able]
     rows = []
-    for name, each in estimates.items():
+    for name in (FITTED_V, TRUE_V):
+        each = [f[name].estimate for f in able]
         errors = np.array([x.value - judged.value for x in each])
         covers = np.mean([x.low <= judged.value <= x.high for x in each])
         spread = {"bias": float(errors.mean()), "sd": float(errors.std())}
         rows.append(about | {"estimate": name, **spread, "covers": float(covers)})
-    biases = np.array([f[""].clipping_bias for f in able]).mean(0).tolist()
-    return [row | ({"stated_bias": biases} if row["estimate"] == "clipped" else {}) for row in rows]
+    return rows
 
 
 def values(runs: int) -> list[Row]:
@@ -267,7 +260,7 @@ def values_table(result: list[Row]) -> str:
         lines.append([name.replace("_", " "), *figures])
     head = ["estimate", "largest bias", "interval holds it"]
     text = harness.markdown(head, lines)
-    robust = [row for row in result if row["estimate"] == HEADLINE]
+    robust = [row for row in result if row["estimate"] == FITTED_V]
     for name, few in (("fewer than a tenth", True), ("a tenth or more", False)):
         part = [r for r in robust if (r["ess"] < FEW * r["prompts"] * r["responses"]) == few]
         covers = [row["covers"] for row in part]

@@ -20,8 +20,7 @@ from agro.logs.interchange import read_samples
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
 from agro.pages.run.rate import RateServer
-from agro.runs.verdict import Ratings
-from agro.stats.blind import read_key
+from agro.pages.run.ratings import Ratings, read_key
 from agro.store import Store
 from agro.types import Sample
 

@@ -20,7 +20,7 @@ from agro.config import RunConfig
 from agro.config.recipes import recipes
 from agro.io import peers, plugins
 from agro.logs.mapping import MAPPABLE
-from agro.runs.metrics import FOLLOWED, METRICS, TABLES
+from agro.runs.rundata import FOLLOWED, METRICS, TABLES
 
 CONFIGURATION = ROOT / "docs/configuration.md"
 ROOMS = (

@@ -9,7 +9,7 @@ import pytest
 
 from agro.config import ChatConfig, NewModel
 from agro.door.app import Application, opened
-from agro.door.records import Keeping
+from agro.door.sessions import Keeping
 from agro.logs.privacy import Privacy
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model

@@ -41,6 +41,7 @@ else: open(result, "w").write(columns.get("result", json.dumps({"reward": column
 if how == "feedback":
     httpx.post(base + "/feedback", json={"reward": 7}, headers=headers).raise_for_status()
     assert httpx.post(base + "/feedback", json={"comment": "fine"}, headers=headers).status_code == 400
+    assert httpx.get(base.partition("/s/")[0] + "/metrics", headers=headers).status_code == 200
 sys.exit(int(columns.get("code", 0)))
 """
 HI = [{"role": "user", "content": "hi"}]

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agro.door.proxy import Proxy
-from agro.door.records import Keeping
+from agro.door.sessions import Keeping
 from agro.errors import Refused
 from agro.pages.local_server import behind_a_port
 from agro.store import Store

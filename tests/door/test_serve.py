@@ -20,8 +20,7 @@ from transformers import DynamicCache
 from agro.door import app
 from agro.door.batch import Token
 from agro.door.door import CallSyntax
-from agro.door.records import Keeping, Recorder
-from agro.door.sessions import Memory, Sessions
+from agro.door.sessions import Keeping, Memory, Recorder, Sessions
 from agro.errors import Unwritable
 from agro.store import Store
 from agro.types.conversation import declarations
@@ -416,7 +415,7 @@ def test_who_leaves_while_an_answer_is_stored_ends_nothing_else(tmp_path) -> Non
 
 
 def test_an_episode_of_many_rows_is_found_again(serving, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("agro.door.records.PAGE", 2)
+    monkeypatch.setattr("agro.door.sessions.PAGE", 2)
     path = "/s/work/v1/chat/completions"
     with serving(tmp_path / "s.db") as url:
         for _ in range(5):
@@ -493,7 +492,7 @@ def test_what_cannot_be_stored_is_not_answered(serving, monkeypatch, tmp_path, c
 def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypatch, tmp_path, capfd) -> None:
     file, path = tmp_path / "s.db", "/s/work/v1/chat/completions"
     with serving(file) as url, monkeypatch.context() as patch:
-        patch.setattr("agro.door.records.time.time", lambda: time.time_ns() / 1e9 - 40 * 86400)
+        patch.setattr("agro.door.sessions.time.time", lambda: time.time_ns() / 1e9 - 40 * 86400)
         first = ask(url, path=path)
         ask(url, [*HI, turn(first), *HI], path=path)  # what the row was before is deleted too
         assert feedback(url, id=first["id"], correction="Hello").status_code == 200
@@ -513,7 +512,7 @@ def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypat
 
 
 def test_a_row_is_deleted_while_it_serves(serving, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("agro.door.records.DAY", 0.2)
+    monkeypatch.setattr("agro.door.sessions.DAY", 0.2)
     with serving(tmp_path / "s.db", days=5) as url:
         ask(url)
         deadline = time.monotonic() + 30

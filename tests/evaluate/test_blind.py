@@ -15,12 +15,24 @@ from numpy.typing import NDArray
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.pages.run.ratings import (
+    Answers,
+    Ratings,
+    answer_both,
+    clopper_pearson,
+    expected_more,
+    fewest_more,
+    interval_at_any_stop,
+    is_decided,
+    key_of,
+    log_evidence,
+    p_at_any_stop,
+    read_key,
+    read_ratings,
+    write_sheet,
+)
+from agro.pages.run.verdict import Verdict
 from agro.rollout import Rollout
-from agro.rollout.evaluate import answer_both
-from agro.runs.verdict import Ratings, Verdict
-from agro.stats.blind import Answers, key_of, read_key, read_ratings, write_sheet
-from agro.stats.intervals import clopper_pearson
-from agro.stats.sequential import expected_more, fewest_more, interval, is_decided, log_evidence, p_value
 from agro.types import Prompt, Sample
 
 ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6}
@@ -293,8 +305,8 @@ def test_evidence_is_that_of_the_rule_of_succession() -> None:
         expected = table(share)
         for n, wins in ((1, 0), (1, 1), (8, 8), (40, 13), (500, 300)):
             assert log_evidence(wins, n - wins, share) == pytest.approx(expected[n, wins], abs=1e-9)
-    assert p_value(8, 0) == pytest.approx(9 / 2**8)
-    assert p_value(3, 3) == p_value(0, 0) == 1.0
+    assert p_at_any_stop(8, 0) == pytest.approx(9 / 2**8)
+    assert p_at_any_stop(3, 3) == p_at_any_stop(0, 0) == 1.0
     assert (is_decided(8, 0), is_decided(7, 0), is_decided(0, 8)) == (True, False, True)
 
 
@@ -328,10 +340,11 @@ def test_power(share: float, median: int, by_128: float) -> None:
 def test_the_sequential_interval_agrees_with_its_test() -> None:
     for n in (1, 7, 8, 40, 300):
         for wins in {0, 1, n // 3, n // 2, int(0.65 * n), n - 1, n} - {-1}:
-            low, high = interval(wins, n - wins)
+            low, high = interval_at_any_stop(wins, n - wins)
             assert 0 <= low <= wins / n <= high <= 1
-            assert (not low <= 0.5 <= high) == (p_value(wins, n - wins) < 0.05) == is_decided(wins, n - wins)
-            assert interval(n - wins, wins) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+            is_significant = p_at_any_stop(wins, n - wins) < 0.05
+            assert (not low <= 0.5 <= high) == is_significant == is_decided(wins, n - wins)
+            assert interval_at_any_stop(n - wins, wins) == pytest.approx((1 - high, 1 - low), abs=1e-12)
             for end in {low, high} - {0.0, 1.0}:
                 assert log_evidence(wins, n - wins, end) == pytest.approx(math.log(20), abs=1e-6)
 

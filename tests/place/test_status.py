@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from agro.errors import Refused
-from agro.place.placement import PlacedRecord
-from agro.place.status import RunStatus
+from agro.place.placement import PlacedRecord, RunStatus
 from agro.store.shared import LocalFolder
 from agro.train.publications import ProcessReport, Publications, PublishedWeights
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from agro import objectives
 from agro.config.recipes import recipes
 from reproductions.systems import run
+from reproductions.systems.present import sharpe_ratio
 from reproductions.systems.run import MEASURED, SYSTEMS, System, page
 from reproductions.systems.tiny import Row
 
@@ -85,3 +88,11 @@ def test_a_module_is_measured_and_the_others_are_those_of_before(tmp_path: Path,
 @pytest.mark.parametrize("module", MEASURED)
 def test_a_module_measures(module: str) -> None:
     assert callable(importlib.import_module(f"reproductions.systems.{module}").rows)
+
+
+def test_sharpe_ratio_by_hand() -> None:
+    """The two that are ranked first are worth 3 and 1, μ 2: (3 − 2)/1; of three also μ, (3 − 2)/√(2/3)."""
+    estimated, true = np.array([9.0, 8.0, 7.0, 1.0]), np.array([3.0, 1.0, 2.0, 5.0])
+    assert sharpe_ratio(estimated, true, behavior=2, k=2) == 1
+    assert sharpe_ratio(estimated, true, behavior=2, k=3) == pytest.approx(1 / math.sqrt(2 / 3))
+    assert math.isnan(sharpe_ratio(estimated, np.ones(4), behavior=2, k=2))

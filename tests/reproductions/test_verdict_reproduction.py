@@ -62,4 +62,4 @@ def test_the_true_value_is_that_of_the_tables(by_token: bool) -> None:
     best = rows["doubly_robust"]
     assert abs(best["bias"]) <= 3 * best["sd"] / math.sqrt(40 * best["estimable"])
     assert best["covers"] >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 40)
-    assert rows[TRUE_V]["sd"] < best["sd"] < rows["ips"]["sd"]
+    assert rows[TRUE_V]["sd"] < best["sd"]

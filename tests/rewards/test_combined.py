@@ -16,10 +16,17 @@ from agro.config import RewardConfig, RewardPart, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.objectives.advantage import normalized_by_part
 from agro.objectives.reduce import Groups
-from agro.rewards import Score, load_reward
-from agro.rewards.meaning import MeaningfulReward, number
-from agro.rewards.shaping import CombinedReward, shaped, shares
-from agro.rewards.steps import by_token, step_ends, steps, turn_ends
+from agro.rewards import Score, load_reward, number
+from agro.rewards.shaping import (
+    CombinedReward,
+    MeaningfulReward,
+    by_token,
+    shaped,
+    shares,
+    step_ends,
+    steps,
+    turn_ends,
+)
 from agro.rollout import CollectResult, Task, collect
 from agro.store import Store
 from agro.train.feed import Valid

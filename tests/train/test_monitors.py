@@ -34,7 +34,7 @@ from agro.errors import Refused
 from agro.objectives import Evaluation
 from agro.rollout.engines import Continuation
 from agro.rollout.engines.hf import HF
-from agro.runs.metrics import FOLLOWED, empty_metrics
+from agro.runs.rundata import FOLLOWED, empty_metrics
 from agro.train.feed import Feed, Valid, draws_from
 from agro.train.learner import Local
 from agro.train.measure import logp_differences

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer, present
 from agro.cli import app
-from agro.runs.card import card
+from agro.pages.run.card import card
+from agro.pages.run.verdict import Verdict
 from agro.runs.problems import Problem, problems
 from agro.runs.rundata import load_run
-from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.types import Sample
 

@@ -13,8 +13,8 @@ import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
 from agro.api.reporting_trainer import Trainer
-from agro.runs.metrics import empty_metrics
 from agro.runs.progress import Progress, responses_text
+from agro.runs.rundata import empty_metrics
 from agro.types import Sample
 
 

@@ -28,7 +28,7 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.importing import import_files
-from agro.runs.card import write_cards
+from agro.pages.run.card import write_cards
 from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
 

@@ -26,7 +26,7 @@ from agro.config import NewModel
 from agro.errors import Refused, Unwritable
 from agro.logs.importing import import_files
 from agro.models.pretrained import new_model
-from agro.runs.card import literal, write_cards
+from agro.pages.run.card import literal, write_cards
 from agro.store import Store
 from agro.types import Sample
 

@@ -16,10 +16,10 @@ from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_
 from agro.api import Trained, held_out_prompts
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
+from agro.pages.run.verdict import Verdict
 from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
-from agro.runs.verdict import Verdict
 from agro.store import Pair, Store, is_held_out
 from agro.store.split import read_clusters
 from agro.train.inputs import largest_share, within_budget

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.errors import Interrupted, Refused
+from agro.pages.run.card import card
 from agro.pages.run.page import page
-from agro.runs.card import card
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import (
     FILE,

@@ -12,7 +12,7 @@ from tiny_runs import fill_store, metrics, tiny, write_prompts
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
-from agro.runs.metrics import empty_metrics
+from agro.runs.rundata import empty_metrics
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.monitors import View

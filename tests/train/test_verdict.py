@@ -17,8 +17,9 @@ from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
 from agro.pages.run.compare import compare, notes, page
 from agro.pages.run.paired_results import PairedResults
+from agro.pages.run.ratings import Ratings
+from agro.pages.run.verdict import Verdict
 from agro.runs.rundata import FILE, HeldOutRewards, load_run
-from agro.runs.verdict import Ratings, Verdict
 from agro.store import Store
 from agro.train.trainer import BaseTrainer
 

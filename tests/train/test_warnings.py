@@ -12,8 +12,8 @@ from tiny_runs import fill_store, tiny
 from agro import config
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, recipes
-from agro.runs.metrics import empty_metrics
 from agro.runs.problems import toward_reference
+from agro.runs.rundata import empty_metrics
 from agro.train.check import notes_on_settings
 from agro.train.monitors import View
 from agro.train.monitors.guard import Guard, Warnings

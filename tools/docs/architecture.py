@@ -58,8 +58,7 @@ names or imports them:
    at a time.
 9. `train/monitors/` look at the step before the weights move, and after it. `train/learner.py` moves the
    weights and publishes them.
-10. `runs/` keeps what is left of it: configuration, metrics, checkpoints, cards. `pages/` draws what people
-   read.
+10. `runs/` keeps what is left of it: configuration, metrics, checkpoints. `pages/` draws what people read.
 """
 
 

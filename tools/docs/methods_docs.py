@@ -96,7 +96,7 @@ RULES = {
         "source `props`, recipe `adaptive_sampling`; a run of its own, recipe `props`"
     ),
     "SharpeRatio@k of a ranking of policies by their estimates (2311.18207)": (
-        "`agro.stats.off_policy`, as reproductions/systems ranks by it"
+        "reproductions/systems, of a ranking by `agro.stats.off_policy`"
     ),
     "self-play against the iterate before, SPIN (2401.01335)": (
         'source `rivals` with `policy.reference = "sampler"` and `source.sync_every`, recipe `self_play`'

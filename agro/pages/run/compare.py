@@ -26,8 +26,7 @@ from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
 from agro.pages.run.paired_results import PairedSets
 from agro.pages.run.render import render
-from agro.runs.metrics import METRICS
-from agro.runs.rundata import RunData, Values, load_run, reward_of, to_array
+from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of, to_array
 from agro.stats.intervals import standard_error, t_quantile
 
 HELD_OUT, TRAINING = "eval_reward", "reward_mean"

@@ -26,8 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from agro.io.numbers import percent, percent_tick, power_tick, short, tick
-from agro.runs.metrics import METRICS
-from agro.runs.rundata import PhaseSpan, RunData, Values
+from agro.runs.rundata import METRICS, PhaseSpan, RunData, Values
 
 INK, MUTED, GRID, BAND = "#1b1b1f", "#6b6f76", "#dfe1e5", "#f3f4f6"
 FIRST, SECOND = "#0072b2", "#d55e00"

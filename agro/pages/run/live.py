@@ -18,7 +18,7 @@ from agro.errors import Refused
 from agro.pages.local_server import HOST, LocalServer, is_for_us, page_response, refusal
 from agro.pages.run.page import page
 from agro.pages.run.render import render, script, with_script
-from agro.place.status import TITLES, RunStatus
+from agro.place.placement import TITLES, RunStatus
 from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
 

@@ -1,4 +1,4 @@
-"""The page of a run, one self-contained file. Units and captions of metrics come from `agro.runs.metrics`."""
+"""The page of a run, one self-contained file. Units and captions of metrics come from `agro.runs.rundata`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,9 @@ from agro.pages.run import figures
 from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
 from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg, training
 from agro.pages.run.render import Fact, Panel, render, script, with_script
-from agro.runs.metrics import FOLLOWED, METRICS
-from agro.runs.problems import (
-    COUNTED,
-    Problem,
-    kept_share,
-    problems,
-    way_out,
-    without_share,
-    without_signal,
-)
-from agro.runs.rundata import Outcome, RunData, to_array
-from agro.runs.verdict import Verdict
+from agro.pages.run.verdict import Verdict
+from agro.runs.problems import COUNTED, Problem, kept_share, problems, way_out, without_share, without_signal
+from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, to_array
 from agro.store import Draw
 from agro.types import Sample, Text
 

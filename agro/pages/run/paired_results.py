@@ -12,7 +12,7 @@ import numpy as np
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
 from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
-from agro.runs.verdict import Verdict
+from agro.pages.run.verdict import Verdict
 from agro.stats.paired import Comparison, compare, holm
 
 NAMED = 3  # examples of what isn't compared

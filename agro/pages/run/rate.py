@@ -22,10 +22,18 @@ from agro.errors import Refused
 from agro.io.numbers import chance
 from agro.io.terminal import text_of_cell, visible
 from agro.pages.local_server import LocalServer, is_for_us, page_response, refusal
+from agro.pages.run.ratings import (
+    SIDES,
+    Ratings,
+    expected_more,
+    fewest_more,
+    is_decided,
+    rate_rows,
+    read_ratings,
+    read_sheet,
+)
 from agro.pages.run.render import render
-from agro.runs.verdict import Ratings, Verdict
-from agro.stats import sequential
-from agro.stats.blind import SIDES, rate_rows, read_ratings, read_sheet
+from agro.pages.run.verdict import Verdict
 
 BODY_BYTES = 1000  # of a rating
 BODY_SECONDS = 10
@@ -77,7 +85,7 @@ class Rating:
         None where there is none."""
         rows, values = read_sheet(self.sheet), read_ratings(self.sheet)
         ratings = Ratings.of(values, self.step, "sequential")
-        decided = sequential.is_decided(ratings.wins, ratings.losses)
+        decided = is_decided(ratings.wins, ratings.losses)
         number = None if decided or not ratings.unrated else int(np.isnan(values).argmax())
         texts = {} if number is None else {name: visible(text_of_cell(x)) for name, x in rows[number].items()}
         differ = [i for i, row in enumerate(rows) if row["left"] != row["right"]]
@@ -97,13 +105,13 @@ def outlook(ratings: Ratings, differ: int) -> str:
     """What is known while it isn't decided, without whose answers are ahead, and what is still needed.
     `differ`: pairs that aren't the same; of these are those left, of which other ties say nothing."""
     left = ratings.unrated
-    least = sequential.fewest_more(ratings.wins, ratings.losses)
+    least = fewest_more(ratings.wins, ratings.losses)
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
     if least > left:
         return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
     needed = f"{known}Needed: {least} more at the earliest"
     ties = differ - left - ratings.decided
-    expected = sequential.expected_more(ratings.wins, ratings.losses, ties, left)
+    expected = expected_more(ratings.wins, ratings.losses, ties, left)
     if expected is not None:
         needed += f", about {max(expected, least)} if they go on as so far"
     elif ratings.decided:

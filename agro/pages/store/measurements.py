@@ -18,7 +18,8 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.io.terminal import plain
 from agro.models.policy import Policy
-from agro.stats.off_policy import LoggedResponses, Weights
+from agro.pages.store.value_on_log import LoggedResponses
+from agro.stats.off_policy import Weights
 from agro.store import DrawnGroups, Store
 from agro.store.split import clusters
 from agro.store.survey import are_repeats

@@ -58,7 +58,7 @@ class Engine(Protocol):
     `failures` counts requests that failed and were sent again. `proposed` counts the tokens that a draft
     model proposed, `accepted` those of them that are in a response; both are 0 without a draft. `can` is what
     the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything
-    else is refused. `measured` has metrics of `agro.runs.metrics` that it knows. `check` is called again and
+    else is refused. `measured` has metrics of `agro.runs.rundata` that it knows. `check` is called again and
     again while the engine decodes, and may raise `Interrupted`.
 
     A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,

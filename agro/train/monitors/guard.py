@@ -27,8 +27,8 @@ import numpy as np
 from agro import config
 from agro.errors import Refused
 from agro.objectives.needs import REWARD, grouping
-from agro.runs.metrics import FOLLOWED
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, toward_reference, way_out
+from agro.runs.rundata import FOLLOWED
 from agro.train.collate import staleness
 from agro.train.feed import draws_from
 from agro.train.learner import Learner

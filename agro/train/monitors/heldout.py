@@ -23,10 +23,8 @@ from agro.objectives.reduce import Groups
 from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
-from agro.runs.metrics import GAIN, LOGGED
-from agro.runs.rundata import HeldOutRewards
+from agro.runs.rundata import COMPARED, GAIN, LOGGED, HeldOutRewards
 from agro.runs.side_by_side import Answer, SideBySide, answers_of
-from agro.runs.verdict import NUMBERS
 from agro.stats.intervals import standard_error
 from agro.stats.off_policy import compare_on_log
 from agro.stats.paired import compare
@@ -131,7 +129,7 @@ class HeldOutPrompts(Monitor):
         shares = np.array([measured.unscored.get(key, (0.0, 0.0)) for key in keys])
         labels = _labels(self.clusters[key] for key in keys)
         comparison = compare(before, after, labels, (shares[:, 0], shares[:, 1]))
-        numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in NUMBERS}
+        numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in COMPARED}
         return {GAIN: comparison.difference, **numbers}
 
     def _describe(self, result: Heldout, options: dict[str, Any]) -> dict[str, Any]:

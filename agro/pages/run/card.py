@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, with_error
 from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
-from agro.runs.metrics import FOLLOWED
+from agro.pages.run.verdict import Verdict
 from agro.runs.problems import problems
-from agro.runs.rundata import RunData, load_run
+from agro.runs.rundata import FOLLOWED, RunData, load_run
 from agro.runs.side_by_side import SideBySide
-from agro.runs.verdict import Verdict
 from agro.store import Store
 from agro.store.location import READ_SECONDS, exists, located
 
@@ -107,12 +104,12 @@ def _named(model: str) -> str:
 
 
 def _training(run: RunData) -> dict[str, str]:
-    """What the run was made of. Paths of this machine stay private."""
+    """What the run was made of; the rest is in its configuration. Paths of this machine stay private."""
     c = run.config
-    objectives, references, weights = [], [], []
+    objectives, references = [], []
     for span in run.spans:
         phase = c.phase(span.name)
-        objective, policy, decay = phase.objective, phase.policy, phase.train.weights_average
+        objective, policy = phase.objective, phase.policy
         options = ", ".join(f"{name} = {value}" for name, value in objective.options.items())
         named = literal(f"{objective.name} ({options})" if options else objective.name)
         share = f"{phase.data.replay_text} of the groups from the store"
@@ -121,17 +118,11 @@ def _training(run: RunData) -> dict[str, str]:
         objectives.append(f"{named}, {share}, steps {span.begins + 1} to {span.ends}")
         model = f" ({_named(policy.reference_model)})" if policy.reference_model else ""
         references.append(f"{policy.reference}{model}")
-        average = "those after the last step"
-        if decay is not None:
-            average = f"an exponential moving average, decay {decay:g}"
-        weights.append(average)
     held_out = _files(c.data.paths("eval_prompts"))
     if c.data.hold_out and c.data.eval_prompts is None:
         held_out = f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
     has_reward = c.data.prompts or c.data.eval_prompts
     reward = literal(re.sub(r"\S*/", "", c.reward.title)) if has_reward else "from the store"
-    totals = [run.total(name) for name in ("tokens", "sampled_tokens")]
-    trained, sampled = (UNKNOWN if total is None else count(total) for total in totals)
     versions = run.values.get("versions", {})
     facts = {
         "objective": "; ".join(dict.fromkeys(objectives)),
@@ -140,17 +131,10 @@ def _training(run: RunData) -> dict[str, str]:
         "held-out prompts": held_out,
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
-        "tokens trained on": trained,
-        "tokens sampled": sampled,
         "seed": str(c.train.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "imported data": _imported(run),
     }
-    if any(c.phase(span.name).train.weights_average for span in run.spans):
-        facts["weights"] = "; ".join(dict.fromkeys(weights))
-    if c.policy.lora is not None:
-        is_new = c.policy.lora.start is None
-        facts["adapter"] = f"rank {c.policy.lora.rank}" if is_new else "continued from another"
     return {name: fact for name, fact in facts.items() if fact}
 
 
@@ -207,23 +191,6 @@ def literal(text: str) -> str:
 
 def _files(paths: Sequence[str]) -> str:
     return ", ".join(literal(Path(path).name) for path in paths) or "none"
-
-
-def check_push(train: TrainConfig) -> None:
-    """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
-    if train.push is None:
-        return
-    try:
-        validate_repo_id(train.push)
-    except HFValidationError as error:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
-    if train.push.count("/") != 1:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
-    setting = f"train.push = {train.push}"
-    if huggingface_hub.is_offline_mode():
-        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
-    if huggingface_hub.get_token() is None:
-        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
 
 
 def push(folder: Path, train: TrainConfig) -> str | None:

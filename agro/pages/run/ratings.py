@@ -1,0 +1,362 @@
+"""Blind ratings: somebody says which of two answers is better without knowing which model wrote which.
+
+The sheet is a CSV file with the columns prompt, left, right and better, the last one empty. Which side is the
+result's stands in the key, a JSON file beside it, which whoever rates doesn't open.
+
+Of a complete sheet the sign test says whether there is a difference. It doesn't hold for somebody who looks
+after each rating and may stop at any time: looked at after each of 200 coins it errs in 28 %. For these there
+is the evidence E. Of n ratings w prefer the result and l the start. Where neither is better, these are fair
+coins. E is how much likelier they are where the result's share q may be any, uniformly from 0 to 1:
+E = ∫ q^w (1−q)^l dq / ½^n = 2^n w! l! / (n+1)!. Of fair coins E is a martingale from 1, so that its mean is 1
+whenever somebody stops, and 20 or more has a probability of 5 % at most (Ville, 1939; Ramdas and others,
+arXiv 2210.01948). So p = 1/E holds at any stop, and the interval has each share against which the same
+evidence is below 20.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+
+from agro.errors import Refused
+from agro.io.files import write
+from agro.io.strictjson import loads
+from agro.io.terminal import csv_cell, plain, text_of_cell
+from agro.stats.intervals import bisected
+from agro.stats.paired import LEVEL, sign_test
+from agro.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from agro.config import SamplerConfig
+    from agro.rollout import Rollout
+
+COUNTS = ("wins", "losses", "ties", "unrated")
+Test = Literal["sign", "sequential"]  # of ratings: after all of them, or by somebody who may stop at any time
+COLUMNS = ("prompt", "left", "right", "better")
+SIDES = ("left", "right")
+MEANING = {"left": "left", "1": "left", "right": "right", "2": "right", "tie": "tie", "0": "tie"}
+FIRST_ROW = 2  # of the sheet, as a spreadsheet counts them: the titles are row 1
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What two models answered to one prompt."""
+
+    prompt: str
+    start: str
+    result: str
+
+
+def answer_both(
+    start: Rollout, result: Rollout, prompts: Sequence[Prompt], sampler: SamplerConfig, seed: int
+) -> list[Answers]:
+    """One response of each model to each prompt; a prompt whose environment failed on a side is left out."""
+    one = sampler.model_copy(update={"n": 1})
+    befores, afters = (_texts(r.sample(prompts, 1, one, seed=seed)) for r in (start, result))
+    return [
+        Answers(plain(prompt.text), befores[i], afters[i])
+        for i, prompt in enumerate(prompts)
+        if i in befores and i in afters
+    ]
+
+
+def _texts(samples: Iterator[Sample]) -> dict[int, str]:
+    """By the number of the prompt; of an episode everything after the prompt."""
+    texts: dict[int, str] = {}
+    failed: set[int] = set()
+    for sample in samples:
+        number = int(sample.meta["index"])
+        texts[number] = texts.get(number, "") + sample.response
+        if sample.meta.get("reward_error") is not None:
+            failed.add(number)
+    return {number: text for number, text in texts.items() if number not in failed}
+
+
+def key_of(sheet: Path) -> Path:
+    """The key is beside its sheet. Raises `Refused` for a sheet that isn't named as a CSV file."""
+    if sheet.suffix.lower() != ".csv":
+        raise Refused(f"{sheet}: expected the name of a sheet to end with .csv")
+    return sheet.with_suffix(".key.json")
+
+
+def check_free(sheet: Path) -> None:
+    """Raise `Refused` where writing a sheet would lose ratings, a key, or another file."""
+    key = key_of(sheet)
+    if not sheet.exists():
+        if key.exists():
+            raise Refused(
+                f"{key}: there is the key of a sheet that is elsewhere; give another name, or remove it"
+            )
+        return
+    rated = sum(bool(row["better"].strip()) for row in read_sheet(sheet))
+    if rated:
+        raise Refused(f"{sheet}: {rated} rows of it are rated; give another name, or remove it")
+
+
+def write_sheet(sheet: Path, answers: Sequence[Answers], seed: int, about: dict[str, Any]) -> None:
+    """Write a sheet and its key, which has `about` too.
+
+    A fair coin decides the sides of each row on its own, so that who always prefers one side prefers no
+    model. Its noise depends on the seed and on the responses: no two sheets have the same order.
+    """
+    if not answers:
+        raise Refused(f"{sheet}: no prompt has a response of both models, so there is nothing to rate")
+    check_free(sheet)
+    noise = hashlib.sha256(
+        "".join(_digest((a.prompt, a.start, a.result)) for a in answers).encode()
+    ).digest()[:8]
+    rng = np.random.default_rng([seed, int.from_bytes(noise)])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    rows = []
+    for answered, side in zip(answers, rng.integers(0, 2, len(answers)).tolist(), strict=True):
+        pair = (answered.start, answered.result) if side else (answered.result, answered.start)
+        writer.writerow((*map(csv_cell, (answered.prompt, *pair)), ""))
+        rows.append({"result": SIDES[side], "digest": _digest((answered.prompt, *pair))})
+    sheet.parent.mkdir(parents=True, exist_ok=True)
+    write(key_of(sheet), json.dumps({**about, "seed": seed, "rows": rows}, indent=1) + "\n")
+    write(sheet, text.getvalue())
+
+
+def read_key(sheet: Path) -> dict[str, Any]:
+    path = key_of(sheet)
+    if not path.is_file():
+        raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
+    try:
+        key = {"test": "sign"} | loads(path.read_bytes())
+        complete = {"model", "against", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
+        for row in key["rows"]:
+            complete = complete and row["result"] in SIDES and isinstance(row["digest"], str)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        complete = False
+    if not complete:
+        raise Refused(f"{path}: expected the key of a sheet, as --blind writes it; write a sheet again")
+    return dict(key)
+
+
+def read_ratings(sheet: Path) -> NDArray[np.float64]:
+    """[M]: 1 where the result is preferred, −1 where the start is, 0 for a tie, NaN for a row without rating.
+
+    Raises `Refused` naming the row for another rating, and where a row isn't the one that was written.
+    """
+    rows, written = read_sheet(sheet), read_key(sheet)["rows"]
+    if len(rows) != len(written):
+        raise Refused(
+            f"{sheet}: expected the {len(written)} rows that were written, got {len(rows)}; leave "
+            "the column better of a row empty instead of removing the row"
+        )
+    ratings = np.full(len(rows), math.nan)
+    for i, (row, original) in enumerate(zip(rows, written, strict=True)):
+        location = f"{sheet}: row {i + FIRST_ROW}"
+        texts = [row[name] for name in COLUMNS[:3]]
+        # A sheet of an earlier version has no quotes before a formula; some spreadsheets drop them.
+        if original["digest"] not in (_digest(tuple(texts)), _digest(tuple(map(text_of_cell, texts)))):
+            raise Refused(
+                f"{location}: prompt, left and right aren't what was written; keep the rows in order and "
+                "change the column better alone (a spreadsheet keeps 007 where columns are read as text)"
+            )
+        given = row["better"].strip().lower()
+        if not given:
+            continue
+        if given not in MEANING:
+            raise Refused(
+                f"{location}: better: expected left, right or tie (or 1, 2, 0), or nothing, got "
+                f"{row['better']!r:.80}"
+            )
+        preferred = MEANING[given]
+        ratings[i] = 0 if preferred == "tie" else 1 if preferred == original["result"] else -1
+    return ratings
+
+
+def rate_rows(sheet: Path, ratings: Mapping[int, str]) -> None:
+    """Put ratings of rows, which are counted from 0, into the sheet; they are on the disk afterwards."""
+    with sheet.open(encoding="utf-8-sig", newline="") as file:
+        table = [row for row in csv.reader(file) if row]
+    column = table[0].index("better")
+    for number, better in ratings.items():
+        row = table[number + 1]
+        row += [""] * (column + 1 - len(row))
+        row[column] = better
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(table)
+    write(sheet, text.getvalue())
+
+
+def read_sheet(sheet: Path) -> list[dict[str, str]]:
+    """Its rows by column. Columns that somebody added, and remarks beyond the titles, are left alone."""
+    try:
+        with sheet.open(encoding="utf-8-sig", newline="") as file:
+            titles, *cells = [row for row in csv.reader(file) if row] or [[]]
+            rows = [dict(zip_longest(titles, row[: len(titles)], fillvalue="")) for row in cells]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise Refused(f"{sheet}: expected a sheet as --blind writes it, CSV in UTF-8: {error}") from None
+    if not set(COLUMNS) <= set(titles):
+        raise Refused(
+            f"{sheet}: expected the columns {', '.join(COLUMNS)}, separated by commas, got "
+            f"{', '.join(titles)!r:.80}"
+        )
+    return rows
+
+
+def _digest(texts: tuple[str, ...]) -> str:
+    """Of texts whose line ends and spaces a spreadsheet may have changed."""
+    words = [text.split() for text in texts]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Blind ratings, kept in ratings.json: on how many prompts the result was preferred (`wins`), the start,
+    neither; `unrated`: rows left empty.
+
+    `step`: the run's, when the responses were sampled; None for a model that isn't the run's own. `test`:
+    "sequential" where whoever rated saw after each rating what is known, and could stop (`agro rate`).
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    wins: NonNegativeInt
+    losses: NonNegativeInt
+    ties: NonNegativeInt
+    unrated: NonNegativeInt
+    step: int | None = None
+    test: Test = "sign"
+
+    @classmethod
+    def of(cls, ratings: NDArray[np.float64], step: int | None = None, test: Test = "sign") -> Ratings:
+        """`ratings`: [M], 1, −1, 0 or NaN a prompt; see `read_ratings`."""
+        wins, losses, ties = (int((ratings == value).sum()) for value in (1, -1, 0))
+        return cls(wins, losses, ties, int(np.isnan(ratings).sum()), step, test)
+
+    @property
+    def decided(self) -> int:
+        """Prompts without ties."""
+        return self.wins + self.losses
+
+    @property
+    def p(self) -> float:
+        """Of no difference over prompts without ties, two-sided: the exact sign test, or 1/E at any stop."""
+        if self.test == "sequential":
+            return p_at_any_stop(self.wins, self.losses)
+        return sign_test(self.wins, self.losses)
+
+    @property
+    def share(self) -> float | None:
+        """Of the prompts without ties, where the result was preferred."""
+        return self.wins / self.decided if self.decided else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of that share, exact as the test: without ½ where p is below .05."""
+        if not self.decided:
+            return None
+        if self.test == "sequential":
+            return interval_at_any_stop(self.wins, self.losses)
+        return clopper_pearson(self.wins, self.decided)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, the share with its interval, p and its test; None where unknown."""
+        low, high = self.interval or (None, None)
+        counts = {name: getattr(self, name) for name in COUNTS}
+        return {**counts, "share": self.share, "low": low, "high": high, "p": self.p, "test": self.test}
+
+    def save(self, folder: Path) -> None:
+        write(folder / "ratings.json", json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Ratings | None:
+        """Of a run; None where it has none. Raises `Refused` for a file that isn't what `save` writes."""
+        path = folder / "ratings.json"
+        if not path.is_file():
+            return None
+        try:
+            return TypeAdapter(Ratings).validate_json(path.read_bytes(), strict=True)
+        except ValidationError:
+            raise Refused(
+                f"{path}: expected whole numbers {', '.join(COUNTS)} and step, and a test; read the sheet "
+                "again with agro eval RUN --ratings"
+            ) from None
+
+
+def log_evidence(wins: float, losses: float, share: float = 0.5) -> float:
+    """Against a true `share` of the result. Counts needn't be whole."""
+    likelihood = wins * math.log(share) + losses * math.log1p(-share)
+    return math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(wins + losses + 2) - likelihood
+
+
+def p_at_any_stop(wins: int, losses: int) -> float:
+    """Of no difference, at any stop; two-sided."""
+    return min(1.0, math.exp(-log_evidence(wins, losses)))
+
+
+def is_decided(wins: float, losses: float) -> bool:
+    return log_evidence(wins, losses) > -math.log(LEVEL)
+
+
+def interval_at_any_stop(wins: int, losses: int) -> tuple[float, float]:
+    """95 % of the result's share, at any stop. It leaves ½ out exactly where p is below .05."""
+    return _lowest(wins, losses), 1 - _lowest(losses, wins)
+
+
+def _lowest(wins: int, losses: int) -> float:
+    """The smallest share that the ratings don't exclude, by bisection."""
+    if not wins:
+        return 0.0
+
+    def is_excluded(share: float) -> bool:
+        return share == 0 or log_evidence(wins, losses, share) > -math.log(LEVEL)
+
+    return bisected(0.0, wins / (wins + losses), is_excluded)[1]
+
+
+def fewest_more(wins: int, losses: int) -> int:
+    """The number of further ratings that decide at the earliest, all for the side that is ahead."""
+    ahead, behind, more = max(wins, losses), min(wins, losses), 0
+    while not is_decided(ahead + more, behind):
+        more += 1
+    return more
+
+
+def expected_more(wins: int, losses: int, ties: int, most: int) -> int | None:
+    """The number of further ratings that decide if they have the same shares of wins, losses and ties as
+    those before; None where it is more than `most`."""
+    rated = wins + losses + ties
+    for more in range(most + 1 if rated else 0):
+        grown = 1 + more / rated
+        if is_decided(wins * grown, losses * grown):
+            return more
+    return None
+
+
+def clopper_pearson(k: int, n: int) -> tuple[float, float]:
+    """Of the probability behind k of n independent trials, exact (Clopper and Pearson, 1934).
+
+    It leaves ½ out exactly where twice the smaller tail of the binomial distribution at ½ is below .05.
+    """
+    return _smallest_share(k, n), 1 - _smallest_share(n - k, n)
+
+
+def _smallest_share(k: int, n: int) -> float:
+    """The probability at which k or more of n trials succeed with probability .025, by bisection."""
+    if k == 0:
+        return 0.0
+    i = np.arange(k, n + 1)
+    ways = np.array([math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in i])
+
+    def tail(share: float) -> float:
+        return float(np.exp(ways + i * math.log(share) + (n - i) * math.log1p(-share)).sum())
+
+    low, high = bisected(0.0, 1.0, lambda share: tail(share) < 0.025)
+    return (low + high) / 2
