@@ -30,7 +30,7 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.pages.run.paired_results import PairedSets
+    from agro.pages.run.compare import PairedSets
 
 
 def compare(
@@ -56,8 +56,6 @@ def compare(
     prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
     out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
     """
-    from agro.pages.run.paired_results import PairedSets
-
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
         _compare_runs(paths, metric, out, as_json)
@@ -77,9 +75,9 @@ def compare(
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
         sampling: dict[str, Any] = {"n": n, "temperature": temperature, "max_new": max_new}
         sides = [_answered(name, sets, scoring, policy, seed, **sampling) for name in results]
-    paired = PairedSets.of(sides, metric)
-    from agro.pages.run.compare import write_results
+    from agro.pages.run.compare import PairedSets, write_results
 
+    paired = PairedSets.of(sides, metric)
     written = [str(path) for path in write_results(paired, out)]
     if not as_json:
         _say(paired)
@@ -135,7 +133,7 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     for line in comparison.lines:
         seeds, difference = ", ".join(map(str, line.seeds)), pages.difference_words(comparison, line)
         rows.append([line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference])
-    final = f"final {pages.measure_name(comparison)}"
+    final = f"final {comparison.measure_name}"
     console = show_table(("line", "seeds", final, "step", "to the first line"), rows, wrap_names=True)
     if any(len(line.runs) >= pages.BANDS for line in comparison.lines):
         console.print("[…]: 95 % t-interval over seeds")
