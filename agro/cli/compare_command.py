@@ -94,7 +94,7 @@ def _answered(
 ) -> list[Result]:
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is. `sampling`: of `MeasuredModel.sampler`."""
-    from agro.cli.measuring import Measurement
+    from agro.cli.eval_command import Measurement
     from agro.rollout.rollout import EpisodeReward
 
     path = Path(name)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from running import done, refused, report_of
 
-from agro.cli.measuring import Measurement, SamplingProgress
+from agro.cli.eval_command import Measurement, SamplingProgress
 from agro.cli.run_models import rollout_of
 from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
 from agro.models.newmodel import new_model
@@ -77,7 +77,7 @@ def test_a_terminal_shows_the_time_left(capsys: pytest.CaptureFixture[str], monk
     """Of ten responses four were there before; the other six take ten seconds each."""
     progress, now = SamplingProgress("m"), iter([0.5, 10.5, 20.5])
     progress.is_shown = True
-    monkeypatch.setattr("agro.cli.measuring.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("agro.cli.eval_command.time.monotonic", lambda: next(now))
     for done_already in (4, 5, 6):
         progress.stage("sampling", done_already, 10)
     shown = capsys.readouterr().err
