@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    answer,
-    options,
-    show_table,
-    terminal,
-)
-from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
+from agro.cli.common import answer, options, show_table, terminal
+from agro.cli.run_models import MeasuredModel, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
@@ -37,15 +26,15 @@ def compare(
     results: Annotated[list[str], typer.Argument(metavar="A B…")],
     metric: str | None = None,
     prompts: list[Path] | None = None,
-    reward: Annotated[str | None, REWARD] = None,
-    option: RewardOption = None,
-    n: Responses = 8,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    reward: str | None = None,
+    option: list[str] | None = None,
+    n: int = 8,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
     out: Path = Path("compare"),
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     results: Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or

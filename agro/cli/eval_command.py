@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,42 +20,19 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    answer,
-    end,
-    given,
-    leave_out,
-    opened_log,
-    options,
-)
-from agro.cli.run_models import (
-    START,
-    EnvironmentName,
-    MaxNew,
-    MaxTurns,
-    MeasuredModel,
-    ModelOfRun,
-    Temperature,
-    environment_of,
-    load_sets,
-    model_path,
-)
+from agro.cli.common import answer, end, given, leave_out, opened_log, options
+from agro.cli.run_models import START, MeasuredModel, environment_of, load_sets, model_path
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.near_copies import clusters
-from agro.io.numbers import chance, duration, fixed
+from agro.io.numbers import chance, fixed
 from agro.io.record_files import fingerprint
-from agro.io.terminal import cut, drawn, plain, visible
-from agro.rollout import Activity, Task, collect
+from agro.io.terminal import cut, plain
+from agro.rollout import Task, collect
 from agro.rollout.evaluate import Heldout, answer_both, heldout
 from agro.rollout.prompts import places
 from agro.runs.card import write_cards
+from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
 from agro.runs.verdict import Ratings, Verdict
@@ -80,28 +56,29 @@ SHOWN = 300  # characters of a response on the terminal
 def eval_(
     context: typer.Context,
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
-    model: ModelOfRun = None,
+    model: str | None = None,
     prompts: list[Path] | None = None,
-    reward: Annotated[str | None, REWARD] = None,
-    option: RewardOption = None,
+    reward: str | None = None,
+    option: list[str] | None = None,
     pass_at: float | None = None,
-    n: Responses = 8,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
-    environment: EnvironmentName = None,
-    max_turns: MaxTurns = None,
+    n: int = 8,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
+    environment: str | None = None,
+    max_turns: int | None = None,
     against: str | None = None,
     blind: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     ratings: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     out: Path | None = None,
     store: Path | None = None,
     log: Path | None = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run: its model, held-out prompts, reward, environment and lengths.
+    model: Folder or hub name of a causal language model, or RUN/checkpoints/step-N.
     prompts: A set of prompts, and what the reward reads; again for each of several sets.
     pass_at: The reward from which a response passes; the reward's own maximum.
     against: Compare with a model on the same prompts, paired: start (the run's), or as for --model. Also
@@ -190,7 +167,7 @@ class Measurement:
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't
         sampled again."""
-        progress, ledger = SamplingProgress(model), ""
+        activity, ledger = RunActivity(Progress(0)), ""
         if self.store is not None:
             decides = {
                 "model": fingerprint(model) if Path(model).is_dir() else model,
@@ -206,37 +183,13 @@ class Measurement:
             if earlier:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
             task = Task(seed=self.seed, ledger=ledger)
-            done = collect(rollout, prompts, self.sampler, store, task, activity=progress)
-            progress.end()
+            done = collect(rollout, prompts, self.sampler, store, task, activity=activity)
+            activity.progress.close()
             stored = list(store.samples(ids=done.ids))
             result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
             if self.store is not None:
                 store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
             return result
-
-
-class SamplingProgress(Activity):
-    """On a terminal's stderr how many responses of a model are there, and the time left."""
-
-    def __init__(self, model: str) -> None:
-        self.model, self.is_shown = model, sys.stderr.isatty()
-        self.began, self.earlier = 0.0, 0  # of the first stage
-
-    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """The first one of sampling has the responses that were there before."""
-        if not self.is_shown or done is None or total is None:
-            return
-        if self.began == 0.0:
-            self.began, self.earlier = time.monotonic(), done
-        text = f"{self.model}: {done}/{total} responses"
-        if done > self.earlier:
-            seconds = (time.monotonic() - self.began) / (done - self.earlier) * (total - done)
-            text += f", {duration(seconds)} left"
-        print(f"\r\x1b[K{visible(text)}", end="", file=drawn(sys.stderr), flush=True)
-
-    def end(self) -> None:
-        if self.is_shown:
-            print("\r\x1b[K", end="", file=drawn(sys.stderr), flush=True)
 
 
 def policy_of(rollout: Rollout) -> Policy:
@@ -532,10 +485,10 @@ def rate(
     host: str = "127.0.0.1",
     prompts: list[Path] | None = None,
     pairs: Annotated[int, typer.Option(min=1)] = 200,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
 ) -> None:
     """Args:
     run: A run: its start, its model, its prompts.

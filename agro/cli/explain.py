@@ -1,5 +1,5 @@
-"""What there is, and first steps: `agro objectives`, `formats`, `recipes`, `init` and `prove`; and `doctor`: what
-this machine has, and the state of a run or a store, for a report of a problem."""
+"""What there is, and first steps: `agro objectives`, `formats`, `recipes`, `init` and `prove`; `agro doctor`:
+what this machine has, and the state of a run or a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, answer, end, paragraph, show_table, width
+from agro.cli.common import answer, end, paragraph, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.errors import Refused
@@ -40,7 +40,7 @@ KINDS = {"nothing": "can't be imported, and why: agro formats NAME"}
 
 def objectives(
     name: Annotated[str | None, typer.Argument()] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     name: One of them, in full.
@@ -87,7 +87,7 @@ def _listed(needs: list[str]) -> str:
 
 def formats(
     name: Annotated[str | None, typer.Argument()] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     name: One of them, in full.
@@ -135,7 +135,7 @@ def commands(readme: Path) -> list[str]:
 
 def recipes(
     name: Annotated[str | None, typer.Argument()] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     name: One of them, to print.
@@ -176,7 +176,7 @@ TITLES = {
 
 def prove(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]")] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     names: Objectives; all where none is given.
@@ -227,7 +227,7 @@ LEAST_SPACE = 2.0  # GiB free, below which a run may not be able to write its ch
 
 def doctor(
     path: Annotated[Path | None, typer.Argument(metavar="[RUN-or-STORE]")] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     path: Its state is reported too.

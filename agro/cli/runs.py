@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, answer, show_table
+from agro.cli.common import answer, show_table
 from agro.config import RunConfig
 from agro.config.aliases import renamed
 from agro.errors import Refused
@@ -39,7 +39,7 @@ def train(
     dry_run: bool = False,
     fit: Annotated[list[str] | None, typer.Option(metavar="LIMIT")] = None,
     place: Annotated[str | None, typer.Option(metavar="WHERE")] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     config: A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run.
@@ -175,7 +175,7 @@ def _place(where: str, config: Path, changes: list[str], out: Path | None, **opt
 
 def ps(
     run: Annotated[str, typer.Argument()],
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run folder, or the URL of its store.
@@ -208,7 +208,7 @@ def report(
     run: Annotated[Path, typer.Argument()],
     watch: bool = False,
     port: int = 0,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run folder.
@@ -235,7 +235,7 @@ def race(
     out: Path,
     given: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
     rate: Annotated[list[float] | None, typer.Option(min=0)] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     out: The folder of race.json and of a run for each; begun there, it continues.

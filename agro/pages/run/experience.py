@@ -80,11 +80,6 @@ class RunExperience:
         remainder = f"{len(counts) - len(shown)} other sources"
         return [n if n in shown else remainder for n in names]
 
-    @cached_property
-    def source_names(self) -> list[str]:
-        """The distinct `sources`, the most frequent first."""
-        return [name for name, _ in Counter(self.sources).most_common()]
-
 
 class Window(NamedTuple):
     """The known values of draws at steps `start` to `stop`, both included."""

@@ -299,7 +299,11 @@ BINS = 24
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges; of few distinct values a
     bar for each. `integer`: the values are whole numbers."""
-    figure, axes = share_axes(below=int(len(unit) > BESIDE))
+    figure = Figure(figsize=PANEL)
+    axes: Any = figure.add_axes(margins(PANEL, [], 1, below=int(len(unit) > BESIDE)))
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
     parts, distinct = [(begin, MUTED), (end, FIRST)], np.unique(np.concatenate([begin, end]))
     if len(distinct) <= (0 if integer else FEW):
         for (values, color), side in zip(parts, (-0.5, 0.5)):
@@ -321,15 +325,6 @@ def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -
     return figure
 
 
-def share_axes(below: int = 0) -> tuple[Figure, Any]:
-    figure = Figure(figsize=PANEL)
-    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
-    style_axes(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
-    return figure, axes
-
-
 def bin_edges(values: Values, integer: bool) -> Values:
     """Edges of about `BINS` bins over `values`. Bins of whole numbers contain equally many of them."""
     if not integer:
@@ -337,33 +332,6 @@ def bin_edges(values: Values, integer: bool) -> Values:
     low, high = float(values.min()), float(values.max())
     width = math.ceil((high - low + 1) / BINS)
     return np.arange(low - 0.5, high + 0.5 + width, width)
-
-
-COLUMNS = 60  # of sources over steps, at most
-
-
-def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
-    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: of each
-    draw the step and the source, from 0."""
-    figure, axes = share_axes()
-    end = max(1, run.steps)
-    width = math.ceil(end / COLUMNS)
-    bounds = [e for s in run.spans for e in range(s.begins, s.ends, width)]  # no bin spans two phases
-    edges = np.array([*bounds, end])
-    source_steps = [steps[np.array(labels) == i] for i in range(count)]
-    counts = np.array([np.histogram(part, edges + 0.5)[0] for part in source_steps], np.float64)
-    total = counts.sum(0)
-    shares = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
-    below = np.zeros_like(total)
-    for color, top in zip(COLORS, np.cumsum(shares, 0), strict=False):
-        axes.stairs(top, edges, baseline=below, fill=True, color=color, alpha=0.8, linewidth=0)
-        below = top
-    axes.set_xlim(0, end)
-    axes.set_ylim(0, 1)
-    rows = name_phases(axes, run, PANEL)
-    axes.set_position(margins(PANEL, [], rows + 1))
-    name_axes(axes, "step", "share of responses", rows)
-    return figure
 
 
 DOTS = 200  # of the training rewards against KL

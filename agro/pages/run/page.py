@@ -419,6 +419,17 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
                     "stalest": max(staleness, default=None),
                 }
             )
+    drawn = []
+    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
+        windows = begin_and_end(experience.column("step"), experience.column(name))
+        if windows is not None:
+            begin, end = windows
+            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
+            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
+            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
+            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
+            key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
+            drawn.append(Panel(title, text, figure, key))
     prompts = ", ".join(run.config.data.paths("prompts"))
     facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
     for name, value in (
@@ -435,26 +446,5 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": _material_panels(run, experience),
+        "panels": [*drawn, *panels(run, "material")],
     }
-
-
-def _material_panels(run: RunData, experience: RunExperience) -> list[Panel]:
-    drawn: list[Panel] = []
-    names, title = experience.source_names, "Sources over steps"
-    if len(names) > 1:  # else the table says it all
-        labels = [names.index(n) for n in experience.sources]
-        figure = svg(figures.sources(run, experience.column("step"), labels, len(names)), title)
-        key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
-        drawn.append(Panel(title, "Where the responses of a step came from.", figure, key))
-    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
-        windows = begin_and_end(experience.column("step"), experience.column(name))
-        if windows is not None:
-            begin, end = windows
-            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
-            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
-            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
-            key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
-            drawn.append(Panel(title, text, figure, key))
-    return [*drawn, *panels(run, "material")]
