@@ -243,9 +243,10 @@ def answers(config: RunConfig, limit: float, given: Collection[str]) -> list[str
 def _for_model(choice: Choice, free: float) -> None:
     """An adapter, and one thread beside other programs."""
     policy = choice.start.policy
-    weights, on_cpu = _weights(choice.start), device_of(policy.device).type == "cpu"
-    if weights is None:
-        return
+    name, on_cpu = policy.model, device_of(policy.device).type == "cpu"
+    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
+        return  # a new model, an adapter or a checkpoint
+    weights = parameters(on_meta(name, "float32"))
     needed = (on_cpu and weights >= ADAPTED) or PER_WEIGHT * weights > free
     adapted = policy.lora is None and needed and choice.put("policy.lora.rank", RANK)
     if adapted and 2 * 4 * weights > free and not on_cpu:
@@ -253,14 +254,6 @@ def _for_model(choice: Choice, free: float) -> None:
     load = load_average()
     if on_cpu and weights >= LARGE and load is not None and load > cores() / 2:
         choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
-
-
-def _weights(config: RunConfig) -> int | None:
-    """How many a model has, without loading them; None of a new one, an adapter and a checkpoint."""
-    name = config.policy.model
-    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
-        return None
-    return parameters(on_meta(name, "float32"))
 
 
 def _held_out(choice: Choice, machine: Machine) -> int:

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,10 +22,6 @@ from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
 from agro.runs.verdict import Verdict
-
-if TYPE_CHECKING:
-    from agro.api.fit import Fitted
-
 
 IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
 
@@ -65,7 +61,7 @@ def train(
             raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
-    loaded, fitted = RunConfig.load(config, changes), None
+    loaded, planned = RunConfig.load(config, changes), None
     check_out(out, resume=resume, accept=accepted, makes=IS_FIRST and not dry_run)
     if fit:
         from agro.api.fit import Limits, answers
@@ -80,29 +76,15 @@ def train(
             return
         fitted = fit_run(loaded, limits, given, out)
         print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
-        loaded = fitted.config
-    _run(loaded, out, fitted, resume=resume, accept=accepted, dry_run=dry_run, as_json=as_json)
-
-
-def _run(
-    config: RunConfig,
-    out: Path | None,
-    fitted: Fitted | None,
-    *,
-    resume: bool,
-    accept: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Train, or say what that would take."""
+        loaded, planned = fitted.config, fitted.plan
     from agro.api.reporting_trainer import Trainer
 
-    trainer = Trainer(config, out, resume=resume, accept=accept)
-    trainer.forecasts = fitted is None
+    trainer = Trainer(loaded, out, resume=resume, accept=accepted)
+    trainer.forecasts = planned is None
     if dry_run:
         from agro.api.plan import describe
 
-        planned = trainer.plan() if fitted is None else fitted.plan
+        planned = planned or trainer.plan()
         answer(planned, describe(planned), as_json)
         return
     folder = trainer.run()
@@ -111,12 +93,28 @@ def _run(
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if IS_FIRST:
-        # Where no reward measured held-out prompts, people can say whether it got better
-        run = load_run(folder)
-        if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
-            own = run.set_aside or run.config.data.eval_prompts
-            command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
-            print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
+        _ask_people(folder)
+
+
+def _ask_people(folder: Path) -> None:
+    """Where no reward measured held-out prompts, people can say whether it got better."""
+    run = load_run(folder)
+    if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
+        own = run.set_aside or run.config.data.eval_prompts
+        rating = f"agro rate {folder}" + ("" if own else " --prompts FILE")
+        print(f"did it get better? people can say, blind: {rating}", file=sys.stderr)
+
+
+def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
+    """Start the processes of a run, and end with its exit code."""
+    from agro.place.supervisor import place
+
+    placement = Placement.parse(where)
+    if out is None:
+        raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
+    code = place(placement, TrainCommand(config, tuple(changes), out, **options))
+    if code:
+        raise SystemExit(code)
 
 
 def _resumed(
@@ -159,18 +157,6 @@ def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
         "held_out": {"share": run.config.data.hold_out, "set_aside": run.set_aside},
         "side_by_side": None if shown is None else shown.to_json(),
     }
-
-
-def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
-    """Start the processes of a run, and end with its exit code."""
-    from agro.place.supervisor import place
-
-    placement = Placement.parse(where)
-    if out is None:
-        raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
-    code = place(placement, TrainCommand(config, tuple(changes), out, **options))
-    if code:
-        raise SystemExit(code)
 
 
 def ps(

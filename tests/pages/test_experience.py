@@ -146,5 +146,4 @@ def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Pa
         said = "another version of agro wrote it"
     found = RunExperience.of(load_run(bare_folder))
     assert said in found.problem
-    assert found.responses is None
     assert said in material(load_run(bare_folder), found)["problem"]

@@ -67,7 +67,7 @@ def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pyte
     Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
     config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")})
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12))
-    monkeypatch.setattr(fitting, "_weights", lambda config: fitting.ADAPTED)
+    monkeypatch.setattr(fitting, "parameters", lambda model: fitting.ADAPTED)
     assert chosen(config, Limits(bytes=1e12))["policy.lora.rank"] == 16
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12), ("policy.lora",))
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
-from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
+from agro.pages.run.experience import LONGEST, RunExperience, begin_and_end, held_out_samples
 from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg
 from agro.pages.run.render import render, template_text, with_script
 from agro.runs.metrics import FOLLOWED, METRICS
@@ -33,7 +33,7 @@ from agro.runs.problems import (
 from agro.runs.rundata import Outcome, RunData, Values, to_array
 from agro.runs.verdict import Verdict
 from agro.store import Draw
-from agro.types import Sample, Text
+from agro.types import Text
 
 REFERENCES = {
     "start": "the weights at the start of the run",
@@ -134,10 +134,14 @@ def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyTyp
                 series.append(Series(label, columns[name], color, smooth=width))
         texts = [chart.text, caption(*known)]
         if chart.gray is not None:
-            series.append(_gray(run, series[0], *chart.gray))
-            compared = chart.gray[1]
-            if isinstance(compared, str) and compared in METRICS and run.measures(compared):
-                texts.append(f"Gray: {caption(compared)}")
+            name, compared = chart.gray
+            if isinstance(compared, str):
+                values = column(run, compared)
+                if compared in METRICS and run.measures(compared):
+                    texts.append(f"Gray: {caption(compared)}")
+            else:
+                values = np.where(np.isfinite(series[0].values), compared, math.nan)
+            series.append(Series(name, values, figures.MUTED, points=series[0].points))
         if width > 1 and not all(name.startswith("eval_") for name in known):
             texts.append(f"Running mean over {width} steps.")
         texts.append(more.get(chart.title, ""))
@@ -146,15 +150,6 @@ def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyTyp
         look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
         drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
     return drawn
-
-
-def _gray(run: RunData, first: Series, label: str, compared: str | float) -> Series:
-    """A line to compare with, at the rows of the first one where it is a number."""
-    if isinstance(compared, str):
-        values = column(run, compared)
-    else:
-        values = np.where(np.isfinite(first.values), compared, math.nan)
-    return Series(label, values, figures.MUTED, points=first.points)
 
 
 def panel(run: RunData, title: str, text: str, series: Sequence[Series], look: Look) -> list[Panel]:
@@ -293,28 +288,12 @@ def page(run: RunData) -> str:
         course=course(run),
         material=material(run, experience),
         health=health(run, report, experience),
-        experience=experience,
-        late=LATE,
         longest=LONGEST,
         facts=facts,
         config=json.dumps(run.values, indent=2, ensure_ascii=False),
-        summarize=summarize,
         prompt_text=prompt_text,
     )
     return text if shown is None else with_script(text, template_text("samples.js"))
-
-
-def summarize(sample: Sample) -> str:
-    """A response's reward, answer, source and version in a line."""
-    parts = [] if sample.reward is None else [f"reward {sample.reward:g}"]
-    if sample.meta.get("answer") is not None:
-        parts.append(f"answer {sample.meta['answer']!s:.80}")
-    if sample.end == "cut":
-        parts.append("truncated")
-    parts.append(sample.source or sample.role)
-    if isinstance(sample.version, int) and sample.version >= 0:
-        parts.append(f"after {sample.version} updates")
-    return " · ".join(parts)
 
 
 def prompt_text(prompt: Text) -> str:

@@ -12,8 +12,6 @@ import jinja2
 
 from agro.errors import without_secrets
 from agro.io import numbers
-from agro.io.json_values import are_messages
-from agro.runs.side_by_side import response_parts
 
 
 @cache
@@ -27,8 +25,7 @@ def _environment() -> jinja2.Environment:
     )
     filters = (numbers.fixed, numbers.count, numbers.duration, numbers.percent)
     environment.filters |= {f.__name__: f for f in filters}
-    environment.tests |= {"known": numbers.is_known, "messages": are_messages}
-    environment.globals["response_parts"] = response_parts
+    environment.tests["known"] = numbers.is_known
     return environment
 
 
