@@ -101,7 +101,7 @@ class Report:
         if self.explaining is not None:
             values["explaining"] = asdict(self.explaining)
         if self.measured is not None:
-            values |= self.measured.to_json()
+            values |= self.measured.values
         values["recommended"] = [each.to_json() for each in self.recommended]
         verdicts_json = [{"level": v.level, "text": v.text, "todo": v.todo} for v in self.verdicts]
         return values | {"verdicts": verdicts_json}
@@ -269,16 +269,15 @@ def _model_verdicts(report: Report) -> Iterator[DataVerdict]:
     measured = report.measured
     if measured is None:
         return
-    if measured.rescored.dropped:
-        reasons = ", ".join(
-            f"{count(number)} ({reason})" for reason, number in measured.rescored.dropped.items()
-        )
+    values = measured.values
+    if values["invalid"]:
+        reasons = ", ".join(f"{count(number)} ({reason})" for reason, number in values["invalid"].items())
         yield DataVerdict(
-            "warning" if measured.groups else "problem",
+            "warning" if values["measured_groups"] else "problem",
             f"Of the measured responses the model can't be trained on these: {reasons}.",
-            f"Such as {next(iter(measured.rescored.examples.values()), '')[:400]}",
+            f"Such as {next(iter(measured.examples.values()), '')[:400]}",
         )
-    values, (ess, responses) = measured.to_json(), measured.ess
+    ess, responses = values["ess"], values["ess_responses"]
     best, worst = values["best_logp_per_token"], values["worst_logp_per_token"]
     if best is not None and best < UNLIKELY:
         yield DataVerdict(
@@ -414,14 +413,12 @@ def model_lines(report: Report) -> Iterator[tuple[str, str]]:
     """What a model says of it."""
     if report.measured is None:
         return
-    values = report.measured.to_json()
+    values = report.measured.values
     yield "measured", f"{count(values['measured_groups'])} of {count(report.measured.total)} prompts"
     if values["template"]:
         yield "template", ", ".join(f"{kind} {how}" for kind, how in values["template"].items())
-    for reason, number in values["invalid"].items():
-        yield "left out", f"{count(number)} responses: {reason}"
     yield "log π", f"{short(values['logp'])} nats a response, {short(values['logp_per_token'])} a token"
-    if report.measured.against_reference:
+    if values["ref_logp"] is not None:
         per_token = short(values["ref_logp_per_token"])
         yield "log π_ref", f"{short(values['ref_logp'])} nats a response, {per_token} a token"
     if values["auc"] is not None:
