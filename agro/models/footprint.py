@@ -176,7 +176,8 @@ class Footprint:
     """Of a run: the trainer's memory, and beside it a server's, if the run starts one.
 
     `loaded`: what is allocated once everything is loaded, where that is known; else it is counted. `adds_up`:
-    whether memory that sampling used isn't there for a pass: a CPU's C library keeps it in pieces.
+    whether memory that sampling and other passes used isn't there for a pass: a CPU's C library keeps it in
+    pieces that seldom fit again.
     """
 
     config: RunConfig
@@ -221,10 +222,14 @@ class Footprint:
         state += 4 * trained * (2 if self.config.policy.lora else 1)
         return CONTEXT + self.others + SPARE * (self.weights(NF4) + state)
 
+    def kept(self, tokens: int) -> tuple[float, float]:
+        """See `activations`."""
+        return activations(self.shape.text, self.shape.saved, tokens, self.config.train, self.itemsize)
+
     def training(self, tokens: int) -> float:
         """Bytes of the trainer in a pass of so many tokens."""
         text, policy = self.shape.text, self.config.policy
-        waiting, layer = activations(text, self.shape.saved, tokens, self.config.train, self.itemsize)
+        waiting, layer = self.kept(tokens)
         if policy.quantize is not None:
             layer += 2 * self.shape.widest  # unpacked for a product
         largest = max(layer, logits(tokens, text.vocab_size, policy.chunk))
@@ -242,8 +247,8 @@ class Footprint:
         """The most bytes at once, of a pass of so many tokens and of so many sequences that are sampled, each
         of `length` tokens (None: as many). A server that sleeps has hardly any while the trainer trains."""
         training, serving = self.training(tokens), self.serving(length or tokens, sequences)
-        if self.adds_up:
-            return training + serving
+        if self.adds_up:  # with what a pass before this one kept
+            return training + serving + sum(self.kept(tokens))
         if not self.config.engine.starts_server:
             return max(training, self.resting + serving)
         if not self.config.engine.sleep:
