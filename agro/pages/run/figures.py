@@ -160,11 +160,6 @@ class Look:
 PLAIN = Look()
 
 
-def training(run: RunData, metric: str, label: str = "training", **style: Any) -> Series:
-    """A metric of every step."""
-    return Series(label, run.column(metric), **style)
-
-
 def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SECOND) -> Series:
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
@@ -191,16 +186,6 @@ def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look 
     if labels:
         name_series(axes, size, ends)
     return figure
-
-
-def _smoothed(run: RunData, s: Series) -> Values:
-    """The values of a series as its line has them: a running mean within each phase."""
-    values = s.values.copy()
-    if not s.points:
-        for span in run.spans:
-            rows = rows_of_phase(run, span)
-            values[rows] = running_mean(values[rows], s.smooth)
-    return values
 
 
 def svg(figure: Figure, name: str) -> Markup:
@@ -250,17 +235,18 @@ def _line(axes: Any, run: RunData, s: Series) -> float:
             ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
             axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
         return float(s.values[finite][-1])
-    means = _smoothed(run, s)
+    last = math.nan
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
         rows = rows_of_phase(run, span)
-        mean = means[rows]
+        mean = running_mean(s.values[rows], s.smooth)
         if s.smooth > 1:
             axes.plot(x[rows], s.values[rows], color=s.color, linewidth=0.6, alpha=0.35)
         axes.plot(x[rows], mean, color=s.color, linewidth=1.6 if s.smooth > 1 else 1.4)
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-    return float(means[np.isfinite(means)][-1])
+        last = next(iter(mean[np.isfinite(mean)][::-1]), last)
+    return float(last)
 
 
 def running_mean(values: Values, width: int) -> Values:
@@ -345,7 +331,7 @@ def smoothing(rows: int) -> int:
 def reward_series(run: RunData) -> tuple[Series, Series]:
     """Training and held-out reward."""
     width = smoothing(len(run.rows))
-    return training(run, "reward_mean", smooth=width), heldout(run, "eval_reward")
+    return Series("training", run.column("reward_mean"), smooth=width), heldout(run, "eval_reward")
 
 
 def learning_curve(run: RunData, size: Size = WIDE) -> Figure:

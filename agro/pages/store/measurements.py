@@ -28,6 +28,7 @@ from agro.train.step import TOKENS, MicroBatch, Passes, streams_of
 from agro.types import Sample
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,10 @@ def measure(
         ref_logp = RescoredLog.of(samples, reference).totals
         score, name = logp - ref_logp, "log π/π_ref"
 
-    auc, best, worst, balance = [], [np.empty(0)], [np.empty(0)], []
-    for of in unequal:
-        lead = (score[of, None] - score[of])[rewards[of, None] > rewards[of]]
-        auc.append(float(np.where(lead == 0, 0.5, lead > 0).mean()))
-        best.append((logp / lengths)[of[rewards[of] == rewards[of].max()]])
-        worst.append((logp / lengths)[of[rewards[of] == rewards[of].min()]])
-        if score[of].std() > 0:
-            balance.append(rewards[of].std() / score[of].std())
-    ranked = summary("auc", np.array(auc))
-    low, middle, high = np.quantile(balance, (0.25, 0.5, 0.75)).tolist() if balance else [None] * 3
+    per_token = logp / lengths
+    auc, best, worst, balance = _by_group(unequal, rewards, score, per_token)
+    ranked = summary("auc", auc)
+    low, middle, high = np.quantile(balance, (0.25, 0.5, 0.75)).tolist() if len(balance) else [None] * 3
     texts = ["".join(sample.response for sample in of) for of in log.responses]
     repeats = are_repeats(f"{i} {text}" for i, text in zip(prompt_of, texts, strict=True))
     mass = np.where(np.array(repeats, bool), 0.0, np.exp(logp))
@@ -106,15 +101,15 @@ def measure(
         "invalid": dict(log.dropped),
         "template": (policy.chat.template.abilities() if policy.tokenizer.chat_template else {}) or None,
         "ranked_share": _mean(logp[winner] >= logp[loser]),
-        "ranked_share_per_token": _mean((logp / lengths)[winner] >= (logp / lengths)[loser]),
+        "ranked_share_per_token": _mean(per_token[winner] >= per_token[loser]),
         "ranked_pairs": len(winner),
         "measured_groups": len(groups),
         "logp": _mean(logp),
-        "logp_per_token": _mean(logp / lengths),
+        "logp_per_token": _mean(per_token),
         "ref_logp": _mean(ref_logp),
         "ref_logp_per_token": _mean(ref_logp / lengths),
-        "best_logp_per_token": _mean(np.concatenate(best)),
-        "worst_logp_per_token": _mean(np.concatenate(worst)),
+        "best_logp_per_token": _mean(best),
+        "worst_logp_per_token": _mean(worst),
         "policy_coverage": _mean(np.array([mass[of].sum() for of in groups]).clip(max=1.0)),
         "ess": ess,
         "concentrability": None if ess is None else 1 / ess,
@@ -122,6 +117,22 @@ def measure(
         "beta": {"low": low, "middle": middle, "high": high, "groups": len(balance), "of": name},
     }
     return Measurements(values, total, log.examples)
+
+
+def _by_group(
+    unequal: Sequence[NDArray[np.int64]], rewards: Values, score: Values, per_token: Values
+) -> tuple[Values, Values, Values, Values]:
+    """The AUC of each group of unequal rewards, the log π of a token of all best and of all worst responses,
+    and the β of each group."""
+    auc, best, worst, balance = [], [np.empty(0)], [np.empty(0)], []
+    for of in unequal:
+        lead = (score[of, None] - score[of])[rewards[of, None] > rewards[of]]
+        auc.append(np.where(lead == 0, 0.5, lead > 0).mean())
+        best.append(per_token[of[rewards[of] == rewards[of].max()]])
+        worst.append(per_token[of[rewards[of] == rewards[of].min()]])
+        if score[of].std() > 0:
+            balance.append(rewards[of].std() / score[of].std())
+    return np.array(auc, np.float64), np.concatenate(best), np.concatenate(worst), np.array(balance)
 
 
 def _mean(values: NDArray[Any]) -> float | None:
