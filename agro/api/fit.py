@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agro.api.plan import Machine, load_average, plan, unknown_sampling
-from agro.api.reporting_trainer import Trainer
+from agro.api.plan import Machine, PlanningTrainer, load_average, plan, unknown_sampling
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
@@ -158,7 +157,7 @@ def fit(
             raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
     else:
         _for_model(choice, free)
-    trainer = Trainer(choice.config, out, rewards=rewards)
+    trainer = PlanningTrainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
         steps = trainer.config.train.steps or 1  # also in place of epochs
         machine.rates(Phase.all(trainer.config)[0])
@@ -244,9 +243,10 @@ def answers(config: RunConfig, limit: float, given: Collection[str]) -> list[str
 def _for_model(choice: Choice, free: float) -> None:
     """An adapter, and one thread beside other programs."""
     policy = choice.start.policy
-    weights, on_cpu = _weights(choice.start), device_of(policy.device).type == "cpu"
-    if weights is None:
-        return
+    name, on_cpu = policy.model, device_of(policy.device).type == "cpu"
+    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
+        return  # a new model, an adapter or a checkpoint
+    weights = parameters(on_meta(name, "float32"))
     needed = (on_cpu and weights >= ADAPTED) or PER_WEIGHT * weights > free
     adapted = policy.lora is None and needed and choice.put("policy.lora.rank", RANK)
     if adapted and 2 * 4 * weights > free and not on_cpu:
@@ -254,14 +254,6 @@ def _for_model(choice: Choice, free: float) -> None:
     load = load_average()
     if on_cpu and weights >= LARGE and load is not None and load > cores() / 2:
         choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
-
-
-def _weights(config: RunConfig) -> int | None:
-    """How many a model has, without loading them; None of a new one, an adapter and a checkpoint."""
-    name = config.policy.model
-    if name is None or is_adapter(name) or (Path(name) / "position.json").is_file():
-        return None
-    return parameters(on_meta(name, "float32"))
 
 
 def _held_out(choice: Choice, machine: Machine) -> int:

@@ -1,17 +1,19 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
 Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
-except those of tokens, which are upper bounds. For time and memory a part of a step is made: a pass over some
-of its sequences, and some tokens in the middle of responses. Other tokens are taken to take as long.
+except those of tokens, which are upper bounds. For time a part of a step is made: a pass over some of its
+sequences, and some tokens in the middle of responses; other tokens are taken to take as long. Memory is what
+is allocated when all is loaded, and what the pass saved a token (`agro.models.footprint`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,21 +25,23 @@ from torch import nn
 from agro.config import RunConfig
 from agro.io.numbers import count, duration, size
 from agro.models.encoding import InvalidSample
-from agro.models.footprint import activations, cached, logits, saved_for_backward
-from agro.models.logprobs import sum_dtype
+from agro.models.footprint import Footprint, Shape, saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import cores, parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import ENGINES, Request, capabilities
+from agro.rollout.engines.fused import is_fusable
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
+from agro.store.location import exists
 from agro.store.samples import chosen
 from agro.train.check import samples_kl
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
 from agro.train.trainable import pairs_among
+from agro.train.trainer import BaseTrainer, notes
 from agro.types import Prompt
 
 MEASURING = 0.8  # seconds of each measurement of a run, about
@@ -45,8 +49,6 @@ LONG = 3600.0  # seconds of a run from which the way to a shorter one is said
 INSPECTED = 256  # prompts and stored samples, for the lengths
 SHORT = 48  # tokens of the pass that tells how much of a step can be timed
 DECODED = 8  # tokens of a response that are timed
-SLACK = 256  # columns that `agro.rollout.engines.decoding_rows` adds where responses wait
-JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # see `agro.rollout.engines.fused`
 
 
 class StepSequence(NamedTuple):
@@ -140,7 +142,7 @@ class Machine:
             "step_unknown": unknown_sampling(config),
             **totals,
             "seconds_at_most": sum(totals.values()),  # as far as they are known
-            "peak": peak(self.policy, config, step, rates, self.loaded),
+            "peak": self.peak(config, step, rates),
         }
 
     def _counts(self, phase: Phase, held_out: int) -> dict[str, Any]:
@@ -254,6 +256,45 @@ class Machine:
         again = step.twice + len(provided_by("draw", needs)) + compares
         parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
         return parts
+
+    def peak(self, config: RunConfig, step: Work, rates: Rates | None) -> int | None:
+        """The most bytes at once; None where a part is unknown."""
+        if self.loaded is None or rates is None:
+            return None
+        model, loaded, at_once = self.policy.model, self.loaded, 0
+        if "shares_weights" in capabilities(config.engine.kind) and config.source.kind == "inline":
+            at_once = min(config.sampler.batch, len(step.fresh))
+        if at_once and config.engine.fused and is_fusable(self.policy):  # which packs what it multiplies by
+            products = [module for module in model.modules() if isinstance(module, nn.Linear)]
+            loaded += sum(module.weight.nbytes for module in products)
+        text = model.config.get_text_config()
+        trained = sum(w.numel() for w in self.policy.trained().values())
+        shape = Shape(text, 0, 0, 0, 0, trained, rates.saved / text.num_hidden_layers)
+        footprint = Footprint(config, shape, loaded=loaded, adds_up=self.policy.device.type == "cpu")
+        largest = max(positions(self.policy, rows) for rows in step.passes)
+        longest = max((row.length for row in step.fresh), default=0)
+        return int(footprint.peak(largest, at_once, longest))
+
+
+class PlanningTrainer(BaseTrainer):
+    """A trainer that can say what its run would do; nothing is written then."""
+
+    def plan(self) -> dict[str, Any]:
+        """What `run` would do. All is loaded and checked; see `plan` of this module."""
+        with self.loaded() as machine:
+            report = plan(self.config, machine)
+            return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
+
+    @contextmanager
+    def loaded(self) -> Iterator[Machine]:
+        """What a plan measures. All is checked as for a run."""
+        print("loading, checking and measuring", file=sys.stderr, flush=True)
+        path = self._prepare()
+        if self.reward is not None:
+            self.reward.close()
+        with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
+            policy, reference = self._load()
+            yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
 
 def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> dict[str, Any]:
@@ -406,60 +447,6 @@ def positions(policy: Policy, rows: Sequence[StepSequence]) -> int:
     return sum(prompts.values()) + sum(row.learned for row in rows)
 
 
-def peak(policy: Policy, config: RunConfig, step: Work, rate: Rates | None, loaded: int | None) -> int | None:
-    """The most bytes at once: while responses are sampled, or in a pass. None where a part is unknown.
-
-    In the only pass of a step, gradients come as activations go. On a CPU the C library keeps what sampling
-    and a pass of activations used, in pieces that seldom fit again, so both count besides a pass.
-
-    Args:
-        loaded: bytes that are allocated when everything is loaded.
-    """
-    if loaded is None or rate is None:
-        return None
-    trained = policy.trained().values()
-    gradients, numbers = sum(w.nbytes for w in trained), sum(w.numel() for w in trained)
-    constant = loaded + 2 * (numbers if config.train.optimizer == "adamw_8bit" else gradients)
-    if config.train.weights_average is not None:
-        constant += sum(w.numel() * max(w.itemsize, 4) for w in trained)
-    head = policy.model.get_output_embeddings().weight
-    head_gradient = head.numel() * sum_dtype(head).itemsize if head.requires_grad else 0
-    learned = max((sum(row.learned for row in rows) for rows in step.passes), default=0)
-    text, itemsize = policy.model.config.get_text_config(), policy.dtype.itemsize
-    largest = max(positions(policy, rows) for rows in step.passes)
-    per_layer = rate.saved / text.num_hidden_layers
-    saved = round(sum(activations(text, per_layer, largest, config.train, itemsize)))
-    in_pass = saved + head_gradient + logits(learned, policy.vocab_size, config.policy.chunk)
-    sampling = _sampling_bytes(policy, config, step.fresh)
-    if policy.device.type == "cpu":
-        return constant + gradients + sampling + in_pass + saved
-    if len(step.passes) > 1:
-        in_pass += gradients
-    return constant + max(gradients + sampling, in_pass)
-
-
-def _sampling_bytes(policy: Policy, config: RunConfig, fresh: Sequence[StepSequence]) -> int:
-    """Of responses that are sampled at once in this process: keys and values, logits twice, the copies of
-    weights that the fused sampler packs, and those that lag."""
-    shares = "shares_weights" in capabilities(config.engine.kind)
-    if not fresh or not shares or config.source.kind != "inline":
-        return 0
-    columns = max(row.length for row in fresh) + (SLACK if len(fresh) > config.sampler.batch else 0)
-    batch = min(config.sampler.batch, len(fresh))
-    held = batch * columns * cached(policy.model.config.get_text_config(), policy.dtype.itemsize)
-    held += 2 * batch * policy.vocab_size * 4
-    if config.source.lags:
-        held += sum(p.nbytes for p in policy.model.parameters())
-    from agro.rollout.engines.fused import is_fusable
-
-    if config.engine.fused and is_fusable(policy):
-        for name, module in policy.model.named_modules():
-            if isinstance(module, nn.Linear):
-                copies = 1 + (name.endswith(JOINED) and policy.dtype == torch.float32)
-                held += copies * module.weight.nbytes
-    return held
-
-
 def load_average() -> float | None:
     """Processes that ran or waited for a core in the last minute, on average; None where it is unknown."""
     try:
@@ -523,9 +510,7 @@ def _phase_lines(p: dict[str, Any]) -> list[str]:
     if missing:
         reason = f" ({p['step_unknown']})" if p["step_unknown"] else ""
         step += f"; unknown: {', '.join(missing)}{reason}"
-    memory = "unknown: the process's own, or the step's sequences are"
-    if p["peak"] is not None:
-        memory = f"{size(p['peak'])}, with the process's own"
+    memory = "unknown" if p["peak"] is None else f"{size(p['peak'])}, with the process's own"
     return [
         f"{p['phase']}: {p['objective']}, {count(p['steps'])} steps, {count(p['updates'])} updates{groups}",
         f"  sampled: {count(p['responses_sampled'])} responses to {count(p['fresh_groups'])} prompts, "

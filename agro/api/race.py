@@ -118,7 +118,12 @@ class Race:
         recipe = named if is_recipe else None
         data = race_config(recipe, overrides).data
         if recipe is not None and path.is_file():
-            overrides = [*_shared(recipe), *overrides]
+            # What the file says that isn't of its method.
+            said = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
+            shared = {section: said.get(section) or {} for section in SHARED}
+            for section, keys in OF_METHOD.items():
+                shared[section] = {key: value for key, value in shared[section].items() if key not in keys}
+            overrides = [*key_values(shared), *overrides]
         if named is not None and recipe is None:  # a log or store
             if data.store is not None:
                 raise Refused(f"agro race: expected one log, got {named} and data.store={data.store}")
@@ -284,15 +289,6 @@ def key_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from key_values(value, f"{prefix}{key}.")
         elif value is not None:
             yield f"{prefix}{key}={json.dumps(value)}"
-
-
-def _shared(recipe: str) -> list[str]:
-    """KEY=VALUE of what a recipe's file says that isn't of its method."""
-    given = RunConfig.load(recipe).model_dump(mode="json", exclude_unset=True)
-    shared = {section: given.get(section) or {} for section in SHARED}
-    for section, keys in OF_METHOD.items():
-        shared[section] = {key: value for key, value in shared[section].items() if key not in keys}
-    return list(key_values(shared))
 
 
 def _described(row: Row) -> Row:

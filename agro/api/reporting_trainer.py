@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from agro.api.plan import Machine, PlanningTrainer, plan, time_line
 from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.models.pretrained import LARGE, parameters
@@ -17,18 +15,12 @@ from agro.pages.run.verdict import Verdict
 from agro.runs.problems import problems
 from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.side_by_side import SideBySide, short_text
-from agro.store import Store
-from agro.store.location import exists
 from agro.train.process_group import rank, world_size
-from agro.train.trainer import BaseTrainer, notes
-
-if TYPE_CHECKING:
-    from agro.api.plan import Machine
 
 SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 
 
-class Trainer(BaseTrainer):
+class Trainer(PlanningTrainer):
     """Train as `config` says, in the run folder `out`, and write page and cards; see `BaseTrainer`."""
 
     forecasts = True  # whether the time of a large model's run is measured and said before its first step
@@ -48,8 +40,6 @@ class Trainer(BaseTrainer):
             and world_size() == 1
             and parameters(self.policy.model) >= LARGE
         ):
-            from agro.api.plan import Machine, plan, time_line
-
             held = (self.prompts, self.eval_prompts, self.store)
             self.progress.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
         super()._train()
@@ -57,27 +47,6 @@ class Trainer(BaseTrainer):
     def present(self) -> None:
         """Write the page and the cards of a run that has ended, and upload its model where that is set."""
         self.ended_well = present(self.out, self.config.train, self.progress.say)
-
-    def plan(self) -> dict[str, Any]:
-        """What `run` would do. All is loaded and checked, nothing is written; see `agro.api.plan`."""
-        from agro.api.plan import plan
-
-        with self.loaded() as machine:
-            report = plan(self.config, machine)
-            return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
-
-    @contextmanager
-    def loaded(self) -> Iterator[Machine]:
-        """What a plan measures. All is checked as for a run, and nothing is written."""
-        from agro.api.plan import Machine
-
-        print("loading, checking and measuring", file=sys.stderr, flush=True)
-        path = self._prepare()
-        if self.reward is not None:
-            self.reward.close()
-        with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
-            policy, reference = self._load()
-            yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

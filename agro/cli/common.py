@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import typer
 from typer.core import TyperCommand
@@ -27,27 +27,46 @@ if TYPE_CHECKING:
     from agro.store import Store
 
 P = ParamSpec("P")
+TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
 
-Model = Annotated[str, typer.Option("--model", help="Folder or hub name of a causal language model.")]
-PromptFile = Annotated[Path, typer.Option("--prompts", help='JSONL, one {"prompt": …, "answer": …} a line.')]
-Responses = Annotated[int, typer.Option("-n", "--responses", min=1, help="Responses a prompt.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
-REWARD = typer.Option("--reward", help="exact, regex, math, module:function or file.py:function.")
-RewardOption = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."),
-]
-PolicySetting = Annotated[
-    list[str] | None,
-    typer.Option("--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."),
-]
-Workers = Annotated[
-    int,
-    typer.Option(
+# Options that several commands have, by the names of their parameters: of those that have no annotation of
+# typer's and no line in the Args of their command.
+SHARED = {
+    "as_json": typer.Option("--json", help="One JSON document on stdout, nothing else."),
+    "environment": typer.Option(
+        "--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."
+    ),
+    "host": typer.Option("--host", help="The address to listen at; 0.0.0.0: all."),
+    "keep_days": typer.Option(
+        "--keep-days", min=1, help="Delete what was answered more days ago, at start and daily."
+    ),
+    "keep_secrets": typer.Option(
+        "--keep-secrets", help="Store keys and e-mail addresses too; they are redacted else."
+    ),
+    "max_new": typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
+    "max_turns": typer.Option(
+        "--max-turns", min=1, metavar="N", help=f"Turns of an episode at most; {TURNS}."
+    ),
+    "n": typer.Option("-n", "--responses", min=1, help="Responses a prompt."),
+    "option": typer.Option(
+        "--option", help="KEY=VALUE of the reward, such as marker='####'; may be repeated."
+    ),
+    "policy": typer.Option(
+        "--policy", help="KEY=VALUE of [policy], such as chat.wrap=true; may be repeated."
+    ),
+    "port": typer.Option("--port", min=0, help="0: a free one."),
+    "redact_pattern": typer.Option(
+        "--redact-pattern", help="Redact what this regular expression matches; may be repeated."
+    ),
+    "reward": typer.Option("--reward", help="exact, regex, math, module:function or file.py:function."),
+    "seed": typer.Option("--seed", min=0, help="Of the random numbers."),
+    "store": typer.Option("--store", help="Where every answered call goes, before its end is sent."),
+    "temperature": typer.Option("--temperature", min=0.0, help="Of the model's distribution."),
+    "timeout": typer.Option("--timeout", min=0.1, help="Seconds that an answer may take."),
+    "workers": typer.Option(
         "--workers", min=1, metavar="N", help="Processes that read records, beside this one that stores them."
     ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+}
 
 
 class Command(TyperCommand):

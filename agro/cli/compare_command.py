@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    answer,
-    options,
-    show_table,
-    terminal,
-)
-from agro.cli.run_models import MaxNew, MeasuredModel, Temperature, load_sets
+from agro.cli.common import answer, options, show_table, terminal
+from agro.cli.run_models import MeasuredModel, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
@@ -30,22 +19,22 @@ from agro.store.location import url_of
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.pages.run.paired_results import PairedSets
+    from agro.pages.run.compare import PairedSets
 
 
 def compare(
     results: Annotated[list[str], typer.Argument(metavar="A B…")],
     metric: str | None = None,
     prompts: list[Path] | None = None,
-    reward: Annotated[str | None, REWARD] = None,
-    option: RewardOption = None,
-    n: Responses = 8,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    reward: str | None = None,
+    option: list[str] | None = None,
+    n: int = 8,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
     out: Path = Path("compare"),
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     results: Runs, stores, files of agro eval --out, samples of lm-evaluation-harness, lighteval or
@@ -56,8 +45,6 @@ def compare(
     prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
     out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
     """
-    from agro.pages.run.paired_results import PairedSets
-
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
         _compare_runs(paths, metric, out, as_json)
@@ -77,9 +64,9 @@ def compare(
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
         sampling: dict[str, Any] = {"n": n, "temperature": temperature, "max_new": max_new}
         sides = [_answered(name, sets, scoring, policy, seed, **sampling) for name in results]
-    paired = PairedSets.of(sides, metric)
-    from agro.pages.run.compare import write_results
+    from agro.pages.run.compare import PairedSets, write_results
 
+    paired = PairedSets.of(sides, metric)
     written = [str(path) for path in write_results(paired, out)]
     if not as_json:
         _say(paired)
@@ -96,7 +83,7 @@ def _answered(
 ) -> list[Result]:
     """Of a model, which answers sets of prompts; the result of a run is its model's, and a file or store of
     responses is read as it is. `sampling`: of `MeasuredModel.sampler`."""
-    from agro.cli.measuring import Measurement
+    from agro.cli.eval_command import Measurement
     from agro.rollout.rollout import EpisodeReward
 
     path = Path(name)
@@ -135,7 +122,7 @@ def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool
     for line in comparison.lines:
         seeds, difference = ", ".join(map(str, line.seeds)), pages.difference_words(comparison, line)
         rows.append([line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference])
-    final = f"final {pages.measure_name(comparison)}"
+    final = f"final {comparison.measure_name}"
     console = show_table(("line", "seeds", final, "step", "to the first line"), rows, wrap_names=True)
     if any(len(line.runs) >= pages.BANDS for line in comparison.lines):
         console.print("[…]: 95 % t-interval over seeds")

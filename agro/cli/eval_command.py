@@ -1,9 +1,11 @@
 """`agro eval`: accuracy and pass@k of a model, also against another one, by a reward or by people who don't
 know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page; and before the model
-answers anything, what a log says of it that it didn't write: `--log`."""
+answers anything, what a log says of it that it didn't write: `--log`. Responses are kept in a store as they
+finish, so that a kill loses few."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -11,41 +13,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from agro.cli.common import (
-    REWARD,
-    Json,
-    PolicySetting,
-    Responses,
-    RewardOption,
-    Seed,
-    answer,
-    end,
-    given,
-    leave_out,
-    opened_log,
-    options,
-)
-from agro.cli.run_models import (
-    START,
-    EnvironmentName,
-    MaxNew,
-    MaxTurns,
-    MeasuredModel,
-    ModelOfRun,
-    Temperature,
-    environment_of,
-    load_sets,
-    model_path,
-)
+from agro.cli.common import answer, end, given, leave_out, opened_log, options
+from agro.cli.run_models import START, MeasuredModel, environment_of, load_sets, model_path
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
+from agro.io.record_files import fingerprint
 from agro.io.terminal import cut, plain
 from agro.pages.run.card import write_cards
 from agro.pages.run.ratings import (
@@ -61,19 +41,22 @@ from agro.pages.run.ratings import (
 )
 from agro.pages.run.verdict import Verdict
 from agro.pages.store.value_on_log import WAY_OUT, value_on_log
-from agro.rollout.evaluate import Heldout
+from agro.rollout import Task, collect
+from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.prompts import places
+from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
 from agro.stats.paired import compare, holm
-from agro.store.location import url_of
+from agro.store import Store
+from agro.store.location import Location, url_of
 from agro.store.split import clusters
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro.cli.measuring import Measurement
+    from agro.models.policy import Policy
     from agro.pages.store.check_survey import Contamination
-    from agro.rollout.rollout import Rollout
+    from agro.rollout.rollout import EpisodeReward, Rollout
 
 HELD_OUT = "held-out prompts"
 SHOWN = 300  # characters of a response on the terminal
@@ -82,28 +65,29 @@ SHOWN = 300  # characters of a response on the terminal
 def eval_(
     context: typer.Context,
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]")] = None,
-    model: ModelOfRun = None,
+    model: str | None = None,
     prompts: list[Path] | None = None,
-    reward: Annotated[str | None, REWARD] = None,
-    option: RewardOption = None,
+    reward: str | None = None,
+    option: list[str] | None = None,
     pass_at: float | None = None,
-    n: Responses = 8,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
-    environment: EnvironmentName = None,
-    max_turns: MaxTurns = None,
+    n: int = 8,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
+    environment: str | None = None,
+    max_turns: int | None = None,
     against: str | None = None,
     blind: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     ratings: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     out: Path | None = None,
     store: Path | None = None,
     log: Path | None = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run: its model, held-out prompts, reward, environment and lengths.
+    model: Folder or hub name of a causal language model, or RUN/checkpoints/step-N.
     prompts: A set of prompts, and what the reward reads; again for each of several sets.
     pass_at: The reward from which a response passes; the reward's own maximum.
     against: Compare with a model on the same prompts, paired: start (the run's), or as for --model. Also
@@ -143,8 +127,6 @@ def eval_(
         show_written(written, own, as_json)
         return
 
-    from agro.cli.measuring import Measurement
-
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else url_of(store) or store.absolute()
     with subject.scorer(scoring, reward) as scorer:
@@ -180,6 +162,78 @@ OF_RATINGS = (
     ("run", "ratings", "as_json"),
 )
 OF_LOG = "--log samples and scores nothing", ("run", "model", "policy", "log", "as_json")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How responses are sampled and scored. `store`: where they are kept, if anywhere."""
+
+    scorer: EpisodeReward
+    sampler: SamplerConfig
+    seed: int
+    store: Location | None = None
+
+    def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
+        """Of a model; those that the store has already from the same weights, prompts and settings aren't
+        sampled again."""
+        activity, ledger = RunActivity(Progress(0)), ""
+        if self.store is not None:
+            decides = {
+                "model": fingerprint(model) if Path(model).is_dir() else model,
+                "tokenizer": rollout.encoder.fingerprint,
+                "prompts": [[prompt.id, prompt.text] for prompt in prompts],
+                "sampler": self.sampler.model_dump(mode="json"),
+                "seed": self.seed,
+                "environment": None if rollout.environment is None else rollout.environment.name,
+            }
+            ledger = f"eval:{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
+        with TemporaryDirectory() as folder, Store.open(self.store or Path(folder) / "eval.db") as store:
+            earlier = len(store.experience.find_in_ledger(ledger, range(len(prompts)))) if ledger else 0
+            if earlier:
+                print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
+            task = Task(seed=self.seed, ledger=ledger)
+            done = collect(rollout, prompts, self.sampler, store, task, activity=activity)
+            activity.progress.close()
+            stored = list(store.samples(ids=done.ids))
+            result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
+            if self.store is not None:
+                store.set_rewards((s.id or 0, s.reward, {}) for s in result.samples)
+            return result
+
+
+def policy_of(rollout: Rollout) -> Policy:
+    """The model in this process that it samples from."""
+    from agro.rollout.engines.hf import HF
+
+    assert isinstance(rollout.engine, HF)
+    return rollout.engine.policy
+
+
+def along_samples(
+    rollout: Rollout, other: Rollout | None, result: Heldout, temperature: float
+) -> dict[str, NDArray[np.float64]]:
+    """[M,n] of each response the mean entropy of its tokens' distributions, in nats, and with another model
+    the sum of their exact KL divergences from that, whose mean is the KL of complete responses.
+
+    Nothing at another temperature than the policy's own; no KL where the tokens aren't the same.
+    """
+    policy = policy_of(rollout)
+    if temperature != policy.temperature or any(s.tokens is None for s in result.samples):
+        return {}
+    reference = None
+    if other is not None and other.encoder.fingerprint == rollout.encoder.fingerprint:
+        reference = policy_of(other)
+    want = ["entropy"] if reference is None else ["entropy", "kl"]
+    from agro.pages.store.measurements import streams_along
+
+    streams = streams_along(policy, result.samples, want, reference)
+    position = {id(sample): i for i, sample in enumerate(result.samples)}
+    found = {}
+    for name, of_sample in streams.items():
+        joined = [np.concatenate([of_sample[position[id(s)]] for s in r]) for r in result.responses]
+        values = [float(x.sum() if name == "kl" else x.mean()) for x in joined]
+        found[name] = np.array(values).reshape(result.rewards.shape)
+    return found
 
 
 @dataclass
@@ -226,8 +280,6 @@ def _measure(
 
     Returns the largest reward that the reward or the environment gives; None: unknown.
     """
-    from agro.cli.measuring import along_samples
-
     rollout, other = subject.rollout(), None if against is None else subject.other(against)
     for measured in sets:
         measured.result = measured.measure(measurement, rollout, subject.path)
@@ -325,7 +377,6 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     """What a model would earn by the responses of a log, and how sure that is."""
     if url_of(path) is None and not path.exists():
         raise Refused(f"--log {path}: no such file")
-    from agro.cli.measuring import policy_of
     from agro.pages.store.measurements import RescoredLog
 
     with opened_log(path) as store:
@@ -440,10 +491,10 @@ def rate(
     host: str = "127.0.0.1",
     prompts: list[Path] | None = None,
     pairs: Annotated[int, typer.Option(min=1)] = 200,
-    max_new: MaxNew = None,
-    temperature: Temperature = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    max_new: int | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    policy: list[str] | None = None,
 ) -> None:
     """Args:
     run: A run: its start, its model, its prompts.

@@ -14,17 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import (
-    Json,
-    PolicySetting,
-    Workers,
-    answer,
-    end,
-    licenses,
-    opened_log,
-    pairs,
-    policy_config,
-)
+from agro.cli.common import answer, end, licenses, opened_log, pairs, policy_config
 from agro.config import RunConfig, override
 from agro.errors import Refused
 from agro.io.strictjson import dumps
@@ -47,7 +37,7 @@ def import_(
     map_: Annotated[list[str] | None, typer.Option("--map")] = None,
     prompts: Path | None = None,
     tokenizer: str | None = None,
-    setting: PolicySetting = None,
+    policy: list[str] | None = None,
     rewards: Annotated[list[str] | None, typer.Option("--reward")] = None,
     reward_map: list[str] | None = None,
     lower_is_better: bool = False,
@@ -61,10 +51,10 @@ def import_(
     redact_pattern: list[str] | None = None,
     center_by: Annotated[str | None, typer.Option(metavar="FIELD")] = None,
     license: str | None = None,
-    workers: Workers = 1,
+    workers: int = 1,
     guess: bool = False,
     yes: bool = False,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     files: Files and folders of `agro formats`.
@@ -120,7 +110,7 @@ def import_(
     if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
-    report, encoding = _into(store, files, arguments, tokenizer, setting)
+    report, encoding = _into(store, files, arguments, tokenizer, policy)
     lines, document = [str(report)], report.to_json()
     if encoding is not None:
         document["encoding"] = encoding
@@ -256,11 +246,11 @@ def check(
     changes: Annotated[list[str] | None, typer.Option("--set")] = None,
     model: str | None = None,
     reference: str | None = None,
-    setting: PolicySetting = None,
+    policy: list[str] | None = None,
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
-    workers: Workers = 1,
-    as_json: Json = False,
+    workers: int = 1,
+    as_json: bool = False,
 ) -> None:
     """Args:
     path: A store, or a log of `agro formats`.
@@ -272,7 +262,7 @@ def check(
     limit: Measure at most so many prompts with the model.
     held_out: A file of prompts that it shouldn't overlap with.
     """
-    if model is None and (reference is not None or setting):
+    if model is None and (reference is not None or policy):
         raise Refused(
             "--reference and --policy go with --model, which isn't given; add it, or leave them out"
         )
@@ -285,9 +275,9 @@ def check(
         for change in changes or []:
             override(values, change, RunConfig)
         config = RunConfig.of(values, "--set")
-    compared = None if reference is None else policy_config(reference, setting)
+    compared = None if reference is None else policy_config(reference, policy)
     if model is not None:
-        config = config.model_copy(update={"policy": policy_config(model, setting, config.policy)})
+        config = config.model_copy(update={"policy": policy_config(model, policy, config.policy)})
     with opened_log(path, workers) as store:
         from agro.pages.store import (  # here: a missing file is refused at once
             check_store,

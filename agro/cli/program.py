@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from agro.cli.commands import COMMANDS, overview
-from agro.cli.common import Command, guarded
+from agro.cli.common import SHARED, Command, guarded
 from agro.io.version import __version__
 
 ENTRIES = {entry.name: entry for entry in COMMANDS}
@@ -49,13 +49,17 @@ def command(name: str) -> Any:
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
     """A parameter without an annotation of typer's is an option of its name. What the docstring's Args say of
-    a parameter is its help."""
+    a parameter is its help; of which they say nothing, that is of `SHARED`."""
     parameters = []
     hints = get_type_hints(function, include_extras=True)
     helps = _helps(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *annotations = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
-        info = copy(annotations[0]) if annotations else typer.Option(f"--{name.replace('_', '-')}")
+        info = typer.Option(f"--{name.replace('_', '-')}")
+        if annotations:
+            info = copy(annotations[0])
+        elif name in SHARED and name not in helps:
+            info = copy(SHARED[name])
         if kind is not typer.Context:
             info.help = info.help or helps.get(name)  # None with python -OO
             kind = Annotated[kind, info]

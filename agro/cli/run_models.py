@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import Model, PolicySetting, PromptFile, Responses, Seed, policy_config
+from agro.cli.common import LONGEST, TURNS, policy_config
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward
@@ -28,40 +28,23 @@ if TYPE_CHECKING:
     from agro.pages.store.check_survey import Contamination
     from agro.rollout.rollout import EpisodeReward, Rollout
 
-EnvironmentName = Annotated[
-    str | None,
-    typer.Option("--environment", help="Episodes: verifiers:ENV_ID, module:Class or file.py:Class."),
-]
-TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
-ModelOfRun = Annotated[
-    str | None,
-    typer.Option("--model", help="Folder or hub name of a causal language model, or RUN/checkpoints/step-N."),
-]
-MaxNew = Annotated[
-    int | None,
-    typer.Option("--max-new", min=1, help=f"Tokens a response at most; the run's, or {LONGEST}."),
-]
-Temperature = Annotated[float, typer.Option(min=0.0, help="Of the model's distribution.")]
-MaxTurns = Annotated[
-    int | None,
-    typer.Option("--max-turns", min=1, metavar="N", help=f"Turns of an episode at most; {TURNS}."),
-]
-
 
 def sample(
-    model: Model,
-    prompts: PromptFile,
+    model: str,
+    prompts: Path,
     out: Path,
-    n: Responses = 4,
+    n: int = 4,
     greedy: bool = False,
     max_new: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
-    environment: EnvironmentName = None,
-    max_turns: MaxTurns = None,
+    seed: int = 0,
+    policy: list[str] | None = None,
+    environment: str | None = None,
+    max_turns: int | None = None,
 ) -> None:
     """Args:
+    model: Folder or hub name of a causal language model.
+    prompts: JSONL, one {"prompt": …, "answer": …} a line.
     out: A store, or a .jsonl, .jsonl.gz or .parquet file.
     greedy: Always the likeliest token.
     max_new: Tokens a response at most.

@@ -6,11 +6,11 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import Json, answer, show_table
+from agro.cli.common import answer, show_table
 from agro.config import RunConfig
 from agro.config.aliases import renamed
 from agro.errors import Refused
@@ -21,10 +21,6 @@ from agro.runs.problems import problems
 from agro.runs.progress import Progress, RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
-
-if TYPE_CHECKING:
-    from agro.api.fit import Fitted
-
 
 IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
 
@@ -38,7 +34,7 @@ def train(
     dry_run: bool = False,
     fit: Annotated[list[str] | None, typer.Option(metavar="LIMIT")] = None,
     place: Annotated[str | None, typer.Option(metavar="WHERE")] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     config: A TOML recipe, a recipe's name (agro recipes), a run's config.json; with --resume the run.
@@ -64,7 +60,7 @@ def train(
             raise Refused("--place goes with neither --dry-run nor --json; leave it or them out")
         _place(place, config, changes, out, resume=resume, accept=accepted)
         return
-    loaded, fitted = RunConfig.load(config, changes), None
+    loaded, planned = RunConfig.load(config, changes), None
     check_out(out, resume=resume, accept=accepted, makes=IS_FIRST and not dry_run)
     if fit:
         from agro.api.fit import Limits, answers
@@ -79,29 +75,15 @@ def train(
             return
         fitted = fit_run(loaded, limits, given, out)
         print("\n".join(fitted.lines()), file=sys.stderr, flush=True)
-        loaded = fitted.config
-    _run(loaded, out, fitted, resume=resume, accept=accepted, dry_run=dry_run, as_json=as_json)
-
-
-def _run(
-    config: RunConfig,
-    out: Path | None,
-    fitted: Fitted | None,
-    *,
-    resume: bool,
-    accept: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Train, or say what that would take."""
+        loaded, planned = fitted.config, fitted.plan
     from agro.api.reporting_trainer import Trainer
 
-    trainer = Trainer(config, out, resume=resume, accept=accept)
-    trainer.forecasts = fitted is None
+    trainer = Trainer(loaded, out, resume=resume, accept=accepted)
+    trainer.forecasts = planned is None
     if dry_run:
         from agro.api.plan import describe
 
-        planned = trainer.plan() if fitted is None else fitted.plan
+        planned = planned or trainer.plan()
         answer(planned, describe(planned), as_json)
         return
     folder = trainer.run()
@@ -110,12 +92,28 @@ def _run(
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if IS_FIRST:
-        # Where no reward measured held-out prompts, people can say whether it got better
-        run = load_run(folder)
-        if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
-            own = run.set_aside or run.config.data.eval_prompts
-            command = f"agro rate {folder}" + ("" if own else " --prompts FILE")
-            print(f"did it get better? people can say, blind: {command}", file=sys.stderr)
+        _ask_people(folder)
+
+
+def _ask_people(folder: Path) -> None:
+    """Where no reward measured held-out prompts, people can say whether it got better."""
+    run = load_run(folder)
+    if Verdict.of(run).to_json()["by"] in (None, "off-policy"):
+        own = run.set_aside or run.config.data.eval_prompts
+        rating = f"agro rate {folder}" + ("" if own else " --prompts FILE")
+        print(f"did it get better? people can say, blind: {rating}", file=sys.stderr)
+
+
+def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
+    """Start the processes of a run, and end with its exit code."""
+    from agro.place.supervisor import place
+
+    placement = Placement.parse(where)
+    if out is None:
+        raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
+    code = place(placement, TrainCommand(config, tuple(changes), out, **options))
+    if code:
+        raise SystemExit(code)
 
 
 def _resumed(
@@ -160,21 +158,9 @@ def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
     }
 
 
-def _place(where: str, config: Path, changes: list[str], out: Path | None, **options: Any) -> None:
-    """Start the processes of a run, and end with its exit code."""
-    from agro.place.supervisor import place
-
-    placement = Placement.parse(where)
-    if out is None:
-        raise Refused("--place: expected --out RUN, the folder that the processes share; got none")
-    code = place(placement, TrainCommand(config, tuple(changes), out, **options))
-    if code:
-        raise SystemExit(code)
-
-
 def ps(
     run: Annotated[str, typer.Argument()],
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run folder, or the URL of its store.
@@ -207,7 +193,7 @@ def report(
     run: Annotated[Path, typer.Argument()],
     watch: bool = False,
     port: int = 0,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     run: A run folder.
@@ -234,7 +220,7 @@ def race(
     out: Path,
     given: Annotated[list[str] | None, typer.Argument(metavar="[LOG-or-RECIPE] KEY=VALUE…")] = None,
     rate: Annotated[list[float] | None, typer.Option(min=0)] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     out: The folder of race.json and of a run for each; begun there, it continues.

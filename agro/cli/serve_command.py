@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agro.cli.common import PolicySetting, Seed, end
-from agro.cli.run_models import START, MaxNew, MeasuredModel, config_of, model_path
+from agro.cli.common import end
+from agro.cli.run_models import START, MeasuredModel, config_of, model_path
 from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused, remember_secret
 from agro.logs.privacy import Privacy
@@ -34,36 +34,19 @@ if TYPE_CHECKING:
 
 
 TOKEN = "AGRO_TOKEN"
-Port = Annotated[int, typer.Option("--port", min=0, help="0: a free one.")]
-Host = Annotated[str, typer.Option("--host", help="The address to listen at; 0.0.0.0: all.")]
-StoreOption = Annotated[
-    str | None, typer.Option("--store", help="Where every answered call goes, before its end is sent.")
-]
-Keeps = Annotated[
-    bool, typer.Option("--keep-secrets", help="Store keys and e-mail addresses too; they are redacted else.")
-]
-Patterns = Annotated[
-    list[str] | None,
-    typer.Option("--redact-pattern", help="Redact what this regular expression matches; may be repeated."),
-]
-Days = Annotated[
-    int | None,
-    typer.Option("--keep-days", min=1, help="Delete what was answered more days ago, at start and daily."),
-]
-Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that an answer may take.")]
 
 
 def serve(
     model: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a model: a folder or hub name.")],
-    store: StoreOption = None,
-    port: Port = 0,
-    host: Host = "127.0.0.1",
+    store: str | None = None,
+    port: int = 0,
+    host: str = "127.0.0.1",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Answers decoded at once; others wait.")] = 16,
-    timeout: Seconds = 600.0,
-    keep_secrets: Keeps = False,
-    redact_pattern: Patterns = None,
-    keep_days: Days = None,
-    policy: PolicySetting = None,
+    timeout: float = 600.0,
+    keep_secrets: bool = False,
+    redact_pattern: list[str] | None = None,
+    keep_days: int | None = None,
+    policy: list[str] | None = None,
 ) -> None:
     is_other = any(change.startswith("model=") for change in policy or ())  # than what is named
     run, newest = run_of(model), None if is_other else _newest(model)
@@ -114,13 +97,13 @@ def _newest(model: str) -> Newest | None:
 
 def proxy(
     to: Annotated[str, typer.Option("--to", help="URL of the server, such as http://127.0.0.1:8000/v1.")],
-    store: StoreOption = None,
-    port: Port = 0,
-    host: Host = "127.0.0.1",
-    timeout: Seconds = 600.0,
-    keep_secrets: Keeps = False,
-    redact_pattern: Patterns = None,
-    keep_days: Days = None,
+    store: str | None = None,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    timeout: float = 600.0,
+    keep_secrets: bool = False,
+    redact_pattern: list[str] | None = None,
+    keep_days: int | None = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Ask the server for ids and log-probs too (vLLM).")
     ] = False,
@@ -216,10 +199,10 @@ def chat(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     against: str | None = None,
     store: Path | None = None,
-    max_new: MaxNew = None,
+    max_new: int | None = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
-    seed: Seed = 0,
-    policy: PolicySetting = None,
+    seed: int = 0,
+    policy: list[str] | None = None,
 ) -> None:
     """Args:
     model: A run, or a model: a folder or hub name.

@@ -23,9 +23,6 @@ from rich.console import Console, Group
 from rich.text import Text as RichText
 
 from agro.cli.common import (
-    REWARD,
-    Json,
-    RewardOption,
     answer,
     given,
     leave_out,
@@ -53,7 +50,7 @@ from agro.types import Sample
 def export(
     store: Annotated[Path, typer.Argument(metavar="STORE-or-RUN")],
     file: Annotated[Path, typer.Argument()],
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Write the samples of a store, without judgments, as interchange records, which agro import takes.
 
@@ -89,15 +86,15 @@ def export(
 
 def score(
     store: Annotated[Path, typer.Argument()],
-    reward: Annotated[str, REWARD],
-    option: RewardOption = None,
+    reward: str,
+    option: list[str] | None = None,
     missing: bool = False,
     check: bool = False,
     threshold: float | None = None,
     label_threshold: float | None = None,
     timeout: float = 10.0,
     workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     store: The store; with --check also a log of `agro formats`.
@@ -232,7 +229,7 @@ def forget(
     prompt_id: str | None = None,
     meta: Annotated[str | None, typer.Option(metavar="KEY=VALUE")] = None,
     yes: bool = False,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     store: The store.
@@ -303,7 +300,7 @@ def store(
     prompt_id: str | None = None,
     newest: bool = False,
     limit: Annotated[int | None, typer.Option(min=0)] = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Args:
     groups: show: the responses to one prompt side by side.

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -182,12 +183,14 @@ def _checked(folder: Path) -> list[Row]:
     quality = (0.375 + 0.5) / 2  # (mean − least) / (best − least) of both prompts
     coverage = (3 / 4 + 1) / 2  # distinct responses per response
     return [
-        Row(name, "`agro check`", "TQ less that by hand", abs(found.quality.mean - quality), 1e-9, "at most"),
+        Row(
+            name, "`agro check`", "TQ less that by hand", abs(fmean(found.quality) - quality), 1e-9, "at most"
+        ),
         Row(
             name,
             "`agro check`",
             "SACo less that by hand",
-            abs(found.coverage.mean - coverage),
+            abs(fmean(found.coverage) - coverage),
             1e-9,
             "at most",
         ),
@@ -203,7 +206,7 @@ def _ranked(folder: Path) -> list[Row]:
     changes = {"data__store": str(folder / "pairs.db"), "data__prompts": None, "train__steps": 150}
     run = train(of_recipe("dpo", folder, **changes), folder / "dpo")
     with Store.open(folder / "others.db") as store:
-        found = measure(store, load_published(config(folder).policy, run / "model")).to_json()
+        found = measure(store, load_published(config(folder).policy, run / "model")).values
     mechanism, name = "recipe `dpo`, 150 steps; `agro check --model`", "ranking accuracy of preferences"
     consequence = f"share of {found['ranked_pairs']} held-out pairs that are ranked right (chance: 0.5)"
     return [Row(name, mechanism, consequence, found["ranked_share"], 0.7, "at least")]
@@ -218,7 +221,7 @@ def _coverage(folder: Path) -> list[Row]:
     with Store.open(run / "store.db", read_only=True) as store:
         for model in (run, moved):
             policy = load_published(still.policy, model / "model")
-            found.append(measure(store, policy).to_json()["concentrability"])
+            found.append(measure(store, policy).values["concentrability"])
     name, mechanism = "realizability and coverage", "`agro check --model`: E_μ (π/μ)²"
     return [
         Row(name, mechanism, "of the model's own samples, less 1", abs(found[0] - 1), 1e-3, "at most"),

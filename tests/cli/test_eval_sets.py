@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from running import done, refused, report_of
 
-from agro.cli.measuring import Measurement, SamplingProgress
+from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
 from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
 from agro.models.pretrained import new_model
@@ -71,19 +71,6 @@ def test_a_killed_evaluation_goes_on_without_a_doubled_response(models: list[Pat
     kept.of(rollout, str(models[1]), asked)  # other weights
     with Store.open(tmp_path / "e.db") as store:
         assert store.counts().samples == 60
-
-
-def test_a_terminal_shows_the_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Of ten responses four were there before; the other six take ten seconds each."""
-    progress, now = SamplingProgress("m"), iter([0.5, 10.5, 20.5])
-    progress.is_shown = True
-    monkeypatch.setattr("agro.cli.measuring.time.monotonic", lambda: next(now))
-    for done_already in (4, 5, 6):
-        progress.stage("sampling", done_already, 10)
-    shown = capsys.readouterr().err
-    assert "m: 4/10 responses\r" in shown
-    assert "m: 5/10 responses, 50 s left" in shown
-    assert "m: 6/10 responses, 40 s left" in shown
 
 
 def test_several_sets_at_once(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agro.cli import app
-from agro.pages.run.paired_results import Matching, PairedSets
+from agro.pages.run.compare import Matching, PairedSets
 from agro.pages.store.check_survey import Contamination
 from agro.stats.paired import holm, shares_interval
 from agro.store import Store

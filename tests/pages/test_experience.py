@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agro.pages.run.experience import RunExperience, begin_and_end, source_of
-from agro.pages.run.figures import COLORS, FIRST, MUTED, bin_edges, histogram, sources
+from agro.pages.run.figures import FIRST, MUTED, bin_edges, histogram
 from agro.pages.run.page import material
 from agro.runs.rundata import RunData, load_run
 from agro.store import Draw, Store
@@ -101,22 +101,6 @@ def test_sources_have_names(run: RunData) -> None:
     draws = [Draw(1, i, None, "log", f"s{i}", is_own=False, staleness=None, length=None) for i in range(7)]
     found = RunExperience(Path("x"), draws + draws[3:6])
     assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
-    assert found.source_names[0] == "3 other sources"
-
-
-def test_shares_of_sources_are_stacked_step_by_step(run: RunData) -> None:
-    """From step 11 on, 2 of 5 are fresh."""
-    found = RunExperience.of(run)
-    names = found.source_names
-    figure = sources(run, found.column("step"), [names.index(n) for n in found.sources], len(names))
-    tops = {p.get_facecolor(): p.get_data() for p in figure.axes[0].patches if hasattr(p, "get_data")}
-    assert len(tops) == 2
-    first, second = tops.values()
-    assert names[0] == "fresh samples"
-    np.testing.assert_allclose(first.values, [1] * 10 + [0.4] * 10)
-    np.testing.assert_allclose(second.values, 1)
-    np.testing.assert_array_equal(first.edges, range(21))
-    assert COLORS[0] == FIRST
 
 
 def test_a_histogram_is_of_shares() -> None:
@@ -162,5 +146,4 @@ def test_a_store_that_cannot_be_read_is_said_and_hinders_nothing(bare_folder: Pa
         said = "another version of agro wrote it"
     found = RunExperience.of(load_run(bare_folder))
     assert said in found.problem
-    assert found.responses is None
     assert said in material(load_run(bare_folder), found)["problem"]

@@ -73,7 +73,7 @@ def test_auc_is_the_mean_over_prompts_with_unequal_rewards(store, samples):
         measured = measure(store, pi, reference)
         words = f"{of} ranks the better of two responses to a prompt higher in {100 * np.mean(expected):.0f}%"
         assert words in str(replace(report, measured=measured))
-        found = measured.to_json()
+        found = measured.values
         assert found["auc_of"] == of
         assert found["auc"] == pytest.approx(np.mean(expected))
         assert found["auc_se"] == pytest.approx(np.std(expected, ddof=1) / 3**0.5)
@@ -87,7 +87,7 @@ def test_the_ranking_accuracy_of_judged_pairs(tmp_path):
         ids = store.append(Sample("7>", text) for text in texts)
         judged = [(0, 1), (1, 0), (0, 2), (2, 1), (0, 3)]
         store.add_pairs([Pair(ids[a], ids[b]) for a, b in judged])
-        found = measure(store, policy(0), None).to_json()
+        found = measure(store, policy(0), None).values
     logp = [own_logp(policy(0), Sample("7>", text)) for text in texts[:3]]
     right = [logp[a] >= logp[b] for a, b in judged[:4]]
     mean = [x / (len(text) + 1) for x, text in zip(logp, texts)]  # the end is a token too
@@ -97,13 +97,13 @@ def test_the_ranking_accuracy_of_judged_pairs(tmp_path):
 
 
 def test_a_model_doesnt_rank_better_than_itself(store):
-    assert measure(store, policy(0), policy(0)).to_json()["auc"] == 0.5
+    assert measure(store, policy(0), policy(0)).values["auc"] == 0.5
 
 
 def test_auc_is_unknown_without_unequal_rewards(tmp_path):
     with Store.open(tmp_path / "equal.db") as store:
         store.append([Sample("7>", "1", reward=1.0), Sample("7>", "2", reward=1.0), Sample("8>", "3")])
-        found = measure(store, policy(0), None).to_json()
+        found = measure(store, policy(0), None).values
     assert (found["auc"], found["auc_se"], found["auc_groups"]) == (None, None, 0)
     assert (found["ranked_share"], found["ranked_pairs"]) == (None, 0)
 

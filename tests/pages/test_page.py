@@ -137,53 +137,15 @@ def test_what_a_page_names_is_escaped(run_folder):
     path = run_folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
     with Store.open(run_folder / "store.db") as store:
-        store.append([Sample(evil, evil, reward=1.0, source=evil, meta={"answer": evil})], run=RUN)
+        store.draws.record(RUN, 1, store.append([Sample(evil, evil, reward=1.0, source=evil)]))
     page = read(run_folder)
-    assert not page.tags & {"script", "i", "u", "s"}
-    assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 4
+    assert not page.tags & {"script", "u", "s"}
+    assert '"<i>": "<u>"' in page.text
+    assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 2  # model and source
 
 
-def test_responses(bare_folder):
-    chat = [{"role": "user", "content": "2+2?"}]
-    own = [
-        Sample(f"prompt {i % 8}", f"response {i}", reward=i / 10, version=i, role="policy") for i in range(12)
-    ]
-    own += [Sample(chat, "", reward=5.0, meta={"finish": "length"}), Sample("failed", "no reward")]
-    other = [Sample("of another", "run", reward=99.0), Sample("long", "y" * 2100, reward=-1.0)]
-    with Store.open(bare_folder / "store.db") as store:
-        store.append(own, run=RUN)
-        store.append(other)
-    text = read(bare_folder).text
-    best, worst = (
-        text[text.index("Best") : text.index("Worst")],
-        text[text.index("Worst") : text.index("Configuration")],
-    )
-    assert re.findall(r"reward (\S+)", best) == ["5", "1.1", "1"]
-    assert "truncated" in best
-    assert "user: 2+2? empty" in best
-    assert "prompt 3 response 11" in best
-    assert "after 11 updates" in best
-    assert re.findall(r"reward (\S+)", worst) == ["0", "0.1", "0.2"]
-    assert "of another" not in text
-    assert "Of 13 scored responses that this run sampled" in text
-
-
-def test_a_run_that_sampled_nothing_shows_what_it_learnt_from(bare_folder):
-    with Store.open(bare_folder / "store.db") as store:
-        store.append(
-            [Sample("p", "good", reward=1.0, source="file:log"), Sample("q", "y" * 2100, reward=0.5)]
-        )
-    text = read(bare_folder).text
-    assert "Of 2 scored responses in the store that it learned from" in text
-    assert "reward 1 · file:log p good" in text
-    assert "reward 0.5" in text[text.index("Best") : text.index("Configuration")]
-    assert "… 100 more characters" in text
-
-
-def test_a_store_that_is_elsewhere_or_empty_is_said(bare_folder):
+def test_a_store_that_is_elsewhere_is_said(bare_folder):
     assert f"There is no store at {bare_folder / 'store.db'}." in read(bare_folder).text
-    Store.open(bare_folder / "store.db").close()
-    assert "The store has no scored responses." in read(bare_folder).text
 
 
 def test_matplotlib_waits_until_a_figure_is_drawn():
@@ -281,7 +243,6 @@ def test_a_run_of_one_phase_in_which_all_rewards_are_equal(run_folder):
         )
         store.draws.record(RUN, 1, ids)
     page = read(run_folder)
-    assert "Worst" not in page.text
     assert "steps 1 to 1, mean 1" in page.text
     assert "teacher 4 all 4 1.000 unknown" in page.text
 
@@ -403,15 +364,15 @@ def test_epochs_are_said_while_they_are_the_steps(run_folder):
 
 def test_messages_without_text_are_shown_as_they_are(bare_folder):
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add <b>"}]}
-    parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
-    with Store.open(bare_folder / "store.db") as store:
-        store.append([Sample([parts, call, {"role": "tool", "content": "3"}], "four", reward=1.0)], run=RUN)
+    prompt = [{"role": "user", "content": "hi"}, call, {"role": "tool", "content": "3"}]
+    found = [{"prompt": prompt, "response": "four", "reward": 1.0}]
+    found += [{"prompt": "y" * 2100, "response": "", "reward": 0.5}]
+    (bare_folder / "held_out.jsonl").write_text(json.dumps({"step": 0, "responses": found}) + "\n")
     text = read(bare_folder).text
-    assert "user: hi" in text  # parts of text are text
-    shown = text[text.index("user: hi") :][:200]
-    assert 'assistant: {"tool_calls": [{"type": "function"' in shown
-    assert '"name": "add <b>"' in shown
-    assert "tool: 3 four" in shown
+    assert 'user: hi assistant: {"tool_calls": [{"name": "add <b>"}]} tool tool: 3 ' in text
+    assert "reward 1 four" in text
+    assert "… 100 more characters" in text
+    assert "reward 0.5 empty" in text
 
 
 def test_a_run_on_stored_responses_alone_shows_what_can_improve(run_folder):

@@ -11,9 +11,8 @@ import pytest
 
 from agro.config import RunConfig
 from agro.objectives import get
-from agro.pages.store import check_store, survey
-from agro.pages.store.check_report import equal_means
-from agro.pages.store.check_survey import Spread, explaining
+from agro.pages.store import check_store, equal_means
+from agro.pages.store.check_survey import explaining, spread, survey
 from agro.store import Pair, Store
 from agro.types import Sample
 
@@ -45,10 +44,10 @@ def test_groups_rewards_and_endings(store):
     assert (found.groups, found.responses, dict(found.sizes)) == (3, 6, {3: 1, 1: 1, 2: 1})
     assert (found.mixed, found.repeats) == (2, 1)
     assert (found.scored_groups, found.equal, dict(found.equal_at)) == (2, 1, {"highest": 1})
-    assert found.quality.mean == 0.5  # (mean 0.5 − 0) / (1 − 0) in the one group that has a spread
-    assert found.coverage.mean == pytest.approx((2 / 3 + 1) / 2)
-    assert (found.total("ended"), found.total("truncated"), found.truncated_rewards.mean) == (2, 1, 0.0)
-    assert found.sources["a"].rewards.to_json() == {
+    assert spread(found.quality)["mean"] == 0.5  # (mean 0.5 − 0) / (1 − 0) in the one group that has a spread
+    assert spread(found.coverage)["mean"] == pytest.approx((2 / 3 + 1) / 2)
+    assert (found.total("ended"), found.total("truncated"), list(found.truncated_rewards)) == (2, 1, [0.0])
+    assert spread(found.sources["a"].rewards) == {
         "count": 5,
         "mean": 0.8,
         "std": pytest.approx(math.sqrt(0.2)),  # 4 · 0.2² + 0.8² = 0.8, by n − 1 = 4
@@ -58,11 +57,9 @@ def test_groups_rewards_and_endings(store):
 
 
 def test_a_spread_of_large_numbers_loses_no_digits():
-    spread = Spread()
-    for i in range(10):
-        spread.add(1e9 + i)
-    assert spread.mean == 1e9 + 4.5
-    assert spread.std == pytest.approx(math.sqrt(55 / 6))  # of 0 … 9
+    found = spread([1e9 + i for i in range(10)])
+    assert found["mean"] == 1e9 + 4.5
+    assert found["std"] == pytest.approx(math.sqrt(55 / 6))  # of 0 … 9
 
 
 def test_many_repeats_are_worth_a_warning(tmp_path):
@@ -113,10 +110,7 @@ def test_a_check_of_pairs_counts_them(tmp_path):
 
 
 def test_squares_that_are_too_large_for_a_float_have_no_std():
-    spread = Spread()
-    for value in (1e308, -1e308):
-        spread.add(value)
-    assert spread.to_json() == {"count": 2, "mean": None, "std": None, "min": -1e308, "max": 1e308}
+    assert spread([1e308, -1e308]) == {"count": 2, "mean": None, "std": None, "min": -1e308, "max": 1e308}
 
 
 @pytest.mark.parametrize(

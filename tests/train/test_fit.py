@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from agro.api import fit as fitting
 from agro.api import plan as planning
 from agro.api.fit import Limits, answers, fit
-from agro.api.plan import Rates, positions
+from agro.api.plan import Rates
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -67,7 +67,7 @@ def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pyte
     Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
     config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")})
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12))
-    monkeypatch.setattr(fitting, "_weights", lambda config: fitting.ADAPTED)
+    monkeypatch.setattr(fitting, "parameters", lambda model: fitting.ADAPTED)
     assert chosen(config, Limits(bytes=1e12))["policy.lora.rank"] == 16
     assert "policy.lora.rank" not in chosen(config, Limits(bytes=1e12), ("policy.lora",))
 
@@ -76,11 +76,10 @@ def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """256 responses of 8 tokens make a pass of 2,048. It computes 3 of each and 5 of each prompt of 8, 928,
     and keeps 1 kB of each, twice with the layer that goes backward: 1.9 MB, and half in one of 1,024."""
 
-    def peak(policy: Policy, config: RunConfig, step: Any, rate: Rates, loaded: int | None) -> float:
-        largest = max(positions(policy, rows) for rows in step.passes)
-        return sum(activations(policy.model.config, rate.saved, largest, config.train, 4))
+    def peak(of: Footprint, tokens: int, sequences: int, length: int) -> float:
+        return sum(activations(of.shape.text, of.shape.saved, tokens, of.config.train, 4))
 
-    monkeypatch.setattr(planning, "peak", peak)
+    monkeypatch.setattr(Footprint, "peak", peak)
     train = {"micro_tokens": 2048, "micro_batch": None, "groups": 60}
     config = tiny(tmp_path, train=train, sampler={"n": 8, "max_new": 3})
     assert chosen(config, Limits(bytes=1e6), ("train.lr",)) == {"train.micro_tokens": 1024}

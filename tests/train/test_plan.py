@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan import StepSequence, _pass, describe, peak, positions, within
+from agro.api.plan import StepSequence, _pass, describe, positions, within
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.models.footprint import saved_for_backward
@@ -75,12 +75,11 @@ def test_an_average_of_the_weights_is_in_the_peak(tmp_path: Path) -> None:
         [phase] = Phase.all(trainer.config)
         step, rates = machine.work(phase), machine.rates(phase)
         averaged = tiny(tmp_path, train__weights_average=0.9)
-        without, with_it = (
-            peak(machine.policy, config, step, rates, 1000) for config in (trainer.config, averaged)
-        )
+        without, with_it = (machine.peak(config, step, rates) for config in (trainer.config, averaged))
+        machine.loaded = None
+        assert machine.peak(averaged, step, rates) is None
     assert without is not None
     assert with_it == without + 4 * parameters(machine.policy.model)
-    assert peak(machine.policy, averaged, step, rates, None) is None
 
 
 def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:

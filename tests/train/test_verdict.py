@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from agro.cli import app
 from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
-from agro.pages.run.compare import compare, notes, page
-from agro.pages.run.paired_results import PairedResults
+from agro.pages.run.compare import PairedResults, compare, notes, page
 from agro.pages.run.ratings import Ratings
 from agro.pages.run.verdict import Verdict
 from agro.runs.rundata import FILE, HeldOutRewards, load_run

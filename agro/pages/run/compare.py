@@ -1,4 +1,5 @@
-"""Several runs: those that differ in their seed alone are one line. Their figure, page and JSON."""
+"""Is one result better than another? Results are matched prompt by prompt; several runs are curves too, those
+that differ in their seed alone one line. Their sentences, figure, page and JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import matplotlib
 import numpy as np
@@ -18,18 +19,281 @@ from numpy.typing import NDArray
 
 from agro.config import deciding
 from agro.errors import Refused
-from agro.io.numbers import fixed, none_if_nan
+from agro.io.numbers import chance, fixed, none_if_nan
 from agro.io.peers import nearest
 from agro.io.terminal import csv_cell
-from agro.logs.results import Result
+from agro.logs.results import HELD_OUT as SET_ASIDE
+from agro.logs.results import REWARD, WAY_OUT, Result
 from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
-from agro.pages.run.paired_results import PairedSets
 from agro.pages.run.render import render
+from agro.pages.run.verdict import Verdict
 from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of, to_array
 from agro.stats.intervals import standard_error, t_quantile
+from agro.stats.paired import Comparison, holm
+from agro.stats.paired import compare as compare_pairs
+
+NAMED = 3  # examples of what isn't compared
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+
+
+ROW = ("n", "a", "b", "difference", "low", "high", "p", "test", "detectable")  # of a comparison, in JSON
+
+
+class Matching(NamedTuple):
+    """Prompts of both sides, as pairs of their ids, and those of one side alone.
+
+    `other_text`: ids that both sides have, each for another prompt; these are among `only_a` and `only_b`.
+    """
+
+    pairs: list[tuple[str, str]]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    other_text: tuple[str, ...]
+
+    @classmethod
+    def of(cls, a: Mapping[str, str], b: Mapping[str, str]) -> Matching:
+        """Match prompts with the same text. `a`, `b`: by id a hash of it.
+
+        Where several have it, first those with the same id, then the others in their order.
+        """
+        pairs = [(key, key) for key in a if a[key] == b.get(key)]
+        both = {key for key, _ in pairs}
+        rest: dict[str, list[str]] = {}
+        for key, text in b.items():
+            if key not in both:
+                rest.setdefault(text, []).append(key)
+        for key, text in a.items():
+            if key not in both and rest.get(text):
+                pairs.append((key, rest[text].pop(0)))
+        of_a, of_b = ({pair[side] for pair in pairs} for side in (0, 1))
+        only_a, only_b = (
+            tuple(key for key in side if key not in matched) for side, matched in ((a, of_a), (b, of_b))
+        )
+        return cls(pairs, only_a, only_b, tuple(key for key in only_a if key in b))
+
+
+@dataclass(frozen=True)
+class PairedResults:
+    """What `b` is against `a`, by one metric of both. `unscored`: prompts without a score on one side.
+
+    `p`: of no difference, adjusted (Holm) where it is one of several comparisons.
+    """
+
+    a: Result
+    b: Result
+    metric: str
+    comparison: Comparison
+    matching: Matching
+    unscored: tuple[str, ...]
+    p: float
+    family: int = 1  # how many comparisons it is one of
+    name: str = ""  # among these
+
+    @classmethod
+    def of(cls, a: Result, b: Result, metric: str | None = None) -> Self:
+        """Raises `Refused` where they have no prompt, metric or reward in common."""
+        chosen = metric_of(a, b, metric)
+        differing = [key for key in a.scoring if key in b.scoring and a.scoring[key] != b.scoring[key]]
+        if differing:
+            values = " and ".join(repr(x.scoring[differing[0]]) for x in (a, b))
+            raise Refused(
+                f"{a.name} and {b.name}: expected the same reward and environment, but these, their options "
+                f"or their code differ: {differing[0]} is {values:.300}. {WAY_OUT}"
+            )
+        matching = Matching.of(a.texts, b.texts)
+        if not matching.pairs:
+            renamed = f"; {matching.other_text[0]} names another one in each" if matching.other_text else ""
+            raise Refused(
+                f"{a.name} and {b.name}: expected prompts that both answered, got none{renamed}. {WAY_OUT}"
+            )
+        pairs = matching.pairs
+        scores_a, scores_b = a.scores[chosen], b.scores[chosen]
+        before = np.array([scores_a.get(key) for key, _ in pairs], np.float64)  # None is NaN there
+        after = np.array([scores_b.get(key) for _, key in pairs], np.float64)
+        unscored = tuple(key for (key, _), x in zip(pairs, before + after, strict=True) if math.isnan(x))
+        numbers: dict[str, int] = {}
+        clusters = [numbers.setdefault(a.clusters.get(key, key), len(numbers)) for key, _ in pairs]
+        unknown_a, unknown_b = (
+            np.array([side.unscored.get(chosen, {}).get(key, 0.0) for key in keys])
+            for side, keys in zip((a, b), zip(*pairs, strict=True), strict=True)
+        )
+        comparison = compare_pairs(before, after, clusters, (unknown_a, unknown_b))
+        return cls(
+            a, b, chosen, comparison, matching, unscored, comparison.p, name=a.task or b.task or "prompts"
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        what = "held-out prompts" if SET_ASIDE in (self.a.task, self.b.task) else "prompts"
+        measure = "mean reward" if self.metric == REWARD else self.metric
+        return Verdict.compared(replace(self.comparison, p=self.p), prompts=what, measure=measure)
+
+    @property
+    def sentence(self) -> str:
+        a, b = (x.name if x.step is None else f"{x.name} at step {x.step}" for x in (self.a, self.b))
+        named = f"{self.name}: " if self.family > 1 else ""
+        return f"{named}{b} against {a}: {self.verdict.sentence}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know about the sentence."""
+        a, b, x, found, answer = self.a, self.b, self.comparison, self.matching, self.verdict.answer
+        copies = f" in {x.clusters} clusters of near-copies" if x.clusters < x.n else ""
+        text = f"Matched: {x.n} prompts{copies}."
+        if not math.isnan(x.detectable) and answer != "not shown":  # whose sentence says it
+            text += f" So many show a difference of {fixed(x.detectable)} or more four times out of five."
+        if self.family > 1:
+            text += f" p is adjusted for {self.family} comparisons (Holm); alone {chance(x.p)}."
+        notes = [text]
+        for keys, what in (
+            (found.only_a, f"prompts only in {a.name}"),
+            (found.only_b, f"prompts only in {b.name}"),
+            (self.unscored, "prompts without a score on one side"),
+            (a.unreadable, f"records of {a.name} that can't be read"),
+            (b.unreadable, f"records of {b.name} that can't be read"),
+        ):
+            if keys:
+                notes.append(f"Not compared: {len(keys)} {what} ({_named(keys)}).")
+        if found.other_text:
+            notes.append(
+                f"{len(found.other_text)} of these have the same id on both sides, but another text "
+                f"({', '.join(found.other_text[:NAMED])})."
+            )
+        notes += self._scored()
+        if answer == "not shown" and x.low * x.high > 0:
+            notes.append(
+                f"The interval leaves 0 out, but p of the test ({x.test}) isn't below .05: not shown."
+            )
+        if max(a.seeds, b.seeds) > 1:
+            notes.append(
+                f"Rewards are means over seeds ({a.seeds} and {b.seeds}): the interval is that of the "
+                "prompts, and the table has the seeds."
+            )
+        elif a.step is not None or b.step is not None:
+            notes.append(
+                "This is about these two models: what another seed would give isn't in the interval."
+            )
+        return notes
+
+    def _scored(self) -> list[str]:
+        texts, a, b = [], self.a, self.b
+        others = [name for name in a.scores if name in b.scores and name != self.metric]
+        if others:
+            texts.append(f"Scored by {self.metric}; both have also {', '.join(others)} (--metric NAME).")
+        unsaid = [x.name for x in (a, b) if not x.scoring]
+        if self.metric == REWARD and unsaid:
+            texts.append(
+                f"{' and '.join(unsaid)}: the reward isn't recorded there; it has to be the same on both "
+                "sides."
+            )
+        pairs = self.matching.pairs
+        prompted = [k for k, other in pairs if k in a.prompted and a.prompted[k] != b.prompted.get(other)]
+        if prompted and b.prompted:
+            texts.append(
+                f"{len(prompted)} of the prompts were worded differently for the two models (template or "
+                f"examples), such as {', '.join(prompted[:NAMED])}: the difference is also that of the "
+                "wording."
+            )
+        return texts
+
+    def row(self) -> dict[str, Any]:
+        """As JSON; None where unknown. `p` and `verdict` are adjusted for all comparisons."""
+        values = {name: getattr(self.comparison, name) for name in ROW} | {"p": self.p}
+        known = {k: None if isinstance(x, float) and math.isnan(x) else x for k, x in values.items()}
+        return {"name": self.name, **known, "verdict": self.verdict.answer}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is behind the row: both sides, what was matched, and what wasn't compared."""
+        p = self.comparison.p
+        return {
+            "name": self.name,
+            "a": {"name": self.a.name, "step": self.a.step},
+            "b": {"name": self.b.name, "step": self.b.step},
+            "metric": self.metric,
+            "sentence": self.verdict.sentence,
+            "p_alone": None if math.isnan(p) else p,
+            "clusters": self.comparison.clusters,
+            "only_a": self.matching.only_a,
+            "only_b": self.matching.only_b,
+            "other_text": self.matching.other_text,
+            "unscored": self.unscored,
+            "unreadable": [*self.a.unreadable, *self.b.unreadable],
+            "notes": self.notes,
+        }
+
+
+def metric_of(a: Result, b: Result, named: str | None) -> str:
+    """The metric that is named, or the first one of `a` that `b` has too. Raises `Refused` without one."""
+    both = [name for name in a.scores if name in b.scores]
+    if named is None and both:
+        return both[0]
+    if named is not None and named in both:
+        return named
+    expected = "a metric that both have" if named is None else f"--metric {named} on both sides"
+    sides = "; ".join(f"{x.name} has {', '.join(x.scores) or 'none'}" for x in (a, b))
+    raise Refused(
+        f"{a.name} and {b.name}: expected {expected}, got different scoring: {sides}. What to do: score both "
+        "by one metric"
+    )
+
+
+@dataclass(frozen=True)
+class PairedSets:
+    """Comparisons with the first of several results, whose p are adjusted for their number.
+
+    `notes`: sets that aren't compared, and why.
+    """
+
+    pairs: tuple[PairedResults, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, sides: Sequence[Sequence[Result]], metric: str | None = None) -> Self:
+        """`sides`: of each a result a set of prompts. Raises `Refused` where nothing can be compared."""
+        pairs: list[PairedResults] = []
+        notes: list[str] = []
+        first = sides[0]
+        for other in sides[1:]:
+            same = {result.task: result for result in other}
+            matched = [(result, same[result.task]) for result in first if result.task in same]
+            if len(first) == len(other) == 1:  # of one set on each side, whatever their names
+                matched = [(first[0], other[0])]
+            tasks = {result.task for both in matched for result in both}
+            for side, against in ((first, other), (other, first)):
+                names = [result.task or "(without a name)" for result in side if result.task not in tasks]
+                if names:
+                    notes.append(
+                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {_named(names)}"
+                    )
+            for a, b in matched:
+                try:
+                    paired = PairedResults.of(a, b, metric)
+                except Refused as error:
+                    notes.append(str(error))
+                    continue
+                name = paired.name if len(sides) == 2 else f"{b.name}: {paired.name}"
+                pairs.append(replace(paired, name=name))
+        if not pairs:
+            raise Refused("\n".join(notes))
+        adjusted = holm([pair.comparison.p for pair in pairs])
+        family = len(pairs)
+        final = [replace(x, p=p, family=family) for x, p in zip(pairs, adjusted, strict=True)]
+        return cls(tuple(final), tuple(notes))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sets": [pair.row() for pair in self.pairs],
+            "matching": [pair.to_json() for pair in self.pairs],
+            "not_compared": self.notes,
+        }
+
 
 HELD_OUT, TRAINING = "eval_reward", "reward_mean"
+MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
 UNSET = "not set"
 LONGEST_LABEL = 48  # characters of a label
 
@@ -58,10 +322,10 @@ class Interval:
 
     def words(self, *, signed: bool) -> str:
         """The mean with its interval; of fewer seeds than `BANDS` with the value of each."""
-        mean, low, high, *values = (
-            fixed(each, signed=signed) for each in (self.mean, self.low, self.high, *self.values)
-        )
-        return f"{mean}  ({' and '.join(values)})" if self.n < BANDS else f"{mean}  [{low}, {high}]"
+        mean = fixed(self.mean, signed=signed)
+        if self.n < BANDS:
+            return f"{mean}  ({' and '.join(fixed(value, signed=signed) for value in self.values)})"
+        return f"{mean}  [{fixed(self.low, signed=signed)}, {fixed(self.high, signed=signed)}]"
 
     def to_json(self) -> dict[str, Any]:
         low, high = none_if_nan(self.low), none_if_nan(self.high)
@@ -105,6 +369,11 @@ class RunComparison:
     without_heldout: tuple[RunData, ...]
     paired: PairedSets | None = None
     unpaired: str = ""
+
+    @property
+    def measure_name(self) -> str:
+        """For people."""
+        return MEASURES.get(self.measure, self.measure)
 
     def difference(self, line: Curve) -> Interval | None:
         """`line`'s final rewards minus the first line's by seed; None with fewer than two common seeds."""
@@ -246,14 +515,6 @@ SHORTENED = 30  # characters of a label in the figure
 BANDS = 3  # seeds from which on there are intervals: that of two reaches 12.7 standard errors to each side
 
 
-MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
-
-
-def measure_name(comparison: RunComparison) -> str:
-    """Of the metric, for people."""
-    return MEASURES.get(comparison.measure, comparison.measure)
-
-
 def color_of(number: int) -> str:
     return LINE_COLORS[number % len(LINE_COLORS)]
 
@@ -261,7 +522,7 @@ def color_of(number: int) -> str:
 def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENED) -> Figure:
     """Means over seeds against steps, single seeds thin; of `BANDS` seeds or more their 95 % t-intervals.
 
-    Each line's label, of at most `longest` characters, stands at its end.
+    Each line's label, of at most `longest` characters, stands at the height of its end.
     """
     chart = Figure(figsize=size)
     lines = comparison.lines
@@ -292,23 +553,15 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
     lowest, highest = every.min(), every.max()
     room = 0.25 * (highest - lowest) or 0.5  # a band may be so wide that it would flatten the lines
     axes.set_ylim(0.0 if lowest >= 0 else lowest - room, highest + room)
-    figures.name_axes(axes, "step", measure_name(comparison), bold=True)
-    at_edge = []
-    for i, (text, line, values) in enumerate(zip(labels, comparison.lines, shown)):
-        step, value = int(line.steps[-1]), float(values.mean(0)[-1])
-        if step == end:
-            at_edge.append((text, color_of(i), value))
-        else:
-            style = {"color": color_of(i), "fontsize": figures.FONT, "va": "center", "parse_math": False}
-            axes.annotate(text, (step, value), (5, 0), textcoords="offset points", **style)
-    if at_edge:
-        figures.name_series(axes, size, at_edge)
+    figures.name_axes(axes, "step", comparison.measure_name, bold=True)
+    ends = [float(values.mean(0)[-1]) for values in shown]
+    figures.name_series(axes, size, [(text, color_of(i), ends[i]) for i, text in enumerate(labels)])
     return chart
 
 
 def write(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write compare.png, .svg, .pdf, .csv and .html into `folder`, and return their paths."""
-    _make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
     figures.png(figure(comparison), paths[0])
     for path, date in ((paths[1], "Date"), (paths[2], "CreationDate")):
@@ -328,18 +581,11 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
 
 def write_results(paired: PairedSets, folder: Path) -> list[Path]:
     """Write compare.html of results that aren't all runs, and return its path."""
-    _make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "compare.html"
     numbers = json.dumps(paired.to_json(), indent=1, ensure_ascii=False)
     path.write_text(render("results.html", paired=paired, json=numbers), encoding="utf-8")
     return [path]
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"--out {folder}: expected a folder to write into: {error.strerror}") from None
 
 
 def notes(comparison: RunComparison) -> list[str]:
@@ -432,7 +678,7 @@ def page(comparison: RunComparison) -> str:
         "compare.html",
         paired=comparison.paired,
         runs=sum(len(line.runs) for line in comparison.lines),
-        measure=measure_name(comparison),
+        measure=comparison.measure_name,
         notes=notes(comparison),
         curves=[figures.svg(chart, name) for name, chart in charts.items()],
         rows=rows,

@@ -1,5 +1,5 @@
-"""What a run experienced: every response that it drew from the store, the best and worst ones, and responses
-to held-out prompts at every evaluation, for the page's browser of samples.
+"""What a run experienced: every response that it drew from the store, and those to held-out prompts at every
+evaluation, for the page's browser of samples.
 
 The latter come from `held_out.jsonl` (the first prompts that are evaluated) and from `side_by_side.json`
 (prompts chosen by a hash, with the best response of the log).
@@ -7,7 +7,6 @@ The latter come from `held_out.jsonl` (the first prompts that are evaluated) and
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 from collections import Counter
@@ -27,7 +26,7 @@ from agro.runs.rundata import RunData, Values, to_array
 from agro.runs.side_by_side import Answer, SideBySide
 from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, Location, exists, located
-from agro.types import Sample, Text, prompt_hash
+from agro.types import Text, prompt_hash
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -35,11 +34,10 @@ SOURCES = 5  # shown; the rarest ones are merged
 
 @dataclass(frozen=True)
 class RunExperience:
-    """Draws and responses of a run. `problem`: why the store couldn't be read; empty where it could."""
+    """Draws of a run. `problem`: why the store couldn't be read; empty where it could."""
 
     path: Location
     draws: list[Draw] = field(default_factory=list)
-    responses: Responses | None = None
     failures: list[tuple[str, int]] = field(default_factory=list)  # why rewards failed, and how often
     problem: str = ""
 
@@ -61,7 +59,7 @@ class RunExperience:
                     failed = store.samples(run=name, state="failed", skip_damaged=True)
                     causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
                     failures = [(cases[0][1], len(cases)) for cases in causes]
-                return cls(path, draws, choose(store, name), failures)
+                return cls(path, draws, failures)
         except Refused as error:  # damaged, not a store, or its server is away
             return cls(path, draws, problem=str(error))
 
@@ -79,11 +77,6 @@ class RunExperience:
         shown = {name for name, _ in counts.most_common(SOURCES - 1)}
         remainder = f"{len(counts) - len(shown)} other sources"
         return [n if n in shown else remainder for n in names]
-
-    @cached_property
-    def source_names(self) -> list[str]:
-        """The distinct `sources`, the most frequent first."""
-        return [name for name, _ in Counter(self.sources).most_common()]
 
 
 class Window(NamedTuple):
@@ -110,49 +103,6 @@ def source_of(draw: Draw) -> str:
     if not draw.is_own:
         return draw.source or draw.role
     return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
-
-
-SHOWN = 3
-LATE = 2048  # scored responses, counted from the end of the store
-
-
-@dataclass(frozen=True)
-class Responses:
-    """`best` and `worst`: one response per prompt, none in both. `of`: how many they were chosen from.
-
-    `sampled`: whether the run sampled them, or its store has them from elsewhere.
-    """
-
-    best: list[Sample]
-    worst: list[Sample]
-    of: int
-    sampled: bool
-
-
-def choose(store: Store, run: str | None) -> Responses:
-    """From the latest scored responses that `run` sampled, or from all where it sampled none."""
-
-    def latest(run: str | None) -> list[int]:
-        return [row.id for row in store.survey.summaries(run=run) if row.scored][-LATE:]
-
-    def reward(sample: Sample) -> float:
-        assert sample.reward is not None
-        return sample.reward
-
-    ids = [] if run is None else latest(run)
-    samples = list(store.samples(ids=ids or latest(None)))
-    top: dict[str, Sample] = {}
-    bottom: dict[str, Sample] = {}
-    for s in samples:  # of equal ones the later
-        if reward(s) >= reward(top.get(s.prompt_id, s)):
-            top[s.prompt_id] = s
-        if reward(s) <= reward(bottom.get(s.prompt_id, s)):
-            bottom[s.prompt_id] = s
-    best = heapq.nlargest(SHOWN, top.values(), key=lambda s: (reward(s), s.id or 0))
-    shown = {s.id for s in best}
-    remaining = [s for s in bottom.values() if s.id not in shown and reward(s) < reward(best[0])]
-    worst = heapq.nsmallest(SHOWN, remaining, key=lambda s: (reward(s), -(s.id or 0)))
-    return Responses(best, worst, len(samples), bool(ids))
 
 
 LONGEST = 2000  # characters of a text on the page

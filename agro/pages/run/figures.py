@@ -1,8 +1,7 @@
 """The figures of pages: their look, metrics against steps, shares, and rewards against KL.
 
 A figure is drawn once and colored by its page: an SVG's colors become CSS variables, so that a page shows it
-in both color schemes. A PNG has the light ones. It shows values under the pointer without a script: each
-column is an invisible rectangle with a line and a title.
+in both color schemes. A PNG has the light ones.
 """
 
 from __future__ import annotations
@@ -12,20 +11,19 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from agro.io.numbers import percent, percent_tick, power_tick, short, tick
+from agro.io.numbers import percent_tick, power_tick, tick
 from agro.runs.rundata import METRICS, PhaseSpan, RunData, Values
 
 INK, MUTED, GRID, BAND = "#1b1b1f", "#6b6f76", "#dfe1e5", "#f3f4f6"
@@ -124,57 +122,10 @@ def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -
     placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
     placed.sort(key=lambda item: item[0])
     lowest = 0.4 * FONT  # not on the label of the x axis
-    for (_, text, color), y in zip(placed, spread_out([y for y, _, _ in placed], 1.25 * FONT), strict=True):
+    for y, text, color in placed:
         y = max(y, lowest)
         lowest = y + 1.25 * FONT
         label(axes, text, (1, 0), (5, y), color=color, va="center")
-
-
-def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
-
-    After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.
-    """
-    blocks: list[tuple[float, int]] = []
-    for i, height in enumerate(heights):
-        mean, n = height - i * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, m = blocks.pop()
-            mean, n = (mean * n + other * m) / (n + m), n + m
-        blocks.append((mean, n))
-    level = [mean for mean, n in blocks for _ in range(n)]
-    return [x + i * gap for i, x in enumerate(level)]
-
-
-NEAREST = 1.5  # points between two columns, at least
-PADDING = 4.0
-
-
-def hover(axes: Any, columns: Sequence[tuple[float, str]]) -> str:
-    """Texts at places of the x axis, which a browser shows while the pointer is near, as elements of the
-    figure's SVG, whose unit is a point."""
-    figure = axes.get_figure()
-    width, height = figure.get_figwidth() * 72, figure.get_figheight() * 72
-    box = axes.get_position()
-    top, bottom = height * (1 - box.y1), height * (1 - box.y0)
-    axes.get_xlim()  # brings the transformation up to date
-    placed: list[tuple[float, str]] = []
-    for place, text in sorted(columns):
-        x = float(axes.transData.transform((place, 0.0))[0]) * 72 / figure.dpi
-        if not placed or x >= placed[-1][0] + NEAREST:
-            placed.append((x, text))
-    bounds = [(a + b) / 2 for (a, _), (b, _) in pairwise(placed)]
-    bounds = [width * box.x0 - PADDING, *bounds, width * box.x1 + PADDING]
-    parts = []
-    for (x, text), (begin, end) in zip(placed, pairwise(bounds)):
-        size = f'width="{end - begin:.1f}" height="{bottom - top:.1f}"'
-        area = f'<rect class="hit" x="{begin:.1f}" y="{top:.1f}" {size}/>'
-        line = f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
-        parts.append(f'<g class="at">{area}{line}<title>{escape(text)}</title></g>')
-    return "".join(parts)
-
-
-COLUMNS = 60  # of a figure, at most, that show their values; of sources over steps
 
 
 @dataclass(frozen=True)
@@ -208,16 +159,12 @@ class Look:
 PLAIN = Look()
 
 
-def training(run: RunData, metric: str, label: str = "training", **style: Any) -> Series:
-    """A metric of every step."""
-    return Series(label, run.column(metric), **style)
-
-
 def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SECOND) -> Series:
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
     se = run.column(error) if error in METRICS else None
-    return Series(label, run.column(metric), color, se, points=True, mark=run.mark(metric))
+    split = metric == "eval_kl_ref" and run.config.policy.reference == "phase"
+    return Series(label, run.column(metric), color, se, points=True, split=split, mark=run.mark(metric))
 
 
 def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look = PLAIN) -> Figure:
@@ -240,46 +187,8 @@ def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look 
     return figure
 
 
-def picture(run: RunData, series: Sequence[Series], name: str, look: Look = PLAIN) -> Markup:
-    """The series against steps, as an element of a page that shows their values under the pointer."""
-    figure = draw(run, series, PANEL, look)
-    return svg(figure, name, hover(figure.axes[0], columns(run, series, look)))
-
-
-def columns(run: RunData, series: Sequence[Series], look: Look = PLAIN) -> list[tuple[float, str]]:
-    """The values of up to `COLUMNS` rows: those where a series of points was measured, else evenly spread."""
-    shown = [s for s in series if np.isfinite(s.values).any()]
-    known_rows = np.flatnonzero(np.any([np.isfinite(s.values) for s in shown], axis=0))
-    measured = np.flatnonzero(np.any([np.isfinite(s.values) & s.points for s in shown], axis=0))
-    lines_drawn = [_smoothed(run, s) for s in shown]
-    texts = []
-    for part in np.array_split(known_rows, min(COLUMNS, len(known_rows))):
-        row = int(next((r for r in reversed(part) if r in measured), part[len(part) // 2]))
-        step = run.rows[row]["step"]
-        lines = [f"step {step}"]
-        for s, values in zip(shown, lines_drawn, strict=True):
-            if np.isfinite(values[row]):
-                value = percent(values[row], 1) if look.percent else short(values[row])
-                lines.append(f"{s.label} {value}" if len(shown) > 1 else value)
-        texts.append((float(step), "\n".join(lines)))
-    return texts
-
-
-def _smoothed(run: RunData, s: Series) -> Values:
-    """The values of a series as its line has them: a running mean within each phase."""
-    values = s.values.copy()
-    if not s.points:
-        for span in run.spans:
-            rows = rows_of_phase(run, span)
-            values[rows] = running_mean(values[rows], s.smooth)
-    return values
-
-
-def svg(figure: Figure, name: str, over: str = "") -> Markup:
-    """The figure as an element of a page: no header, no size, colors from the page's variables.
-
-    `over`: elements that are drawn over it.
-    """
+def svg(figure: Figure, name: str) -> Markup:
+    """The figure as an element of a page: no header, no size, colors from the page's variables."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True)
@@ -292,7 +201,7 @@ def svg(figure: Figure, name: str, over: str = "") -> Markup:
     text = re.sub(r' (?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", head) + ">" + body
     for color, variable in VARIABLES.items():
         text = text.replace(color, f"var(--{variable})")
-    return Markup(text.strip().removesuffix("</svg>") + over + "</svg>")
+    return Markup(text.strip())
 
 
 def png(figure: Figure, path: Path) -> None:
@@ -325,17 +234,18 @@ def _line(axes: Any, run: RunData, s: Series) -> float:
             ring = {"markersize": 9, "markerfacecolor": "none", "markeredgecolor": s.color, "clip_on": False}
             axes.plot(x[s.mark], s.values[s.mark], "o", **ring)
         return float(s.values[finite][-1])
-    means = _smoothed(run, s)
+    last = math.nan
     for span in run.spans:  # a phase trains on other data, so no line joins two of them
         rows = rows_of_phase(run, span)
-        mean = means[rows]
+        mean = running_mean(s.values[rows], s.smooth)
         if s.smooth > 1:
             axes.plot(x[rows], s.values[rows], color=s.color, linewidth=0.6, alpha=0.35)
         axes.plot(x[rows], mean, color=s.color, linewidth=1.6 if s.smooth > 1 else 1.4)
         gap = np.isnan(np.concatenate([[math.nan], mean, [math.nan]]))
         alone = ~gap[1:-1] & gap[:-2] & gap[2:]
         axes.plot(x[rows][alone], mean[alone], "o", color=s.color, markersize=2.4, markeredgewidth=0)
-    return float(means[np.isfinite(means)][-1])
+        last = next(iter(mean[np.isfinite(mean)][::-1]), last)
+    return float(last)
 
 
 def running_mean(values: Values, width: int) -> Values:
@@ -374,7 +284,11 @@ BINS = 24
 def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
     """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges; of few distinct values a
     bar for each. `integer`: the values are whole numbers."""
-    figure, axes = share_axes(below=int(len(unit) > BESIDE))
+    figure = Figure(figsize=PANEL)
+    axes: Any = figure.add_axes(margins(PANEL, [], 1, below=int(len(unit) > BESIDE)))
+    style_axes(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
     parts, distinct = [(begin, MUTED), (end, FIRST)], np.unique(np.concatenate([begin, end]))
     if len(distinct) <= (0 if integer else FEW):
         for (values, color), side in zip(parts, (-0.5, 0.5)):
@@ -396,15 +310,6 @@ def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -
     return figure
 
 
-def share_axes(below: int = 0) -> tuple[Figure, Any]:
-    figure = Figure(figsize=PANEL)
-    axes: Any = figure.add_axes(margins(PANEL, [], 1, below))
-    style_axes(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
-    return figure, axes
-
-
 def bin_edges(values: Values, integer: bool) -> Values:
     """Edges of about `BINS` bins over `values`. Bins of whole numbers contain equally many of them."""
     if not integer:
@@ -412,30 +317,6 @@ def bin_edges(values: Values, integer: bool) -> Values:
     low, high = float(values.min()), float(values.max())
     width = math.ceil((high - low + 1) / BINS)
     return np.arange(low - 0.5, high + 0.5 + width, width)
-
-
-def sources(run: RunData, steps: Values, labels: Sequence[int], count: int) -> Figure:
-    """Stacked shares of `count` sources over steps, in bins that the phases bound. `steps`, `labels`: of each
-    draw the step and the source, from 0."""
-    figure, axes = share_axes()
-    end = max(1, run.steps)
-    width = math.ceil(end / COLUMNS)
-    bounds = [e for s in run.spans for e in range(s.begins, s.ends, width)]  # no bin spans two phases
-    edges = np.array([*bounds, end])
-    source_steps = [steps[np.array(labels) == i] for i in range(count)]
-    counts = np.array([np.histogram(part, edges + 0.5)[0] for part in source_steps], np.float64)
-    total = counts.sum(0)
-    shares = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
-    below = np.zeros_like(total)
-    for color, top in zip(COLORS, np.cumsum(shares, 0), strict=False):
-        axes.stairs(top, edges, baseline=below, fill=True, color=color, alpha=0.8, linewidth=0)
-        below = top
-    axes.set_xlim(0, end)
-    axes.set_ylim(0, 1)
-    rows = name_phases(axes, run, PANEL)
-    axes.set_position(margins(PANEL, [], rows + 1))
-    name_axes(axes, "step", "share of responses", rows)
-    return figure
 
 
 DOTS = 200  # of the training rewards against KL
@@ -449,14 +330,12 @@ def smoothing(rows: int) -> int:
 def reward_series(run: RunData) -> tuple[Series, Series]:
     """Training and held-out reward."""
     width = smoothing(len(run.rows))
-    return training(run, "reward_mean", smooth=width), heldout(run, "eval_reward")
+    return Series("training", run.column("reward_mean"), smooth=width), heldout(run, "eval_reward")
 
 
 def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
     """Training and held-out reward against steps, with the phases."""
-    figure = draw(run, reward_series(run), size, Look(METRICS["reward_mean"].unit))
-    _label_values(figure.axes[0], run, size)
-    return figure
+    return draw(run, reward_series(run), size, Look(METRICS["reward_mean"].unit))
 
 
 def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
@@ -465,97 +344,36 @@ def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:
     return [(s, kl) for s, kl in zip(reward_series(run), kls) if np.isfinite(s.values + kl).any()]
 
 
-def against_kl(run: RunData, size: Size = WIDE) -> Markup:
-    """The figure of `kl_figure`, which shows the values of the held-out measurements under the pointer."""
-    figure, parts = kl_figure(run, size)
-    over = ""
-    for axes, rows in zip(figure.axes, parts, strict=True):
-        texts = []
-        for s, kl in kl_pairs(run):
-            for row in np.flatnonzero(rows & np.isfinite(s.values + kl)) if s.points else ():
-                values = f"{s.label} {short(s.values[row])}\nKL {short(kl[row])}"
-                texts.append((float(kl[row]), f"step {run.rows[row]['step']}\n{values}"))
-        over += hover(axes, texts)
-    return svg(figure, f"Reward against KL {size}", over)
-
-
-def kl_figure(run: RunData, size: Size = WIDE) -> tuple[Figure, list[NDArray[np.bool_]]]:
-    """Reward against KL: a dot for every few training steps, a path through the held-out measurements.
-
-    A phase that has a reference of its own has axes of its own. Returns also the rows of each axes.
-    """
+def against_kl(run: RunData, size: Size = WIDE) -> Figure:
+    """Reward against KL: a dot for every few training steps, a path through the held-out measurements. It
+    begins anew in each phase that has a reference of its own."""
     pairs = kl_pairs(run)
-    split = run.config.policy.reference == "phase" and len(run.spans) > 1
-    parts = [("", np.full(len(run.rows), True))]
-    if split:
-        parts = [(span.name, rows_of_phase(run, span)) for span in run.spans]
-    parts = [part for part in parts if any((part[1] & np.isfinite(s.values + kl)).any() for s, kl in pairs)]
     labels = [s.label for s, _ in pairs] if len(pairs) > 1 else []
     figure = Figure(figsize=size)
-    left, bottom, width, height = margins(size, labels, 1 + split, below=1)
-    gap = 14 / (size[0] * 72)
-    each = (width - gap * (len(parts) - 1)) / len(parts)
-    rewards = np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs])
-    for i, (name, rows) in enumerate(parts):
-        axes: Any = figure.add_axes((left + i * (each + gap), bottom, each, height))
-        style_axes(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(max(3, 6 // len(parts)), steps=NICE))
-        for s, kl in pairs:
-            known = rows & np.isfinite(s.values + kl)
-            x, y = kl[known], s.values[known]
-            style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
-            if s.points:
+    axes: Any = figure.add_axes(margins(size, labels, 1, below=1))
+    style_axes(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=NICE))
+    paths = [np.full(len(run.rows), True)]
+    if run.config.policy.reference == "phase":
+        paths = [rows_of_phase(run, span) for span in run.spans]
+    together = math.ceil(len(run.rows) / DOTS)
+    for s, kl in pairs:
+        known = np.isfinite(s.values + kl)
+        style: dict[str, Any] = {"color": s.color, "markeredgewidth": 0, "clip_on": False}
+        if s.points:
+            for rows in paths:
+                x, y = kl[known & rows], s.values[known & rows]
                 axes.plot(x, y, "-o", linewidth=1.2, markersize=3.6, **style)
-                continue
-            together = math.ceil(len(kl) / DOTS)
-            starts = range(0, len(x), together)
-            means = [np.array([values[k : k + together].mean() for k in starts]) for values in (x, y)]
-            axes.plot(*means, "o", markersize=2.8, alpha=0.55, **style)
-        scale_axes(axes, rewards)
-        low, high = axes.get_xlim()
-        axes.set_xlim(min(0.0, low), high)
-        label(axes, cut(name), (0, 1), (0, 3), color=INK)
-        axes.tick_params(labelleft=i == 0)
-        is_last = i + 1 == len(parts)
-        name_axes(axes, "KL, nats per response" if is_last else "", "" if i else "reward", int(split))
-    top = max(axes.get_ylim()[1] for axes in figure.axes)
-    for axes in figure.axes:
-        axes.set_ylim(top=top)
+            continue
+        x, y = kl[known], s.values[known]
+        starts = range(0, len(x), together)
+        means = [np.array([values[k : k + together].mean() for k in starts]) for values in (x, y)]
+        axes.plot(*means, "o", markersize=2.8, alpha=0.55, **style)
+    scale_axes(axes, np.concatenate([s.values[np.isfinite(kl)] for s, kl in pairs]))
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(0.0, low), high)
+    name_axes(axes, "KL, nats per response", "reward")
     if labels:
         ends = [(s.label, s.color, float(s.values[np.isfinite(s.values + kl)][-1])) for s, kl in pairs]
-        name_series(figure.axes[-1], size, ends)
-    return figure, [rows for _, rows in parts]
-
-
-def _label_values(axes: Any, run: RunData, size: Size) -> None:
-    """Write the held-out reward where phases start and end, the last first, without overlaps."""
-    steps, values = run.column("step"), run.column("eval_reward")
-    bounds = {s.begins for s in run.spans} | {s.ends for s in run.spans}
-    box = axes.get_position()
-    points = (size[0] * 72 * box.width, size[1] * 72 * box.height)
-    width, height = 2.8 * FONT, 1.3 * FONT
-    placed: list[tuple[float, float]] = []
-    evaluated = np.flatnonzero(np.isfinite(values))
-    for i in reversed(range(len(evaluated))):
-        row = evaluated[i]
-        if steps[row] not in bounds:
-            continue
-        x_points, bottom = (axes.transScale + axes.transLimits).transform((steps[row], values[row])) * points
-        is_last = steps[row] == run.steps
-        neighbor = evaluated[max(0, i - 1)] if is_last else evaluated[min(i + 1, len(evaluated) - 1)]
-        above = bottom < 1.5 * FONT or values[neighbor] < values[row]  # away from the line beside the number
-        corner = (x_points - width if is_last else x_points, bottom if above else bottom - height)
-        if any(abs(corner[0] - a) < width and abs(corner[1] - b) < height for a, b in placed):
-            continue
-        placed.append(corner)
-        axes.annotate(
-            f"{values[row]:.2f}",
-            (steps[row], values[row]),
-            (-3 if is_last else 3, 5 if above else -5),
-            textcoords="offset points",
-            color=SECOND,
-            fontsize=FONT,
-            fontweight="bold",
-            ha="right" if is_last else "left",
-            va="bottom" if above else "top",
-        )
+        name_series(axes, size, ends)
+    return figure

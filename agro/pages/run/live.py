@@ -17,7 +17,7 @@ from starlette.routing import Route
 from agro.errors import Refused
 from agro.pages.local_server import HOST, LocalServer, is_for_us, page_response, refusal
 from agro.pages.run.page import page
-from agro.pages.run.render import render, script, with_script
+from agro.pages.run.render import render, template_text, with_script
 from agro.place.placement import TITLES, RunStatus
 from agro.runs.folder import STAGE
 from agro.runs.rundata import load_run
@@ -72,7 +72,7 @@ class LivePage:
             shown = {"titles": list(TITLES), "rows": status.rows(), "sentence": status.sentence()}
             text = text.replace("<main>", f"<main>\n{render('processes.html', **shown)}", 1)
         text = text.replace("style-src ", "connect-src 'self'; style-src ", 1)
-        self._text, self._seen = with_script(text, script("live.js")), state
+        self._text, self._seen = with_script(text, template_text("live.js")), state
         self._tag = f'"{hashlib.sha256(self._text.encode()).hexdigest()[:16]}"'
         self._ready = time.monotonic() + REST * (time.monotonic() - began)
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
+from pydantic import TypeAdapter
 
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
-from agro.pages.run.experience import LATE, LONGEST, RunExperience, begin_and_end, held_out_samples
-from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg, training
-from agro.pages.run.render import Fact, Panel, render, script, with_script
+from agro.pages.run.experience import LONGEST, RunExperience, begin_and_end, held_out_samples
+from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg
+from agro.pages.run.render import render, template_text, with_script
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import COUNTED, Problem, kept_share, problems, way_out, without_share, without_signal
-from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, to_array
+from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, Values, to_array
 from agro.store import Draw
-from agro.types import Sample, Text
+from agro.types import Text
 
 REFERENCES = {
     "start": "the weights at the start of the run",
@@ -31,35 +34,6 @@ REFERENCES = {
     "periodic": "a copy of the policy that is renewed regularly, so KL doesn't add up over the run",
     "sampler": "the earlier weights that sample, so KL doesn't add up over the run",
 }
-# Panels of metrics alone by section: a title and the metrics, each with its label, the first one above.
-PANELS: dict[str, dict[str, dict[str, str]]] = {
-    "course": {
-        "Loss": {"loss": "training"},
-        "Learning rate": {"lr": "training"},
-        "Promised and kept": {"kept": "kept", "promised": "promised"},
-        "Speed": {"tokens_per_second": "training"},
-    },
-    "material": {
-        "Length over steps": {"length_mean": "training"},
-        "Truncated responses": {"truncated_share": "training"},
-        "Groups asked again": {"asked_again": "asked again", "groups": "all"},
-        "Staleness": {"staleness_mean": "mean", "staleness_max": "maximum"},
-        "Version of the sampler": {"sampler_version": "training"},
-        "AUC of the learned reward": {"learned_auc": "training"},
-        "KL of responses together": {"aggregate_kl": "training"},
-        "Draft tokens accepted": {"draft_accepted": "training"},
-    },
-    "health": {
-        "Gradient norm": {"grad_norm": "before", "grad_norm_clipped": "after"},
-        "Sampler and trainer": {
-            "logp_diff_mean": "mean",
-            "logp_diff_max": "maximum",
-            "push_error": "after a push",
-        },
-    },
-}
-LOG_SCALED = ("Gradient norm", "Sampler and trainer")
-UNSMOOTHED = ("Learning rate", *LOG_SCALED, "Promised and kept", "Staleness", "Groups asked again")
 FURTHER = {  # of methods that make more of a prompt than its responses
     "searched": "states in which turns were tried",
     "same_meaning": "responses that mean the same as another one",
@@ -73,6 +47,42 @@ PARTS = {
 }
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A small figure of templates/charts.toml, where its fields are explained."""
+
+    title: str
+    lines: Mapping[str, str]
+    text: str = ""
+    gray: tuple[str, str | float] | None = None
+    log: bool = False
+    smoothed: bool = True
+    varies: bool = False
+
+
+CHARTS = TypeAdapter(dict[str, list[Chart]]).validate_python(tomllib.loads(template_text("charts.toml")))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A small figure with its title, caption and key: (CSS color, meaning)."""
+
+    title: str
+    caption: str
+    figure: Markup
+    key: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name and its value, with a note. `value` None: not measured. `bad`: highlighted."""
+
+    name: str
+    value: str | None
+    note: str = ""
+    bad: bool = False
+
+
 def ring(run: RunData, row: int | None) -> str:
     """What the mark at a row means; empty where there is none."""
     return "" if row is None else f"The ring is the best measurement, at step {run.rows[row]['step']}."
@@ -80,47 +90,66 @@ def ring(run: RunData, row: int | None) -> str:
 
 def caption(*metrics: str) -> str:
     """The captions of metrics, without the marks of code."""
-    return " ".join(METRICS[name].caption for name in metrics).replace("`", "")
+    found = [METRICS[name].caption for name in metrics if name in METRICS]
+    return " ".join(found).replace("`", "")
 
 
-def unit(metric: str, *, log: bool = False) -> Look:
-    return Look(METRICS[metric].unit, log=log)
+def column(run: RunData, name: str) -> Values:
+    """The values of a line in each row: of a metric, or of what follows from some."""
+    if name == "kl_ref":
+        return run.training_kl
+    if name == "consistency_of_reference":
+        return run.column("eval_consistency") + run.column("eval_consistency_fall")
+    if name == "explained_variance":  # of an objective with a critic, whose metric it is
+        return to_array([(row.get("objective") or {}).get(name) for row in run.rows])
+    return run.column(name)
 
 
-class Panels(list[Panel]):
-    """The small figures of a section, of a run's series against steps."""
+def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyType({})) -> list[Panel]:
+    """The charts of a section that have something to show. `more`: by title what else a caption says."""
+    drawn = []
+    for chart in CHARTS[section]:
+        columns = {name: column(run, name) for name in chart.lines}
+        known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
+        every = np.concatenate([[], *known.values()])
+        distinct = np.unique(every[np.isfinite(every)])
+        if not distinct.any() or (chart.varies and len(distinct) == 1):
+            continue
+        width = smoothing(len(run.rows)) if chart.smoothed else 1
+        colors = figures.COLORS[1:] if next(iter(chart.lines)).startswith("eval_") else figures.COLORS
+        series = []
+        for (name, label), color in zip(chart.lines.items(), colors):
+            if name.startswith("eval_"):
+                series.append(heldout(run, name, label, color))
+            else:
+                series.append(Series(label, columns[name], color, smooth=width))
+        texts = [chart.text, caption(*known)]
+        if chart.gray is not None:
+            name, compared = chart.gray
+            if isinstance(compared, str):
+                values = column(run, compared)
+                if compared in METRICS and run.measures(compared):
+                    texts.append(f"Gray: {caption(compared)}")
+            else:
+                values = np.where(np.isfinite(series[0].values), compared, math.nan)
+            series.append(Series(name, values, figures.MUTED, points=series[0].points))
+        if width > 1 and not all(name.startswith("eval_") for name in known):
+            texts.append(f"Running mean over {width} steps.")
+        texts.append(more.get(chart.title, ""))
+        first = METRICS.get(next(iter(chart.lines)))
+        unit = "" if first is None else first.unit
+        look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
+        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
+    return drawn
 
-    def __init__(self, run: RunData) -> None:
-        super().__init__()
-        self.run = run
 
-    def draw(self, title: str, text: str, *series: Series, look: Look = figures.PLAIN) -> None:
-        """Add a figure of the series, where any has a value."""
-        if not any(np.isfinite(s.values).any() for s in series):
-            return
-        for s in series:
-            text = f"{text} {ring(self.run, s.mark)}".rstrip()
-        self.append(Panel(title, text, figures.picture(self.run, series, title, look)))
-
-    def draw_section(self, name: str, said: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Add those of `PANELS` whose first metric is known and not always 0. `said`: by title what more to
-        say."""
-        run, width = self.run, smoothing(len(self.run.rows))
-        for title, metrics in PANELS[name].items():
-            first, known = next(iter(metrics)), [metric for metric in metrics if run.measures(metric)]
-            if not run.total(first):
-                continue
-            smooth, text = 1 if title in UNSMOOTHED else width, caption(*known)
-            if smooth > 1:
-                text += f" Running mean over {width} steps."
-            colors = (figures.FIRST, figures.SECOND, figures.MUTED)
-            series = [
-                training(run, metric, metrics[metric], color=color, smooth=smooth)
-                for metric, color in zip(known, colors)
-            ]
-            is_share = METRICS[first].unit == "share"
-            look = Look(percent=True) if is_share else unit(first, log=title in LOG_SCALED)
-            self.draw(title, f"{text} {said.get(title, '')}".rstrip(), *reversed(series), look=look)
+def panel(run: RunData, title: str, text: str, series: Sequence[Series], look: Look) -> list[Panel]:
+    """A figure of series against steps, of which the first is on top; none where no value is known."""
+    if not any(np.isfinite(s.values).any() for s in series):
+        return []
+    rings = {ring(run, s.mark): None for s in series if s.mark is not None}
+    figure = svg(figures.draw(run, series[::-1], look=look), title)
+    return [Panel(title, " ".join([text, *rings]), figure)]
 
 
 def learning(run: RunData) -> dict[str, Any]:
@@ -128,14 +157,10 @@ def learning(run: RunData) -> dict[str, Any]:
     stored_only = run.total("sampled_tokens") == 0 and not run.measures("eval_reward")
     curves = {}
     if run.measures("reward_mean", "eval_reward") and not stored_only:
-        sizes, values = (figures.WIDE, figures.NARROW), figures.columns(run, figures.reward_series(run))
-        drawn = {size: figures.learning_curve(run, size) for size in sizes}
-        curves["steps"] = [
-            svg(figure, f"Reward against steps {size}", figures.hover(figure.axes[0], values))
-            for size, figure in drawn.items()
-        ]
+        sizes = (figures.WIDE, figures.NARROW)
+        curves["steps"] = [svg(figures.learning_curve(run, size), f"steps {size}") for size in sizes]
         if figures.kl_pairs(run):
-            curves["KL"] = [figures.against_kl(run, size) for size in sizes]
+            curves["KL"] = [svg(figures.against_kl(run, size), f"KL {size}") for size in sizes]
     # The decays of train.weights_average; empty where no phase has one.
     names = run.config.phase_names
     decays = {name: run.config.phase(name).train.weights_average for name in names}
@@ -154,9 +179,22 @@ def learning(run: RunData) -> dict[str, Any]:
         change = end.value - start.value if start and end else None
         row = {"config": config, "options": options, "data": data, "before": start, "after": end}
         phases.append({**row, "span": span, "change": change})
-    panels = _learning_panels(run)
+    more = {}
+    ratio, consistency = run.latest("ratio_mean"), run.column("eval_consistency")
+    if ratio is not None:
+        more["Log-ratio of the best and worst responses"] = (
+            f"The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
+        )
+    latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
+    if latest.get("eval_consistency_fall") is not None:
+        better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
+        groups = latest.get("eval_groups", "an unknown number of")
+        more["Held-out ½ Var(R)"] = (
+            f"At step {latest['step']} it was {better} below the reference's, on {groups} groups."
+        )
+    drawn = panels(run, "learning", more)
     for metric, title in PARTS.items():
-        _draw_parts(panels, metric, title)
+        drawn += _parts(run, metric, title)
     return {
         "curves": curves,
         "stored_only": stored_only,
@@ -166,60 +204,17 @@ def learning(run: RunData) -> dict[str, Any]:
         "averages": ", ".join(averages),
         "reference": REFERENCES[run.config.policy.reference],
         "phases": phases,
-        "panels": panels,
+        "panels": drawn,
     }
 
 
-def _learning_panels(run: RunData) -> Panels:
-    """How it ranks stored responses, and what it gave up of the rewards, as far as these were measured."""
-    panels, width = Panels(run), smoothing(len(run.rows))
-    auc, consistency = run.column("eval_auc"), run.column("eval_consistency")
-    chance = Series("chance", np.where(np.isfinite(auc), 0.5, math.nan), figures.MUTED, points=True)
-    panels.draw("Held-out ranking (AUC)", caption("eval_auc"), chance, heldout(run, "eval_auc", "policy"))
-    text = (
-        "Mean log π/π_ref of the stored responses with the highest and with the lowest reward of a group. "
-        "The best should rise above 0; below 0, the policy moves away from them, which is right only where "
-        "even these are poor."
-    )
-    ratio = run.latest("ratio_mean")
-    if ratio is not None:
-        text += f" The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
-    panels.draw(
-        "Log-ratio of the best and worst responses",
-        text,
-        heldout(run, "eval_log_ratio_worst", "held-out worst", figures.COLORS[4]),
-        heldout(run, "eval_log_ratio_best", "held-out best", figures.COLORS[2]),
-        training(run, "log_ratio_worst", "worst", color=figures.SECOND, smooth=width),
-        training(run, "log_ratio_best", "best", smooth=width),
-        look=unit("log_ratio_best"),
-    )
-    text = caption("eval_consistency")
-    latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
-    if latest.get("eval_consistency_fall") is not None:
-        better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
-        groups = latest.get("eval_groups", "an unknown number of")
-        text += f" At step {latest['step']} it was {better} below the reference's, on {groups} groups."
-    of_reference = consistency + run.column("eval_consistency_fall")
-    reference = Series("reference", of_reference, figures.MUTED, points=True)
-    panels.draw("Held-out ½ Var(R)", text, reference, heldout(run, "eval_consistency", "policy"))
-    text = (
-        f"{caption('eval_fresh_consistency')} It is 0 too where all responses are the same, near 0 where no "
-        "rewards differ, and it may rise first: read it beside the reward."
-    )
-    panels.draw("½ Var(R) of held-out responses", text, heldout(run, "eval_fresh_consistency", "policy"))
-    text = f"{caption('regret')} {METRICS['regret'].computed}; R = r − β log π/π_ref."
-    series = training(run, "regret", smooth=width), heldout(run, "eval_regret")
-    panels.draw("Estimated regret", text, *series, look=unit("regret"))
-    return panels
-
-
-def _draw_parts(panels: Panels, metric: str, title: str) -> None:
+def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
     """A metric of the parts of the reward, where there are several."""
-    run, is_heldout = panels.run, metric.startswith("eval_")
+    is_heldout = metric.startswith("eval_")
     parts = [row.get(metric) or {} for row in run.rows]
     names = list(dict.fromkeys(name for row in parts for name in row))
     if len(names) < 2:
-        return
+        return []
     errors = [row.get(f"{metric}_se") or {} for row in run.rows]
     width = 1 if is_heldout else smoothing(len(run.rows))
     series = []
@@ -229,30 +224,12 @@ def _draw_parts(panels: Panels, metric: str, title: str) -> None:
         series.append(Series(cut(name, 16), values, color, se=se, points=is_heldout, smooth=width))
     more = len(names) - len(series)
     text = caption(metric) + (f" {more} more in metrics.jsonl." if more else "")
-    panels.draw(title, text, *series, look=unit(metric))
+    return panel(run, title, text, series, Look(METRICS[metric].unit))
 
 
 def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows: did it stay near?"""
-    policy, held_out, panels = run.config.policy, run.config.asks_held_out, Panels(run)
-    measured = heldout(run, "eval_kl_ref", "held-out" if held_out else "sampled")
-    kl = [Series("training", run.training_kl), replace(measured, split=policy.reference == "phase")]
-    text = caption("kl_ref", "eval_kl_ref")
-    if run.measures("kl_of_best") and run.measures("kl_ref", "eval_kl_ref"):
-        smooth = smoothing(len(run.rows))
-        kl.insert(0, training(run, "kl_of_best", "best of store", color=figures.MUTED, smooth=smooth))
-        text += f" Gray: {caption('kl_of_best')}"
-    panels.draw("KL to the reference", text, *kl, look=unit("kl_ref", log=True))
-    betas = run.column("beta")
-    if len(set(betas[np.isfinite(betas)])) > 1:
-        panels.draw("β", caption("beta"), Series("β", betas), look=unit("beta"))
-    spread = run.column("kl_to_reward_spread")
-    text = caption("kl_to_reward_spread")
-    text += " It is 1 at the optimum (gray); far above it, the rewards hardly count."
-    if np.isfinite(spread).any():
-        optimum = Series("optimum", np.ones_like(spread), figures.MUTED)
-        look = Look("ratio", log=True)
-        panels.draw("KL spread to reward spread", text, optimum, Series("policy", spread), look=look)
+    policy, held_out = run.config.policy, run.config.asks_held_out
     reference = REFERENCES[policy.reference]
     if policy.reference_model:
         reference += f": {policy.reference_model}"
@@ -266,7 +243,7 @@ def nearness(run: RunData) -> dict[str, Any]:
             row = int(known[-1] if choose is None else choose(values))
             note = f"nats per response, step {run.rows[row]['step']}"
             facts.append(Fact(name, fixed(values[row]), note))
-    return {"panels": panels, "facts": facts}
+    return {"panels": panels(run, "nearness"), "facts": facts}
 
 
 def page(run: RunData) -> str:
@@ -302,28 +279,12 @@ def page(run: RunData) -> str:
         course=course(run),
         material=material(run, experience),
         health=health(run, report, experience),
-        experience=experience,
-        late=LATE,
         longest=LONGEST,
         facts=facts,
         config=json.dumps(run.values, indent=2, ensure_ascii=False),
-        summarize=summarize,
         prompt_text=prompt_text,
     )
-    return text if shown is None else with_script(text, script("samples.js"))
-
-
-def summarize(sample: Sample) -> str:
-    """A response's reward, answer, source and version in a line."""
-    parts = [] if sample.reward is None else [f"reward {sample.reward:g}"]
-    if sample.meta.get("answer") is not None:
-        parts.append(f"answer {sample.meta['answer']!s:.80}")
-    if sample.end == "cut":
-        parts.append("truncated")
-    parts.append(sample.source or sample.role)
-    if isinstance(sample.version, int) and sample.version >= 0:
-        parts.append(f"after {sample.version} updates")
-    return " · ".join(parts)
+    return text if shown is None else with_script(text, template_text("samples.js"))
 
 
 def prompt_text(prompt: Text) -> str:
@@ -359,12 +320,10 @@ def course(run: RunData) -> dict[str, Any]:
     if len(rates) == 1:
         facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
     share = kept_share(run.rows)
-    said = {"Loss": "Losses of two objectives can't be compared."}
-    if share is not None:
-        said["Promised and kept"] = f"The median of the last steps kept {percent(share)}."
-    panels = Panels(run)
-    panels.draw_section("course", said)
-    return {"facts": facts, "panels": [p for p in panels if p.title != "Learning rate" or rates]}
+    more = (
+        {} if share is None else {"Promised and kept": f"The median of the last steps kept {percent(share)}."}
+    )
+    return {"facts": facts, "panels": panels(run, "course", more)}
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
@@ -402,9 +361,7 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         if clipped.all():
             middle = float(np.median(norm[measured]))
             said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
-    panels = Panels(run)
-    panels.draw_section("health", {"Gradient norm": said})
-    return {"facts": facts, "panels": panels}
+    return {"facts": facts, "panels": panels(run, "health", {"Gradient norm": said})}
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
@@ -432,6 +389,17 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
                     "stalest": max(staleness, default=None),
                 }
             )
+    drawn = []
+    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
+        windows = begin_and_end(experience.column("step"), experience.column(name))
+        if windows is not None:
+            begin, end = windows
+            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
+            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
+            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
+            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
+            key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
+            drawn.append(Panel(title, text, figure, key))
     prompts = ", ".join(run.config.data.paths("prompts"))
     facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
     for name, value in (
@@ -448,33 +416,5 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
         "sources": rows,
         "phased": len(run.spans) > 1,
         "problem": experience.problem or "The store has no draws of this run, so sources are unknown.",
-        "panels": _material_panels(run, experience),
+        "panels": [*drawn, *panels(run, "material")],
     }
-
-
-def _material_panels(run: RunData, experience: RunExperience) -> Panels:
-    panels, names, title = Panels(run), experience.source_names, "Sources over steps"
-    if len(names) > 1:  # else the table says it all
-        labels = [names.index(n) for n in experience.sources]
-        figure = svg(figures.sources(run, experience.column("step"), labels, len(names)), title)
-        key = tuple((css(figures.COLORS[i]), name[:60]) for i, name in enumerate(names))
-        panels.append(Panel(title, "Where the responses of a step came from.", figure, key))
-    for title, name, unit in (("Rewards", "reward", "reward"), ("Lengths", "length", "tokens")):
-        windows = begin_and_end(experience.column("step"), experience.column(name))
-        if windows is not None:
-            begin, end = windows
-            means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
-            counts = f"{count(len(begin.values))} and {count(len(end.values))}"
-            text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
-            key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
-            panels.append(Panel(title, text, figure, key))
-    panels.draw_section("material")
-    # Of an objective with a critic, whose metric it is.
-    explained = [(row.get("objective") or {}).get("explained_variance") for row in run.rows]
-    text = (
-        "Share of the variance of the value's targets that the value explained before the step. 0 is no "
-        "better than a constant."
-    )
-    panels.draw("Variance explained by the critic", text, Series("training", to_array(explained)))
-    return panels

@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from agro.errors import without_secrets
 from agro.io import numbers
-from agro.io.json_values import are_messages
-from agro.runs.side_by_side import response_parts
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A small figure with its title, caption and key: (CSS color, meaning)."""
-
-    title: str
-    caption: str
-    figure: Markup
-    key: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A name and its value, with a note. `value` None: not measured. `bad`: highlighted."""
-
-    name: str
-    value: str | None
-    note: str = ""
-    bad: bool = False
 
 
 @cache
@@ -49,8 +25,7 @@ def _environment() -> jinja2.Environment:
     )
     filters = (numbers.fixed, numbers.count, numbers.duration, numbers.percent)
     environment.filters |= {f.__name__: f for f in filters}
-    environment.tests |= {"known": numbers.is_known, "messages": are_messages}
-    environment.globals["response_parts"] = response_parts
+    environment.tests["known"] = numbers.is_known
     return environment
 
 
@@ -60,8 +35,8 @@ def render(template: str, **context: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def script(name: str) -> str:
-    """A script of the templates' folder."""
+def template_text(name: str) -> str:
+    """A script or a table of the templates' folder."""
     return (files("agro.pages.run") / "templates" / name).read_text(encoding="utf-8")
 
 

@@ -24,47 +24,27 @@ from agro.store.survey import SurveyRow
 from agro.types import Prompt, Text, end_in
 
 
-class Spread:
-    """Numbers that come one by one."""
+def numbers() -> array[float]:
+    """Those that come one by one."""
+    return array("d")
 
-    def __init__(self) -> None:
-        self.numbers = array("d")
 
-    def add(self, value: float) -> None:
-        self.numbers.append(value)
-
-    @property
-    def count(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def lowest(self) -> float | None:
-        return min(self.numbers, default=None)
-
-    @property
-    def highest(self) -> float | None:
-        return max(self.numbers, default=None)
-
-    @property
-    def mean(self) -> float | None:
-        """None of no numbers, and where their differences are too large for a float."""
-        if not self.numbers:
-            return None
-        first = self.numbers[0]  # from which the others are counted: large numbers lose no digits
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = float(first + (np.array(self.numbers) - first).mean())
-        return mean if math.isfinite(mean) else None
-
-    @property
-    def std(self) -> float | None:
-        """With n − 1; None of fewer than two numbers, and where their squares are too large for a float."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            std = float(np.std(self.numbers, ddof=1)) if self.count > 1 else math.nan
-        return std if math.isfinite(std) else None
-
-    def to_json(self) -> dict[str, Any]:
-        ends = {"min": self.lowest, "max": self.highest}
-        return {"count": self.count, "mean": self.mean, "std": self.std, **ends}
+def spread(numbers: Sequence[float]) -> dict[str, Any]:
+    """Number, mean, standard deviation (with n − 1), least and largest; None where there are too few, and
+    where differences or squares are too large for a float."""
+    if not numbers:
+        return {"count": 0, **dict.fromkeys(("mean", "std", "min", "max"))}
+    first = numbers[0]  # from which the others are counted: large numbers lose no digits
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(first + (np.array(numbers) - first).mean())
+        std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else math.nan
+    return {
+        "count": len(numbers),
+        "mean": mean if math.isfinite(mean) else None,
+        "std": std if math.isfinite(std) else None,
+        "min": min(numbers),
+        "max": max(numbers),
+    }
 
 
 NAMED, SHOWN = 3, 60  # clusters and prompts that are named, and characters of a prompt
@@ -141,29 +121,28 @@ class Contamination:
         return asdict(self)
 
 
+# Rows of a source: all, those whose version says that a run of agro sampled them, whose record says how they
+# ended, and of these those that were cut off.
+COUNTED = ("rows", "with_tokens", "with_behavior", "with_version", "ended", "truncated")
+
+
 @dataclass
 class SourceSurvey:
     """What is known of the responses of one source."""
 
-    rewards: Spread = field(default_factory=Spread)
-    lengths: Spread = field(default_factory=Spread)  # characters
-    tokens: Spread = field(default_factory=Spread)  # actions, of rows with tokens
+    rewards: array[float] = field(default_factory=numbers)
+    lengths: array[float] = field(default_factory=numbers)  # characters
+    tokens: array[float] = field(default_factory=numbers)  # actions, of rows with tokens
     roles: set[str] = field(default_factory=set)
-    rows: int = 0
-    with_tokens: int = 0
-    with_behavior: int = 0
-    with_version: int = 0  # sampled by a run of agro
-    ended: int = 0  # whose record says how they ended
-    truncated: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of `COUNTED`
 
     def to_json(self) -> dict[str, Any]:
-        names = ("rows", "with_tokens", "with_behavior", "with_version", "ended", "truncated")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: self.counts[name] for name in COUNTED},
             "roles": sorted(self.roles),
-            "rewards": self.rewards.to_json(),
-            "characters": self.lengths.to_json(),
-            "tokens": self.tokens.to_json(),
+            "rewards": spread(self.rewards),
+            "characters": spread(self.lengths),
+            "tokens": spread(self.tokens),
         }
 
 
@@ -189,33 +168,33 @@ class StoreSurvey:
     equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
     mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
-    quality: Spread = field(default_factory=Spread)
-    coverage: Spread = field(default_factory=Spread)
-    truncated_rewards: Spread = field(default_factory=Spread)  # rewards
-    complete_rewards: Spread = field(default_factory=Spread)
+    quality: array[float] = field(default_factory=numbers)
+    coverage: array[float] = field(default_factory=numbers)
+    truncated_rewards: array[float] = field(default_factory=numbers)  # rewards
+    complete_rewards: array[float] = field(default_factory=numbers)
     sources: dict[str, SourceSurvey] = field(default_factory=lambda: defaultdict(SourceSurvey))
 
     def add(self, rows: Sequence[SurveyRow]) -> None:
         """The rows of one group."""
         for row in rows:
             source = self.sources[row.source]
-            source.rows += 1
             source.roles.add(row.role)
-            source.with_tokens += row.knows_tokens
-            source.with_behavior += row.knows_behavior
-            source.with_version += row.version >= 0
-            source.lengths.add(len(row.response))
-            if row.length is not None:
-                source.tokens.add(row.length)
-            if row.reward is not None:
-                source.rewards.add(row.reward)
             end = end_in(row.finish)
-            if end in ("finished", "cut"):
-                truncated = end == "cut"
-                source.ended += 1
-                source.truncated += truncated
-                if row.reward is not None:
-                    (self.truncated_rewards if truncated else self.complete_rewards).add(row.reward)
+            source.counts["rows"] += 1
+            source.counts["with_tokens"] += row.knows_tokens
+            source.counts["with_behavior"] += row.knows_behavior
+            source.counts["with_version"] += row.version >= 0
+            source.counts["ended"] += end in ("finished", "cut")
+            source.counts["truncated"] += end == "cut"
+            source.lengths.append(len(row.response))
+            if row.length is not None:
+                source.tokens.append(row.length)
+            if row.reward is not None:
+                source.rewards.append(row.reward)
+                if end == "cut":
+                    self.truncated_rewards.append(row.reward)
+                elif end == "finished":
+                    self.complete_rewards.append(row.reward)
         episodes: dict[int | str, list[SurveyRow]] = defaultdict(list)
         for row in rows:
             episodes[row.id if row.episode is None else row.episode].append(row)
@@ -229,7 +208,7 @@ class StoreSurvey:
             responses = [of[-1].response for of in episodes.values()]
             distinct = len(set(responses))
             self.repeats += len(responses) - distinct
-            self.coverage.add(distinct / len(responses))
+            self.coverage.append(distinct / len(responses))
 
     def _rewards(self, rewards: Sequence[float]) -> None:
         """Of the scored responses of one group."""
@@ -239,7 +218,7 @@ class StoreSurvey:
         lowest, highest = min(rewards), max(rewards)
         if lowest < highest:
             mean = sum(rewards) / len(rewards)
-            self.quality.add((mean - lowest) / (highest - lowest))
+            self.quality.append((mean - lowest) / (highest - lowest))
             return
         self.equal += 1
         levels = {self.highest: "highest", self.lowest: "lowest"}  # where all are equal, the lowest
@@ -247,7 +226,7 @@ class StoreSurvey:
 
     def total(self, name: str) -> int:
         """Over all sources."""
-        return sum(getattr(source, name) for source in self.sources.values())
+        return sum(source.counts[name] for source in self.sources.values())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -260,10 +239,10 @@ class StoreSurvey:
             "groups_with_rewards": self.scored_groups,
             "near_copies": None if self.copies is None else self.copies.to_json(),
             "repeats": self.repeats,
-            "trajectory_quality": self.quality.to_json(),
-            "coverage": self.coverage.to_json(),
-            "reward_of_truncated": self.truncated_rewards.to_json(),
-            "reward_of_ended": self.complete_rewards.to_json(),
+            "trajectory_quality": spread(self.quality),
+            "coverage": spread(self.coverage),
+            "reward_of_truncated": spread(self.truncated_rewards),
+            "reward_of_ended": spread(self.complete_rewards),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
             "held_out": None if self.held_out is None else self.held_out.to_json(),
         }

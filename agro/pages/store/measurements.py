@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -35,118 +34,12 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a model says of the N valid responses of some groups; [N] each, NaN where unknown.
+    """What a model says of the responses of some groups, by the keys of `agro check --json`: shares, nats and
+    β; None where unknown. `total`: groups of the store; `examples`: a sample that was dropped, by reason."""
 
-    Log-probs are sums over tokens, in nats. `group`: a number of the prompt; `repeats`: whether an earlier
-    response of the group has the same text; `rows`: by group of how many stored responses they are; `pairs`:
-    [P,2] winners and losers of judged pairs. `total`: groups of the store. `template`: what the chat template
-    shows, by kind of content.
-    """
-
-    rescored: RescoredLog
-    group: NDArray[np.int64]
-    repeats: NDArray[np.bool_]
-    ref_logp: Values
-    against_reference: bool
-    rows: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    values: dict[str, Any]
     total: int
-    template: Mapping[str, str]
-
-    @cached_property
-    def groups(self) -> list[NDArray[np.int64]]:
-        """The responses of each group that has some."""
-        return [np.flatnonzero(self.group == number) for number in np.unique(self.group)]
-
-    @cached_property
-    def unequal(self) -> list[NDArray[np.int64]]:
-        """The scored responses of each group of unequal rewards."""
-        rewards = self.rescored.rewards
-        scored = [of[~np.isnan(rewards[of])] for of in self.groups]
-        return [of for of in scored if len(of) and np.ptp(rewards[of])]
-
-    @property
-    def scores(self) -> Values:
-        """[N] log π/π_ref, or log π without a reference."""
-        return self.rescored.totals - self.ref_logp if self.against_reference else self.rescored.totals
-
-    @property
-    def auc(self) -> Values:
-        """[G] of each group of unequal rewards: how often `scores` ranks the better of two responses higher,
-        where equal ones count one half."""
-        rewards, scores, shares = self.rescored.rewards, self.scores, []
-        for of in self.unequal:
-            is_better = rewards[of, None] > rewards[of]
-            lead = (scores[of, None] - scores[of])[is_better]
-            shares.append(np.where(lead == 0, 0.5, lead > 0).mean())
-        return np.array(shares, np.float64)
-
-    @property
-    def per_token(self) -> dict[str, Values]:
-        """Mean log π of a token, of the best and of the worst responses of groups with unequal rewards."""
-        mean, rewards = self.rescored.totals / self.rescored.lengths, self.rescored.rewards
-        best = [np.empty(0), *(mean[of[rewards[of] == rewards[of].max()]] for of in self.unequal)]
-        worst = [np.empty(0), *(mean[of[rewards[of] == rewards[of].min()]] for of in self.unequal)]
-        return {"best": np.concatenate(best), "worst": np.concatenate(worst)}
-
-    @property
-    def coverage(self) -> Values:
-        """[G] π of all distinct responses to a prompt together: the share of π that the data show."""
-        mass = np.where(self.repeats, 0.0, np.exp(self.rescored.totals))
-        return np.array([mass[of].sum() for of in self.groups], np.float64).clip(max=1.0)
-
-    @property
-    def ess(self) -> tuple[float | None, int]:
-        """(Σw)² / Σw² over the number n of responses with known log μ, w = π/μ; and n."""
-        log_w = self.rescored.totals - self.rescored.behavior
-        log_w = log_w[np.isfinite(log_w)]
-        return (Weights.of(log_w).ess / len(log_w) if len(log_w) else None), len(log_w)
-
-    @property
-    def balance(self) -> Values:
-        """[G] the β at which βρ differs as much as the rewards, in groups where both differ.
-
-        ρ is log π/π_ref. Without a reference it is log π: at this β the optimum's log-ratios differ as much
-        as the model's log-probs do now.
-        """
-        rho, rewards = self.scores, self.rescored.rewards
-        spreads = [(rewards[of].std(), rho[of].std()) for of in self.unequal]
-        return np.array([of_rewards / of_rho for of_rewards, of_rho in spreads if of_rho > 0])
-
-    def to_json(self) -> dict[str, Any]:
-        """Shares, nats and β; None where unknown."""
-        logp, lengths, auc = self.rescored.totals, self.rescored.lengths, self.auc
-        ranked, (ess, weighted), (winner, loser) = summary("auc", auc), self.ess, self.pairs.T
-        balance, middle_half = self.balance, [None, None, None]
-        if len(balance):
-            middle_half = np.quantile(balance, (0.25, 0.5, 0.75)).tolist()
-        of = "log π/π_ref" if self.against_reference else "log π"
-        right = [(score[winner] >= score[loser]) for score in (logp, logp / lengths)]
-        unequal = [int(self.group[of[0]]) for of in self.unequal]
-        return {
-            "auc_of": of,
-            "auc": ranked.get("auc"),
-            "auc_se": ranked["auc_se"] if len(auc) > 1 else None,
-            "auc_groups": len(auc),
-            "auc_dropped": int(self.rows[unequal].sum()) - sum(map(len, self.unequal)),
-            "invalid": dict(self.rescored.dropped),
-            "template": dict(self.template) or None,
-            "ranked_share": float(right[0].mean()) if len(winner) else None,
-            "ranked_share_per_token": float(right[1].mean()) if len(winner) else None,
-            "ranked_pairs": len(winner),
-            "measured_groups": len(self.groups),
-            "logp": _mean(logp),
-            "logp_per_token": _mean(logp / lengths),
-            "ref_logp": _mean(self.ref_logp),
-            "ref_logp_per_token": _mean(self.ref_logp / lengths),
-            "best_logp_per_token": _mean(self.per_token["best"]),
-            "worst_logp_per_token": _mean(self.per_token["worst"]),
-            "policy_coverage": _mean(self.coverage),
-            "ess": ess,
-            "concentrability": None if ess is None else 1 / ess,
-            "ess_responses": weighted,
-            "beta": {**dict(zip(("low", "middle", "high"), middle_half)), "groups": len(balance), "of": of},
-        }
+    examples: Mapping[str, str]
 
 
 def measure(
@@ -154,8 +47,14 @@ def measure(
 ) -> Measurements:
     """Measure up to `limit` groups, every so many in the order of the store, and the judged pairs in them.
 
-    The ranking of pairs is the share whose winner has at least the log π of the loser (ranking accuracy,
-    arXiv 2405.19534). Raises `Refused` where the two models have different tokenizers.
+    `auc`: in groups of unequal rewards, how often log π/π_ref (without a reference log π) ranks the better of
+    two responses higher, where equal ones count one half. `ranked_share`: of judged pairs those whose winner
+    has at least the log π of the loser (ranking accuracy, arXiv 2405.19534). `policy_coverage`: π of all
+    distinct responses to a prompt together. `ess`: (Σw)² / Σw² over the number of responses with known log μ,
+    w = π/μ. `beta`: at which β times the log-ratio differs as much as the rewards, by group; without a
+    reference the optimum's log-ratios then differ as much as the model's log-probs do now.
+
+    Raises `Refused` where the two models have different tokenizers.
     """
     if reference is not None and reference.fingerprint != policy.fingerprint:
         raise Refused(
@@ -166,31 +65,78 @@ def measure(
     stride = 1 if limit is None else max(1, -(-total // limit))
     prompts = [group.prompt_id for group in islice(store.groups(), 0, None, stride)]
     samples = [sample for prompt in prompts for sample in store.samples(prompt_id=prompt)]
-    rescored = RescoredLog.of(samples, policy)
-    ref_logp = np.full(len(rescored.responses), np.nan)
+    log = RescoredLog.of(samples, policy)
+    logp, rewards, lengths = log.totals, log.rewards, log.lengths
+    number = {prompt: i for i, prompt in enumerate(prompts)}
+    prompt_of = np.array([number[of[0].prompt_id] for of in log.responses], np.int64)
+    groups = [np.flatnonzero(prompt_of == i) for i in np.unique(prompt_of)]
+    scored = [of[~np.isnan(rewards[of])] for of in groups]
+    unequal = [of for of in scored if len(of) and np.ptp(rewards[of])]
+    ref_logp, score, name = np.full(len(logp), np.nan), logp, "log π"
     if reference is not None:
         ref_logp = RescoredLog.of(samples, reference).totals
-    number = {prompt: i for i, prompt in enumerate(prompts)}
-    texts = ["".join(sample.response for sample in of) for of in rescored.responses]
-    group = np.array([number[of[0].prompt_id] for of in rescored.responses], np.int64)
-    place = {sample.id: i for i, of in enumerate(rescored.responses) for sample in of}
-    pairs = (pair for pair in store.pairs() if not pair.is_tie)
-    judged = [(place.get(pair.winner), place.get(pair.loser)) for pair in pairs]
+        score, name = logp - ref_logp, "log π/π_ref"
+
+    per_token = logp / lengths
+    auc, best, worst, balance = _by_group(unequal, rewards, score, per_token)
+    ranked = summary("auc", auc)
+    low, middle, high = np.quantile(balance, (0.25, 0.5, 0.75)).tolist() if len(balance) else [None] * 3
+    texts = ["".join(sample.response for sample in of) for of in log.responses]
+    repeats = are_repeats(f"{i} {text}" for i, text in zip(prompt_of, texts, strict=True))
+    mass = np.where(np.array(repeats, bool), 0.0, np.exp(logp))
+    log_w = logp - log.behavior
+    log_w = log_w[np.isfinite(log_w)]
+    ess = Weights.of(log_w).ess / len(log_w) if len(log_w) else None
+    place = {sample.id: i for i, of in enumerate(log.responses) for sample in of}
+    pairs = [(place.get(p.winner), place.get(p.loser)) for p in store.pairs() if not p.is_tie]
+    winner, loser = np.array([pair for pair in pairs if None not in pair], np.int64).reshape(-1, 2).T
+    # Stored responses to the prompts of unequal groups, of which some can't be read or have no reward.
     ids = {(number[s.prompt_id], s.id if s.episode is None else s.episode) for s in samples}
-    return Measurements(
-        rescored,
-        group,
-        np.array(are_repeats(f"{g} {text}" for g, text in zip(group, texts, strict=True)), bool),
-        ref_logp,
-        reference is not None,
-        np.bincount([g for g, _ in ids], minlength=len(prompts)),
-        np.array([pair for pair in judged if None not in pair], np.int64).reshape(-1, 2),
-        total,
-        policy.chat.template.abilities() if policy.tokenizer.chat_template else {},
-    )
+    stored = np.bincount([i for i, _ in ids], minlength=len(prompts))
+    values = {
+        "auc_of": name,
+        "auc": ranked.get("auc"),
+        "auc_se": ranked["auc_se"] if len(auc) > 1 else None,
+        "auc_groups": len(auc),
+        "auc_dropped": sum(int(stored[prompt_of[of[0]]]) - len(of) for of in unequal),
+        "invalid": dict(log.dropped),
+        "template": (policy.chat.template.abilities() if policy.tokenizer.chat_template else {}) or None,
+        "ranked_share": _mean(logp[winner] >= logp[loser]),
+        "ranked_share_per_token": _mean(per_token[winner] >= per_token[loser]),
+        "ranked_pairs": len(winner),
+        "measured_groups": len(groups),
+        "logp": _mean(logp),
+        "logp_per_token": _mean(per_token),
+        "ref_logp": _mean(ref_logp),
+        "ref_logp_per_token": _mean(ref_logp / lengths),
+        "best_logp_per_token": _mean(best),
+        "worst_logp_per_token": _mean(worst),
+        "policy_coverage": _mean(np.array([mass[of].sum() for of in groups]).clip(max=1.0)),
+        "ess": ess,
+        "concentrability": None if ess is None else 1 / ess,
+        "ess_responses": len(log_w),
+        "beta": {"low": low, "middle": middle, "high": high, "groups": len(balance), "of": name},
+    }
+    return Measurements(values, total, log.examples)
 
 
-def _mean(values: Values) -> float | None:
+def _by_group(
+    unequal: Sequence[NDArray[np.int64]], rewards: Values, score: Values, per_token: Values
+) -> tuple[Values, Values, Values, Values]:
+    """The AUC of each group of unequal rewards, the log π of a token of all best and of all worst responses,
+    and the β of each group."""
+    auc, best, worst, balance = [], [np.empty(0)], [np.empty(0)], []
+    for of in unequal:
+        lead = (score[of, None] - score[of])[rewards[of, None] > rewards[of]]
+        auc.append(np.where(lead == 0, 0.5, lead > 0).mean())
+        best.append(per_token[of[rewards[of] == rewards[of].max()]])
+        worst.append(per_token[of[rewards[of] == rewards[of].min()]])
+        if score[of].std() > 0:
+            balance.append(rewards[of].std() / score[of].std())
+    return np.array(auc, np.float64), np.concatenate(best), np.concatenate(worst), np.array(balance)
+
+
+def _mean(values: NDArray[Any]) -> float | None:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
 
