@@ -9,9 +9,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.exchanges import scored
-from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
+from agro.logs.values import a_list, listed, number, one_of
 from agro.types import Text
 from agro_formats.preferences import rank_judgments, tally
 

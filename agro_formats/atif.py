@@ -17,19 +17,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, read_object, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import (
-    call,
-    exchange,
-    fingerprinted,
-    integer,
-    integers,
-    listed,
-    numbers,
-    one_of,
-    plain,
-    total,
-)
 from agro.logs.protocol import Context, Item, Row, line_of
+from agro.logs.records import Record, call, exchange, fingerprinted
+from agro.logs.values import integer, integers, listed, numbers, one_of, plain, total
 from agro.types.conversation import prompt_hash
 
 Message = dict[str, Any]
@@ -87,10 +77,9 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
         if (start != first and has_tokens) or any(step.is_inserted for step in piece):
             # not as `continuation`: with other tokens the turns would be encoded after the wrong context
             said = turns[-1].get("content") or ""
-            record: dict[str, Any] = {"prompt": prompt, "response": said, "meta": {"turns": turns}}
+            record: Record = {"prompt": prompt, "response": said, "meta": {"turns": turns} | meta}
         else:
-            record = exchange(prompt, turns, ("steps", "steps"))
-        record["meta"] = record.get("meta", {}) | meta
+            record = exchange(prompt, turns, ("steps", "steps"), meta)
         if has_tokens:
             record |= _sequence(piece)
             if start != first:

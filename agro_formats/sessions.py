@@ -16,9 +16,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
-from agro.logs.exchanges import Message, blocks, identified
-from agro.logs.fields import call, common_start, exchange, integer, listed, plain, system
+from agro.logs.exchanges import Message, blocks
 from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import common_start, exchange, system
+from agro.logs.values import identified, integer, listed, plain, wrong
 from agro.types.conversation import normalized_message
 
 
@@ -62,9 +63,8 @@ def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) 
         if sampled[0] == 0:
             raise Refused("events: expected a message before the first one of the assistant, got none")
         turns = history.messages[sampled[0] : sampled[-1] + 1]
-        record = exchange(history.messages[: sampled[0]], turns, ("events", "events"))
-        meta_of_all = record["meta"] | meta | history.fields.get("meta", {})
-        records.append(record | history.fields | {"meta": meta_of_all})
+        own = {**history.fields, "meta": meta | history.fields.get("meta", {})}
+        records.append(exchange(history.messages[: sampled[0]], turns, ("events", "events"), **own))
     if not records:
         raise Refused("events: expected a turn of the assistant, got none")
     if len(records) > 1 and session is not None:
@@ -188,7 +188,7 @@ def read_codex(row: Row, context: Context) -> list[Item]:
         elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
             back = integer(payload.get("num_turns"), f"{location}.num_turns")
             if not 0 < back <= len(turns):
-                raise Refused(f"{location}.num_turns: expected 1 to {len(turns)} turns, got {back}")
+                raise wrong(f"{location}.num_turns", f"1 to {len(turns)} turns", back)
             rewritten, kept = messages[: turns[-back]], turns[:-back]
         if rewritten is not None:
             past.append(History(messages, begin, {"model": model}))
@@ -244,7 +244,8 @@ def _gemini_turn(record: Row, name: str) -> list[Message]:
     message: Message = {"role": "assistant", "content": _parts(record.get("content"), f"{name}.content")}
     tools = listed(record.get("toolCalls"), f"{name}.toolCalls")
     if tools:
-        message["tool_calls"] = [call(tool.get("name"), tool.get("args"), tool.get("id")) for tool in tools]
+        names = ("name", "args", "id")
+        message["tool_calls"] = [{name: tool[name] for name in names if name in tool} for tool in tools]
     if not message["content"] and not tools:  # of a call that was cancelled
         return []
     results = [

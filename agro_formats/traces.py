@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from agro.errors import Refused
@@ -23,10 +24,11 @@ from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges
-from agro.logs.declared import evaluated as at
 from agro.logs.exchanges import Completion, Message, joined_scores, responses, scored
-from agro.logs.fields import grouped, number, settings, unlisted
+from agro.logs.mapping import evaluated as at
 from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro.logs.records import SAMPLER, grouped, settings, unlisted
+from agro.logs.values import number
 
 Scores = dict[str, list[Any]]
 
@@ -166,7 +168,6 @@ def described(row: Row, names: Sequence[str]) -> dict[str, Any]:
 
 Declaration = Mapping[str, Any]
 SPANS = "spans"  # the column of a record that is made of several lines
-SAMPLING = ("temperature", "top_p", "top_k", "seed")  # of a call that isn't in a trace
 
 
 def opened(row: Row, how: Declaration) -> Row:
@@ -248,7 +249,7 @@ def _span(row: Row, name: str, how: Declaration, context: Context) -> TraceSpan:
         is_judge=is_judge,
         error=at(row, how.get("error", "")) or None,
         model=at(row, how["model"]),
-        sampling=settings(request, *([SAMPLING] if is_alone else [])),
+        sampling=settings(request, *([SAMPLER] if is_alone else [])),
         tools=at(row, how.get("tools", "")),
         scores=scores,
         names=(how["input"], how["output"]) if is_alone else None,
@@ -329,7 +330,10 @@ def _examples(how: Declaration, rows: Sequence[Row]) -> list[list[Row]]:
     return list(examples.values())
 
 
-DECLARED = {
-    name: {"read": partial(read, how), **({"gather": partial(gather, how)} if "group" in how else {})}
-    for name, how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+TRACES = SimpleNamespace(
+    **{
+        name: SimpleNamespace(read=partial(read, how), gather=partial(gather, how))
+        for name, how in _TABLES.items()
+    }
+)

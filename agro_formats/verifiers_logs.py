@@ -13,20 +13,9 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
-from agro.logs.fields import (
-    call,
-    exchange,
-    fingerprinted,
-    flags,
-    integer,
-    integers,
-    number,
-    numbers,
-    parsed,
-    split,
-    until_reply,
-)
 from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import Record, exchange, fingerprinted, split, until_reply
+from agro.logs.values import flag, flags, integer, integers, number, numbers, parsed, wrong
 from agro.types.conversation import prompt_hash
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
@@ -53,17 +42,6 @@ class _TraceNode:
         return self.message["role"] == "assistant" and not self.sampled
 
 
-def message(value: dict[str, Any]) -> dict[str, Any]:
-    """A message as chat templates have it: tool calls with their function inside."""
-    turn = {name: part for name, part in value.items() if part is not None}
-    calls = objects(turn.pop("tool_calls", None) or [], "tool_calls")
-    if not calls:
-        turn.setdefault("content", "")
-        return turn
-    named = ({"id": c.get("id"), **call(c.get("name"), c.get("arguments"))} for c in calls)
-    return {**turn, "tool_calls": [c if "function" in c else new for c, new in zip(calls, named)]}
-
-
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
     calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
     for i, made in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
@@ -74,12 +52,11 @@ def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
         where = f"{location}.nodes[{i}]"
         parent, sampled = value.get("parent"), value.get("sampled", False)
         if parent is not None and (not isinstance(parent, int) or not 0 <= parent < i):
-            raise Refused(f"{where}.parent: expected the number of an earlier node, got {parent!r:.80}")
-        if not isinstance(sampled, bool):
-            raise Refused(f"{where}.sampled: expected true or false, got {sampled!r:.80}")
+            raise wrong(f"{where}.parent", "the number of an earlier node", parent)
+        flag(sampled, f"{where}.sampled")
         content = entry(value.get("message"), f"{where}.message")
         if not isinstance(content.get("role"), str):
-            raise Refused(f"{where}.message: expected an object with a role, got {content!r:.80}")
+            raise wrong(f"{where}.message", "an object with a role", content)
         tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
         action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
         logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
@@ -87,9 +64,14 @@ def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
             sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
             logps = [next(sampled_logps) if is_action else None for is_action in action]
         links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
-        node = _TraceNode(i, parent, message(content), sampled, tokens, action, logps, links, calls.get(i))
-        nodes.append(node)
+        message, made = _message(content), calls.get(i)
+        nodes.append(_TraceNode(i, parent, message, sampled, tokens, action, logps, links, made))
     return nodes
+
+
+def _message(value: Row) -> Record:
+    """A message without unknown keys, in which there may be calls alone."""
+    return {"content": ""} | {name: part for name, part in value.items() if part is not None}
 
 
 def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
@@ -157,7 +139,7 @@ def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str)
                 "sampled ones, and without token_ids they can't be told apart"
             )
     messages = [node.message for node in branch]
-    return split({"messages": messages, "prompt": messages[:begin]})
+    return split(messages, messages[:begin])
 
 
 def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages) -> dict[str, Any]:
@@ -170,12 +152,12 @@ def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Mess
         logps += node.logps
     begin = next(i for i, node in enumerate(branch) if node.sampled)
     messages = [node.message for node in branch]
-    head, turns = messages[:begin], messages[begin:]
+    head = messages[:begin]
     has_foreign = any(node.is_foreign for node in branch[begin:])
     if head == prompt and action == learn and not has_foreign:
-        record = split({"messages": head + turns, "prompt": head})
+        record = split(messages, head)
     else:
-        record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {}}
+        record = {"prompt": prompt, "response": messages[-1]["content"], "meta": {}}
     if head != prompt:
         record["context_tokens"] = tokens[: action.index(True)]
     record |= {"tokens": tokens, "mask": learn, "behavior_logp": logps}
@@ -264,22 +246,17 @@ def _reward(trace: dict[str, Any], location: str, context: Context) -> float | N
 def read_result(row: Row, context: Context) -> list[Item]:
     """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
-    trailing: list[Any] = []
+    meta, error, name = omit(row, _COLUMNS), row.get("error"), "example_id" if "example_id" in row else "id"
     if isinstance(completion, list):
-        trailing = until_reply(reversed(completion))[::-1]
-        completion = completion[: len(completion) - len(trailing)]
-    record = exchange(prompt, completion, ("prompt", "completion"))
-    record["meta"] = record.get("meta", {}) | omit(row, _COLUMNS)
-    record["reward"] = number(row["reward"], "reward")
-    record["answer"] = row.get("answer")
-    if row.get("error") is not None:
-        record["meta"]["reward_error"] = f"{row['error']!s:.500}"
-        record["reward"] = None
-    if trailing:
-        record["meta"]["after"] = trailing
-    name = "example_id" if "example_id" in row else "id"
+        after = until_reply(reversed(completion))[::-1]
+        completion = completion[: len(completion) - len(after)]
+        meta |= {"after": after} if after else {}
+    if error is not None:
+        meta["reward_error"] = f"{error!s:.500}"
     if not isinstance(row[name], str | int):
-        raise Refused(f"{name}: expected text or an integer, got {row[name]!r:.80}")
+        raise wrong(name, "text or an integer", row[name])
+    record = exchange(prompt, completion, ("prompt", "completion"), meta, answer=row.get("answer"))
+    record["reward"] = number(row["reward"], "reward") if error is None else None
     record["prompt_id"] = f"{row[name]}:{prompt_hash(record['prompt'])}"
     return [Item.of(record, "completion")]
 
@@ -288,9 +265,9 @@ def _messages(value: Any) -> Any:
     """Messages with their tool calls as objects: until late 2025 these were JSON in text."""
     if not isinstance(value, list):
         return value
-    turns = [dict(turn) for turn in objects(value, "prompt, completion")]
+    turns = [_message(turn) for turn in objects(value, "prompt, completion")]
     for turn in turns:
-        if isinstance(turn.get("tool_calls"), list):
-            calls = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in turn["tool_calls"]]
-            turn["tool_calls"] = calls
-    return [message(turn) for turn in turns]
+        calls = turn.get("tool_calls")
+        if isinstance(calls, list):
+            turn["tool_calls"] = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in calls]
+    return turns

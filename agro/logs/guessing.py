@@ -21,9 +21,8 @@ from agro.io.record_files import read_records, record_block
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import LogFile, Options, Reader, State
+from agro.logs.reading import Known, LogFile, Options, Reader
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,
@@ -41,6 +40,7 @@ from agro.logs.unknown_columns import (
     sides_of,
     worth_in,
 )
+from agro.logs.values import written_words
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
@@ -289,7 +289,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
         file = LogFile(str(path), "", None if format is None else format.name)
-        found, _ = Reader(options, {}).read(file, State({}, {}), record_block(lines))
+        found, _ = Reader(options, {}).read(file, Known({}, {}), record_block(lines))
     except Refused:
         return None
     if found.absent():

@@ -19,10 +19,10 @@ from agro.io.files import digest_of_module
 from agro.io.record_files import Block, encoding_of, fingerprint, is_table, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
-from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
 from agro.logs.normalizing import center_rewards
-from agro.logs.reading import BlockResult, Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
+from agro.logs.reading import Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
+from agro.logs.values import scale_of
 from agro.rollout.prompts import load_prompts
 from agro.store.imports import ImportedFile, Place, forgotten
 from agro.store.records import OtherPrompt, Pair
@@ -72,6 +72,9 @@ class ImportReport(Counts):
 
     def to_json(self) -> dict[str, Any]:
         values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
+        values |= {"columns_left": list(self.columns_left), "without_column": self.without_column}
+        for name in ("columns", "parts", "kinds", "worded"):
+            del values[name]
         if self.refused_count <= LISTED:
             del values["refused_file"]
         return values
@@ -163,7 +166,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     is_whole = options.get("strict") or options.get("replace") or center_by or may_refuse
     # Other processes read, but where it takes one that has seen all records before, or few.
     others = 0 if workers == 1 or join is not None or limit is not None else workers
-    total, current = BlockResult(), LogFile("", "", None)
+    current = LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
@@ -177,23 +180,17 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             for _, refusal in sorted(refused, key=lambda each: each[0]):
                 report.refuse(refusal)
             report.count(found)
-            total.parts += found.parts
-            total.kinds |= found.kinds
-            total.with_column |= found.with_column
-            total.without_key |= found.without_key
-            total.without_column.update(found.without_column)
-            total.has_words |= found.has_words
             del block, found
             gc.collect(0)
         # What was added has so many groups, and responses that equal an earlier one of their group.
         digests = [digest for _, digest in files]
         report.groups, report.repeats = store.imports.repeats(digests, writer.last)
-        report.recognized = " and ".join(f"{kind} records" for kind in sorted(total.kinds))
+        report.recognized = " and ".join(f"{kind} records" for kind in sorted(report.kinds))
         report.recognized += ", mapped" if mapping else ""
         if report.samples and not (report.scored or report.pairs):
             report.unused = [name for name in _ratings(Path(paths[0])) if name not in mapping.values()]
         if limit is None:
-            _check_used(options, total)
+            _check_used(options, report)
         _check_taken(report, paths, strict=options.get("strict", False))
         if center_by and limit is None:
             report.normalized = center_rewards(store, center_by, digests)
@@ -242,14 +239,14 @@ def _ratings(path: Path) -> list[str]:
     return list(names)
 
 
-def _check_used(options: Options, total: BlockResult) -> None:
+def _check_used(options: Options, report: ImportReport) -> None:
     """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
     mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name in total.absent():
+    for name in report.absent():
         raise Refused(
             f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
         )
-    if word_rewards and total.parts and not total.has_words:
+    if word_rewards and report.parts and not report.worded:
         raise Refused(
             f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
             "with --map reward=COLUMN, or leave --reward-map out"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from agro.errors import Refused
 from agro.io.json_values import is_unknown
 from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
-from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, Text, check_turns
+from agro.logs.protocol import Tokenizer
+from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, check_turns
 from agro.types.conversation import declarations, normalized, with_tools
 
 
@@ -199,19 +200,6 @@ PREFERENCE = {
     "votes_chosen": _VOTES,
     "votes_rejected": _VOTES,
 }
-
-
-class Tokenizer(Protocol):
-    """What made the tokens of a log's responses; `agro.models.encoding.Encoder` is one."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def prompt(self, text: Text) -> list[int]: ...
-
-    def ids(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def from_record(
