@@ -345,7 +345,7 @@ def read_promptfoo(row: Row, context: Context) -> list[Item]:
 def _output(value: Any) -> Any:
     """Text, or calls of tools."""
     if isinstance(value, str):
-        return value
+        return {"content": value}
     calls = value if isinstance(value, list) else [value]
     if calls and all(isinstance(one, dict) and "function" in one for one in calls):
         return {"role": "assistant", "content": "", "tool_calls": calls}

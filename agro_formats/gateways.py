@@ -196,8 +196,8 @@ def _message(role: Any, blocks: list[dict[str, Any]], name: str) -> Message:
     return {key: value for key, value in message.items() if value or key in ("role", "content")}
 
 
-def _reply(value: Any, name: str) -> str | Message:
+def _reply(value: Any, name: str) -> Message:
     """Blocks of a function that chats; of one that answers JSON the text as it was generated."""
     if isinstance(value, dict):
-        return text(value.get("raw"), f"{name}.raw")
+        return {"content": text(value.get("raw"), f"{name}.raw")}
     return _message("assistant", objects(value, name), name)

@@ -124,12 +124,6 @@ def _turns(row: Row) -> list[Record]:
     return turns
 
 
-def is_unpaired(row: Row) -> bool:
-    has_columns = not row.keys().isdisjoint(_PROMPTS) and not row.keys().isdisjoint(_RESPONSES)
-    is_labeled = "instruction" in row and isinstance(row.get("label"), bool)
-    return has_columns and "reward" not in row and (is_labeled or not row.keys().isdisjoint(LABELS[:-1]))
-
-
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
 UNPAIRED = Columns("prompt", _RESPONSES, judge=labeled, compose=_prompt, dropped=(*_PROMPT_COLUMNS, *LABELS))
 
@@ -305,12 +299,3 @@ def read_query(row: Row, context: Context) -> list[Item]:
     if row.get("rejected_response") is None:
         return [Item.of(chosen | {"role": "expert"})]
     return [Item.pair(chosen, chosen | {"response": text(row["rejected_response"], "rejected_response")})]
-
-
-def fits_turns(row: Row) -> bool:
-    messages = row.get("messages")
-    if not isinstance(messages, list) or "response" in row:
-        return False
-    return "label" in row or any(
-        isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages
-    )

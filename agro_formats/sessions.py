@@ -278,14 +278,6 @@ def _result(value: Any, name: str) -> str:
     return "".join(texts)
 
 
-def is_claude_code(row: Row) -> bool:
-    if "sessionId" in row and "type" in row and "projectHash" not in row:
-        return True
-    return (row.get("type") == "summary" and "leafUuid" in row) or (
-        row.get("type") == "file-history-snapshot" and "messageId" in row
-    )
-
-
 def identity(row: Row) -> str:
     events = objects(row.get("events", [row]), "events")
     session = next((e["sessionId"] for e in events if e.get("sessionId")), None)

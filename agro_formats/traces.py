@@ -24,7 +24,7 @@ from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges
-from agro.logs.exchanges import Completion, Message, joined_scores, responses, scored
+from agro.logs.exchanges import Message, joined_scores, responses, scored
 from agro.logs.mapping import evaluated as at
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.logs.records import SAMPLER, grouped, settings, unlisted
@@ -93,12 +93,7 @@ def read_spans(
         asked, answered = span.names or (f"spans[{i}].input", f"spans[{i}].output")
         name = f"spans[{i}]" if span.names is None else answered
         prompt = exchanges.prompt(span.input, asked)
-        replies = [
-            {"role": "assistant", "content": str(reply), "finish_reason": getattr(reply, "finish", None)}
-            if isinstance(reply, str)
-            else reply
-            for reply in exchanges.replies(span.output, answered)
-        ]
+        replies = [{"role": "assistant"} | reply for reply in exchanges.replies(span.output, answered)]
         earlier = next((c for c in reversed(conversations) if c.continues_in(prompt)), None)
         if earlier is None:
             conversations.append(_Conversation(prompt, [], replies, [span], name))
@@ -151,11 +146,11 @@ def _items(
         "meta": {**meta, **({"scores": judged} if judged else {})},
         **({"tools": final.tools} if final.tools else {}),
     }
-    is_text = isinstance(conversation.prompt, str) and not conversation.turns
-    replies = list[str | Message | list[Message]]()
+    replies = list[Message | list[Message]]()
     for message in conversation.replies:
-        if is_text and message.keys() - {"finish_reason"} == {"role", "content"}:
-            replies.append(Completion.of(message["content"], message.get("finish_reason")))
+        is_plain = message.keys() - {"finish_reason"} == {"role", "content"} and not conversation.turns
+        if is_plain and isinstance(conversation.prompt, str):
+            replies.append({name: value for name, value in message.items() if name != "role"})
         else:
             replies.append([*conversation.turns, message])
     return responses(conversation.prompt, replies, conversation.name, common)

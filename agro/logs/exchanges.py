@@ -49,18 +49,6 @@ NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
 FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
 
 
-class Completion(str):
-    """The text of a completion, with what was said of its end."""
-
-    finish: Any = None
-
-    @classmethod
-    def of(cls, text: str, finish: Any) -> Completion:
-        completion = cls(text)
-        completion.finish = finish
-        return completion
-
-
 def reported(value: Any) -> Any:
     """What an object says of the end of its response, such as a choice, a message or a run; None: nothing.
 
@@ -143,11 +131,14 @@ def prompt(value: Any, name: str) -> str | list[Message]:
     return with_tools(messages(request, location), value.get("tools") or value.get("functions"))
 
 
-def replies(value: Any, name: str) -> list[str | Message]:
-    """What a call answered, one or several responses."""
+def replies(value: Any, name: str) -> list[Message]:
+    """What a call answered, one or several responses; one without a role is a text.
+
+    `finish_reason` is what is said of the end of each.
+    """
     value = _opened(value, _RESPONSE_KEYS)
     if isinstance(value, str):
-        return [value]
+        return [{"content": value}]
     output = {"messages": value} if isinstance(value, list) else entry(value, name)
     inner = name if isinstance(value, list) else f"{name}.messages"
     if "choices" in output:
@@ -183,16 +174,17 @@ def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
     return parsed[0] if finish is None else parsed[0] | {"finish_reason": finish}
 
 
-def _choices(choices: Any, name: str) -> list[str | Message]:
+def _choices(choices: Any, name: str) -> list[Message]:
     """Choices of a completion, or LangChain's generations; of text, or each with a message."""
-    parsed = list[str | Message]()
+    parsed = list[Message]()
     for choice in objects(choices, name):
         message = choice.get("message")
         if message is None:
-            parsed.append(Completion.of(text(choice.get("text"), f"{name}.text"), reported(choice)))
+            said = [{"content": text(choice.get("text"), f"{name}.text")}]
         else:
-            source = choice if reported(choice) is not None else message
-            parsed.append(_one_message(messages([message], f"{name}.message"), name, source))
+            said = messages([message], f"{name}.message")
+        is_said = message is None or reported(choice) is not None
+        parsed.append(_one_message(said, name, choice if is_said else message))
     return parsed
 
 
@@ -276,24 +268,23 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
 
 def responses(
     prompt: str | list[Message],
-    replies: Sequence[str | Message | list[Message]],
+    replies: Sequence[Message | list[Message]],
     name: str,
     common: Mapping[str, Any],
 ) -> list[Item]:
-    """An item a response of the call: text, a message, or turns. `common`: further fields of the record,
-    `meta` among them."""
+    """An item a response of the call: a message, as `replies` has it, or turns. `common`: further fields of
+    the record, `meta` among them."""
     if not replies:
         raise Refused(f"{name}: expected a response, got none")
     items = []
     for i, answer in enumerate(replies):
-        asked, said, finish = prompt, answer, getattr(answer, "finish", None)
-        if isinstance(answer, str):
-            said = str(answer)
-        else:
-            turns = [answer] if isinstance(answer, dict) else answer
-            finish = turns[-1].get("finish_reason")
-            said = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
-            asked = [user(prompt)] if isinstance(prompt, str) else prompt
+        turns = answer if isinstance(answer, list) else [answer]
+        finish, asked = turns[-1].get("finish_reason"), prompt
+        said: Any = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+        if "role" not in said[0]:
+            said = said[0]["content"]
+        elif isinstance(prompt, str):
+            asked = [user(prompt)]
         record = exchange(asked, said, ("prompt", f"{name}[{i}]"), **common)
         if finish:
             record["meta"]["finish"] = finish
@@ -328,7 +319,7 @@ def read_completion(row: Row, context: Context) -> list[Item]:
         request = entry(row["request"].get("body"), "request.body") or row["request"]
     elif not request and isinstance(body.get("prompt_text"), str):
         request = {"prompt": body["prompt_text"]}
-    if not request:
+    if not request and not isinstance(row.get("request"), dict):
         raise Refused(
             "prompt: a chat completion doesn't hold what was asked; log it in a column beside it: request, "
             "messages or prompt"

@@ -295,6 +295,12 @@ class Recognizer:
             return None
         return _one([f for f in self._among if f.gather and f.fits(line.value)], str(path))
 
+    def recognize_first(self, path: Path) -> Format | None:
+        """The format of a file by its place or its first record; None where neither says it."""
+        format = format_at(path)
+        line = next(read_records(path), None) if format is None else None
+        return format if line is None or line.error else self.recognize(line.value)
+
     def recognize(self, row: Row) -> Format | None:
         if self._named is not None:
             return self._named

@@ -203,12 +203,9 @@ class Proposal:
 def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:
     """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of
     others, which are read as they are."""
-    if format_at(path) is not None:
+    if format_at(path) is not None or all(line.error for line in islice(read_records(path), 1)):
         return None
-    line = next(read_records(path), None)
-    if line is None or line.error:
-        return None
-    format = Recognizer(None).recognize(line.value)
+    format = Recognizer(None).recognize_first(path)
     if format is not None and format.kind != "prompts":
         return None
     proposal = propose(path, lower_is_better=lower_is_better)

@@ -40,7 +40,7 @@ from agro.logs.records import summed
 from agro.logs.values import as_reward, number_in
 from agro.store.imports import Place
 from agro.store.sample_rows import Origin, SampleRow
-from agro.types import Prompt, Role, Sample
+from agro.types import Prompt, Sample
 
 
 class Options(TypedDict, total=False):
@@ -54,8 +54,6 @@ class Options(TypedDict, total=False):
     lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
     choose: Mapping[str, str] | None  # what to take where a format has several of a kind
     join: str | Path | None  # the second file of a format that is split over two
-    role: Role  # of records without; "log" by default
-    source: str | None  # of records without; "file:NAME" by default
     limit: int | None  # records of each file
     tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
     replace: bool  # take the files anew, in place of what was imported from them
@@ -100,11 +98,13 @@ class Counts:
                 value.update(more)
 
     @property
-    def without_column(self) -> dict[str, int]:
+    def without_column(self) -> Counter[str]:
         """The records without its column, by the field of --map."""
-        names = dict.fromkeys(name for name, _ in self.columns)
-        counts = {n: self.columns[n, "missing"] + self.columns[n, "lacks key"] for n in names}
-        return {name: count for name, count in counts.items() if count}
+        counts = Counter[str]()
+        for (name, state), count in self.columns.items():
+            if state != "found":
+                counts[name] += count
+        return counts
 
     def absent(self) -> list[str]:
         """The fields of --map whose column no record has; one that is null has it perhaps."""
@@ -203,9 +203,7 @@ class Reader:
             notes=dict(state.notes),
         )
         self._text_context = replace(self._context, is_text=True)  # which has the same notes
-        source = self._options.get("source")
-        default = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
-        self._source = default if source is None else source
+        self._source = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
         for line in block.lines():
             try:
                 if line.error:
@@ -310,7 +308,6 @@ class Reader:
             record = self._without_bytes(record)
         sample = from_record(
             record,
-            role=options.get("role", "log"),
             source=self._source,
             tokenizer=options.get("tokenizer"),
             is_json=line.is_json,
@@ -339,30 +336,28 @@ class Reader:
 
     def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without bytes, such as those of an image, in columns that nothing asks for."""
-        for name, value in record.items():
-            if isinstance(value, bytes) and name in RECORD:
-                raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
-        columns = list[str]()
-        others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
-        plain: dict[str, Any] = _plain(others, "", columns)
-        for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
+        columns = dict[str, int]()
+        kept = {name: _plain(value, name.removeprefix("meta."), columns) for name, value in record.items()}
+        for column, length in columns.items():
+            name = column.partition(".")[0]
+            if name in RECORD:
+                raise Refused(f"{name}: expected {RECORD[name].expected}, got {length} bytes")
             if self._mapping:
                 raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
             self._privacy.dropped[f"{column} (bytes)"] += 1
-        return {name: value for name, value in record.items() if name in RECORD} | plain
+        return {name: value for name, value in kept.items() if not isinstance(record[name], bytes)}
 
 
-def _plain(value: Any, name: str, columns: list[str]) -> Any:
-    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
+def _plain(value: Any, name: str, columns: dict[str, int]) -> Any:
+    """A value without the bytes in its objects and lists, whose names and lengths are added to `columns`."""
     if isinstance(value, bytes):
-        columns.append(name)
-    if isinstance(value, dict):
-        parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
-        return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
+        columns[name] = len(value)
     if isinstance(value, list):
-        parts_of_list = [_plain(item, name, columns) for item in value]
-        return [part for part in parts_of_list if not isinstance(part, bytes)]
-    return value
+        return [part for part in (_plain(x, name, columns) for x in value) if not isinstance(part, bytes)]
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _plain(item, f"{name}.{key}".removeprefix("meta."), columns) for key, item in value.items()}
+    return {key: part for key, part in parts.items() if not isinstance(part, bytes)}
 
 
 WAITING = 2  # blocks that each process has at most, read or not

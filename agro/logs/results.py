@@ -79,9 +79,14 @@ class Result:
             rewards[key] = fmean(known) if len(known) == len(results) else None
             if share := fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results):
                 unscored[key] = share
-        step = first.step if all(other.step == first.step for other in others) else None
-        changed = replace(first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results))
-        return replace(changed, unscored={REWARD: unscored})
+        return replace(
+            first,
+            name=name,
+            scores={REWARD: rewards},
+            step=first.step if all(other.step == first.step for other in others) else None,
+            seeds=len(results),
+            unscored={REWARD: unscored},
+        )
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:
@@ -231,10 +236,7 @@ def is_run(path: Path) -> bool:
 
 def _scored_format(path: Path) -> Format | None:
     """The format of a file, where it is one of evaluations whose documents are scored."""
-    format = format_at(path)
-    if format is None:
-        line = next(read_records(path), None)
-        format = None if line is None or line.error else Recognizer(None).recognize(line.value)
+    format = Recognizer(None).recognize_first(path)
     return format if format is not None and format.scored is not None else None
 
 
