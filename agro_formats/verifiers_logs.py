@@ -64,8 +64,8 @@ def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
             sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
             logps = [next(sampled_logps) if is_action else None for is_action in action]
         links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
-        message, made = _message(content), calls.get(i)
-        nodes.append(_TraceNode(i, parent, message, sampled, tokens, action, logps, links, made))
+        turn = _message(content)
+        nodes.append(_TraceNode(i, parent, turn, sampled, tokens, action, logps, links, calls.get(i)))
     return nodes
 
 
