@@ -230,30 +230,25 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
     model = None
     for i, record in enumerate(records):
         location = f"messages[{i}]"
+        said = _parts(record.get("content"), f"{location}.content")
         if record.get("type") == "user":
-            messages.append({"role": "user", "content": _parts(record.get("content"), f"{location}.content")})
+            messages.append({"role": "user", "content": said})
         elif record.get("type") == "gemini":
             model = record.get("model", model)
-            messages += _gemini_turn(record, location)
+            tools = listed(record.get("toolCalls"), f"{location}.toolCalls")
+            message: Message = {"role": "assistant", "content": said}
+            if tools:
+                names = ("name", "args", "id")
+                message["tool_calls"] = [{key: tool[key] for key in names if key in tool} for tool in tools]
+            if said or tools:  # else of a call that was cancelled
+                messages.append(message)
+            for tool in tools:
+                if tool.get("result") is not None:
+                    content = _result(tool["result"], location)
+                    messages.append({"role": "tool", "tool_call_id": tool.get("id"), "content": content})
     # Behind what one of those before begins with as well.
     begin = max((len(common_start(messages, other.messages)) for other in previous), default=0)
     return History(messages, begin, {"model": model})
-
-
-def _gemini_turn(record: Row, name: str) -> list[Message]:
-    message: Message = {"role": "assistant", "content": _parts(record.get("content"), f"{name}.content")}
-    tools = listed(record.get("toolCalls"), f"{name}.toolCalls")
-    if tools:
-        names = ("name", "args", "id")
-        message["tool_calls"] = [{name: tool[name] for name in names if name in tool} for tool in tools]
-    if not message["content"] and not tools:  # of a call that was cancelled
-        return []
-    results = [
-        {"role": "tool", "tool_call_id": tool.get("id"), "content": _result(tool["result"], name)}
-        for tool in tools
-        if tool.get("result") is not None
-    ]
-    return [message, *results]
 
 
 def _parts(value: Any, name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
@@ -95,10 +94,12 @@ def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) ->
 
 def _records(
     trace: dict[str, Any], location: str, skipped: list[str], context: Context
-) -> list[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, Record]]:
     """A record for each branch with a sampled message that none before has, and the branch's name.
 
-    `skipped` gets what isn't learned from, and why.
+    With tokens it is the complete sequence, whose context is another one than the prompt where history was
+    rewritten. Without tokens it is the new turns after all before them, and what wasn't sampled can't stand
+    among them. `skipped` gets what isn't learned from, and why.
     """
     learned: set[_TraceNode] = set()
     records = []
@@ -108,71 +109,58 @@ def _records(
         if not new:
             skipped.append(f"{location}: branch {position} has no sampled message of its own")
             continue
+        learned.update(new)
+        is_new = set(new)
         branch = branch[: branch.index(new[-1]) + 1]
-        prompt = prompt or [n.message for n in takewhile(lambda node: not node.sampled, branch)]
-        has_tokens = all(any(node.action) for node in branch if node.sampled)
-        record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
+        sampled = [node for node in branch if node.sampled]
+        has_tokens = all(any(node.action) for node in sampled)
+        begin = branch.index(sampled[0] if has_tokens else new[0])
+        foreign = [node for node in branch[begin:] if node.is_foreign]
+        messages = [node.message for node in branch]
+        prompt = prompt or messages[: branch.index(sampled[0])]
+        if foreign and not has_tokens:
+            raise Refused(
+                f"{location}.nodes[{foreign[0].number}]: a turn of the assistant that wasn't sampled stands "
+                "among sampled ones, and without token_ids they can't be told apart"
+            )
+        action = [is_action for node in branch for is_action in node.action]
+        mask = [is_action and node in is_new for node in branch for is_action in node.action]
+        is_whole = messages[:begin] == prompt and action == mask and not foreign
+        if is_whole or not has_tokens:
+            record = split(messages, messages[:begin])
+        else:
+            record = {"prompt": prompt, "response": messages[-1]["content"], "meta": {}}
         calls = [node.call for node in new if node.call is not None]
         sampling = _sampling(calls)
-        if has_tokens and any(x is not None for x in record["behavior_logp"]):
-            sampling["logp_decimals"] = DECIMALS
+        if has_tokens:
+            logps = [x for node in branch for x in node.logps]
+            record |= {"tokens": [t for node in branch for t in node.tokens], "mask": mask}
+            record["behavior_logp"] = logps
+            if messages[:begin] != prompt:
+                record["context_tokens"] = record["tokens"][: action.index(True)]
+            if action != mask:
+                record["action"] = action
+            if any(x is not None for x in logps):
+                sampling["logp_decimals"] = DECIMALS
+            record = fingerprinted(record, context)
         if sampling:
             record["sampling"] = sampling
         if calls and calls[-1].get("finish_reason") is not None:
             record["meta"]["finish"] = calls[-1]["finish_reason"]
         if calls and isinstance(calls[-1].get("model"), str):
             record["model"] = calls[-1]["model"]
-        if "tokens" in record:
-            record = fingerprinted(record, context)
         records.append((f"branch[{position}]", record))
-        learned.update(new)
     return records
 
 
-def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str) -> dict[str, Any]:
-    """The new turns after all before them. Without tokens what wasn't sampled can't stand among them."""
-    begin = branch.index(new[0])
-    for node in branch[begin:]:
-        if node.is_foreign:
-            raise Refused(
-                f"{location}.nodes[{node.number}]: a turn of the assistant that wasn't sampled stands among "
-                "sampled ones, and without token_ids they can't be told apart"
-            )
-    messages = [node.message for node in branch]
-    return split(messages, messages[:begin])
-
-
-def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages) -> dict[str, Any]:
-    """The complete sequence. Its context is another one than the prompt where history was rewritten."""
-    tokens, action, learn, logps = list[int](), list[bool](), list[bool](), list[float | None]()
-    for node in branch:
-        tokens += node.tokens
-        action += node.action
-        learn += node.action if node in new else [False] * len(node.action)
-        logps += node.logps
-    begin = next(i for i, node in enumerate(branch) if node.sampled)
-    messages = [node.message for node in branch]
-    head = messages[:begin]
-    has_foreign = any(node.is_foreign for node in branch[begin:])
-    if head == prompt and action == learn and not has_foreign:
-        record = split(messages, head)
-    else:
-        record = {"prompt": prompt, "response": messages[-1]["content"], "meta": {}}
-    if head != prompt:
-        record["context_tokens"] = tokens[: action.index(True)]
-    record |= {"tokens": tokens, "mask": learn, "behavior_logp": logps}
-    return record if learn == action else record | {"action": action}
-
-
-def _sampling(calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _sampling(calls: list[dict[str, Any]]) -> Record:
     """How the calls were sampled: the first one's settings, and each one's where they differ."""
     settings = []
     for each in calls:
         sampling = dict(entry(each.get("sampling"), "calls.sampling"))
         settings.append(entry(sampling.pop("extra_body", None), "calls.sampling.extra_body") | sampling)
-    if not settings:
-        return {}
-    return dict(settings[0]) | ({"of_calls": settings} if any(s != settings[0] for s in settings) else {})
+    first: Record = dict(settings[0]) if settings else {}
+    return first if all(s == first for s in settings) else first | {"of_calls": settings}
 
 
 _COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
