@@ -154,7 +154,7 @@ LINES = {  # of a printed report, by what is counted, of several things by their
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
-    """Take the records of files into the store, of JSON Lines, Parquet or whatever `agro.logs.formats` knows.
+    """Take the records of files into the store, of JSON Lines, Parquet or whatever `agro formats` lists.
 
     A response is identified by the content of its file, its record and its column: a second import adds
     nothing. Records that are refused are in the report, the others are taken. Raises `Refused` where a file

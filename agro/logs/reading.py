@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
     format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
     rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
-    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.values`
     lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
     choose: Mapping[str, str] | None  # what to take where a format has several of a kind
     join: str | Path | None  # the second file of a format that is split over two
@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions
-    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.normalizing`
+    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.importing`
     refused_file: str  # for records that are refused, if they are many; beside the store by default
 
 
