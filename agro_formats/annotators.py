@@ -8,12 +8,12 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.exchanges import scored
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
 from agro.logs.values import a_list, listed, number, one_of, wrong
 from agro.types import Text
 from agro_formats.preferences import rank_judgments, tally
+from agro_formats.traces import scored
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own

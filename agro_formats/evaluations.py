@@ -17,11 +17,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
-from agro.logs.exchanges import responses
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 from agro.logs.records import grouped, settings, token_fields
 from agro.logs.values import a_list, number, of_length, parsed, total, wrong
-from agro_formats.traces import Scores, TraceSpan, described, read_spans
+from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
 _NO_METRICS = (
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),

@@ -10,13 +10,13 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs import exchanges
-from agro.logs.exchanges import Message, blocks, choices, is_completion, joined_scores, responses, scored
+from agro.logs.exchanges import Message, blocks, choices, is_completion
 from agro.logs.protocol import Context, Item, Row, SkipRecord
 from agro.logs.records import call, pair_after, reply, settings, split, system
 from agro.logs.values import wrong
 from agro.rollout.prompts import anthropic_prompt, openai_prompt
 from agro.types.conversation import normalized
-from agro_formats.traces import described
+from agro_formats.traces import described, joined_scores, responses, scored
 
 
 def read_fine_tuning(row: Row, context: Context) -> list[Item]:

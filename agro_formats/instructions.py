@@ -15,7 +15,7 @@ from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs.mapping import Columns
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import Record, assistant, exchange, in_step, pair_after, split, system, user
-from agro.logs.values import LABELS, a_list, flag, integer, labeled, number, one_of, total, wrong
+from agro.logs.values import a_list, as_reward, flag, integer, number, one_of, total, wrong
 from agro.rollout.prompts import OPENRLHF, ends_with_assistant, math_problem
 
 _ROLES = {
@@ -26,6 +26,26 @@ _ROLES = {
     "function_call": "assistant",
 }
 _COLUMNS = ("conversations", "system", "chosen", "rejected")
+LABELS = ("kto_tag", "desirable", "thumbs", "label")
+
+
+def labeled(row: Row, context: Context) -> float | None:
+    """Whether a response is desirable, for KTO: 1 for true, false is 0; thumbs are 1 and -1, or words. None
+    where it is unknown."""
+    names = [name for name in LABELS if name in row]
+    if len(names) > 1:
+        raise Refused(f"label: expected one of the columns {', '.join(LABELS)}, got {', '.join(names)}")
+    value = row[names[0]]
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return float(value)
+    if not context.word_rewards and str(value) in ("1", "-1"):
+        return float(str(value) == "1")
+    if not isinstance(value, str) and not context.word_rewards:
+        raise wrong(names[0], "true or false, or thumbs as 1 and -1", value)
+    reward: float | None = as_reward(value, context, names[0])
+    return reward
 
 
 def is_sharegpt(row: Row) -> bool:

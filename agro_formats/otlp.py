@@ -21,11 +21,12 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
-from agro.logs.exchanges import Message, responses, scored, turn
+from agro.logs.exchanges import Message, turn
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
 from agro.logs.records import SAMPLER, settings, system
 from agro.logs.values import integer, listed
 from agro.types.conversation import normalized_message
+from agro_formats.traces import responses, scored
 
 Scores = Mapping[str, list[Any]]
 OPERATIONS = ("chat", "text_completion", "generate_content")

@@ -22,7 +22,7 @@ from agro.io.datasets import on_hub
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
 from agro.io.record_files import read_records
-from agro.logs.mapping import Columns, Parser, at, heads, named
+from agro.logs.mapping import Columns, Parser, at, heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
 from agro.logs.records import Record, assistant, exchange, system, until_reply, user
 from agro.logs.values import integer, listed, number, one_of, plain, total, wrong
@@ -72,19 +72,14 @@ class PairColumns:
         return row.keys() >= {*self.columns, *heads(paths)}
 
     def read(self, row: Row, context: Context) -> list[Item]:
-        prompt = self.parse(at(row, self.prompt), self.prompt)
         names = self._both(self.response)
         paths = [path for each in (self.model, *self.meta.values()) for path in self._both(each)]
-        meta = omit(row, heads((self.prompt, *names, *paths)))
-        records = []
+        dropped, records = heads((*names, *paths)), []
         for side, name in zip(self.sides, names):
-            record = {
-                "prompt": prompt,
-                "response": text(at(row, name), name),
-                "model": at(row, self.model.replace("{}", side)),
-                "meta": meta | named(row, self.meta, side),
-            }
-            records.append(record)
+            meta = {key: path.replace("{}", side) for key, path in self.meta.items()}
+            model = self.model.replace("{}", side)
+            one = Columns(self.prompt, name, model, meta=meta, dropped=dropped, parse=self.parse)
+            records.append(one.record(row, context))
         return [Item(tuple(records), names, self._judgments(row, context))]
 
     def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:

@@ -1,4 +1,5 @@
-"""Logs of model calls as declarations, of one call a record or of a trace with its spans: `traces.toml`.
+"""Logs of model calls, what was answered in them and how it was scored; and logs as declarations, of one call
+a record or of a trace with its spans: `traces.toml`.
 
 Scores are an object by name, or a list of objects with name, value, whether it is unknown, and, of a trace's,
 the span that they judge.
@@ -24,13 +25,86 @@ from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges
-from agro.logs.exchanges import Message, joined_scores, responses, scored
+from agro.logs.exchanges import Message, joined_key
 from agro.logs.mapping import evaluated as at
 from agro.logs.protocol import Context, Item, Row, SkipRecord
-from agro.logs.records import SAMPLER, grouped, settings, unlisted
-from agro.logs.values import number
+from agro.logs.records import SAMPLER, exchange, grouped, settings, unlisted, user
+from agro.logs.values import number, total
 
 Scores = dict[str, list[Any]]
+
+
+def responses(
+    prompt: str | list[Message],
+    replies: Sequence[Message | list[Message]],
+    name: str,
+    common: Mapping[str, Any],
+) -> list[Item]:
+    """An item a response of the call: a message, as `replies` has it, or turns. `common`: further fields of
+    the record, `meta` among them."""
+    if not replies:
+        raise Refused(f"{name}: expected a response, got none")
+    items = []
+    for i, answer in enumerate(replies):
+        turns = answer if isinstance(answer, list) else [answer]
+        finish, asked = turns[-1].get("finish_reason"), prompt
+        said: Any = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+        if "role" not in said[0]:
+            said = said[0]["content"]
+        elif isinstance(prompt, str):
+            asked = [user(prompt)]
+        record = exchange(asked, said, ("prompt", f"{name}[{i}]"), **common)
+        if finish:
+            record["meta"]["finish"] = finish
+        items.append(Item.of(record, f"{name}[{i}]"))
+    return items
+
+
+def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
+    """The reward of scores by name: the only one, or those that --reward names. None where there is none.
+
+    Raises `Refused` for several without --reward, for several different values of one without
+    --choose scores=mean or scores=last, and for a named one that is text.
+    """
+    method = context.chosen("scores", ("mean", "last")) if "scores" in context.choose else None
+    values = dict[str, Any]()
+    for name, given in scores.items():
+        texts = [value for value in given if isinstance(value, str)]
+        numbers = [] if texts else [x for x in (number(value, name) for value in given) if x is not None]
+        if len(set(numbers)) > 1 and method is None:
+            raise Refused(
+                f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
+                "scores=last"
+            )
+        values[name] = next(reversed(texts or numbers), None)  # a text is a category
+        if method == "mean" and numbers:
+            values[name] = sum(numbers) / len(numbers)
+    if context.rewards:
+        values = {name: values.get(name) for name in context.rewards}
+    for name, value in values.items():
+        if name in context.rewards and isinstance(value, str):
+            raise Refused(f"--reward {name}: its values are text, such as {value!r:.80}, and no numbers")
+    known = {name: value for name, value in values.items() if not isinstance(value, str)}
+    return total(known, list(known), context.rewards)
+
+
+def joined_scores(
+    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
+) -> dict[str, list[Any]]:
+    """The scores of --join that --reward names, each of the first of `ids` that has one.
+
+    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
+    --reward names none.
+    """
+    if context.joined and not context.rewards:
+        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
+    scores = {}
+    for name in context.rewards:
+        keys = [joined_key(id, name) for id in ids]
+        rows = [context.joined[key] for key in keys if key in context.joined]
+        if rows:
+            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
+    return scores
 
 
 @dataclass(frozen=True)

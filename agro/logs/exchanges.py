@@ -1,5 +1,5 @@
 """Logged calls of models: what was asked and answered, in the forms of the providers' interfaces, and what is
-said of the end and by scores; chat completions of OpenAI and of servers that answer alike (vLLM, SGLang,
+said of the end; chat completions of OpenAI and of servers that answer alike (vLLM, SGLang,
 llama.cpp), beside their requests.
 
 Chat completions, Anthropic's messages, items of OpenAI's Responses (openai-python 3.3.1:
@@ -10,14 +10,14 @@ types/responses/response_input_item.py, response_output_item.py), and messages a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.records import call, exchange, reply, settings, token_fields, user
-from agro.logs.values import listed, number, plain, total, wrong
+from agro.logs.records import call, reply, settings, token_fields, user
+from agro.logs.values import listed, plain, wrong
 from agro.rollout.prompts import openai_prompt
 from agro.types import end_in
 from agro.types.conversation import normalized_message, with_tools
@@ -266,32 +266,6 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
     return turn(converted, name)
 
 
-def responses(
-    prompt: str | list[Message],
-    replies: Sequence[Message | list[Message]],
-    name: str,
-    common: Mapping[str, Any],
-) -> list[Item]:
-    """An item a response of the call: a message, as `replies` has it, or turns. `common`: further fields of
-    the record, `meta` among them."""
-    if not replies:
-        raise Refused(f"{name}: expected a response, got none")
-    items = []
-    for i, answer in enumerate(replies):
-        turns = answer if isinstance(answer, list) else [answer]
-        finish, asked = turns[-1].get("finish_reason"), prompt
-        said: Any = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
-        if "role" not in said[0]:
-            said = said[0]["content"]
-        elif isinstance(prompt, str):
-            asked = [user(prompt)]
-        record = exchange(asked, said, ("prompt", f"{name}[{i}]"), **common)
-        if finish:
-            record["meta"]["finish"] = finish
-        items.append(Item.of(record, f"{name}[{i}]"))
-    return items
-
-
 _EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
 _COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
 
@@ -355,53 +329,6 @@ def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Itera
         yield Item.of(record, location)
 
 
-def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
-    """The reward of scores by name: the only one, or those that --reward names. None where there is none.
-
-    Raises `Refused` for several without --reward, for several different values of one without
-    --choose scores=mean or scores=last, and for a named one that is text.
-    """
-    method = context.chosen("scores", ("mean", "last")) if "scores" in context.choose else None
-    values = dict[str, Any]()
-    for name, given in scores.items():
-        texts = [value for value in given if isinstance(value, str)]
-        numbers = [] if texts else [x for x in (number(value, name) for value in given) if x is not None]
-        if len(set(numbers)) > 1 and method is None:
-            raise Refused(
-                f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
-                "scores=last"
-            )
-        values[name] = next(reversed(texts or numbers), None)  # a text is a category
-        if method == "mean" and numbers:
-            values[name] = sum(numbers) / len(numbers)
-    if context.rewards:
-        values = {name: values.get(name) for name in context.rewards}
-    for name, value in values.items():
-        if name in context.rewards and isinstance(value, str):
-            raise Refused(f"--reward {name}: its values are text, such as {value!r:.80}, and no numbers")
-    known = {name: value for name, value in values.items() if not isinstance(value, str)}
-    return total(known, list(known), context.rewards)
-
-
 def joined_key(*ids: Any) -> str:
     """The key in --join of a record: its id, or that of what is scored and the name of the score."""
     return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))
-
-
-def joined_scores(
-    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
-) -> dict[str, list[Any]]:
-    """The scores of --join that --reward names, each of the first of `ids` that has one.
-
-    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
-    --reward names none.
-    """
-    if context.joined and not context.rewards:
-        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
-    scores = {}
-    for name in context.rewards:
-        keys = [joined_key(id, name) for id in ids]
-        rows = [context.joined[key] for key in keys if key in context.joined]
-        if rows:
-            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
-    return scores

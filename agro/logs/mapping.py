@@ -353,7 +353,8 @@ class Columns:
                 raise Refused(f"{self.reward}: expected {expected}, got no such column")
             record["reward"] = number(row[self.reward], self.reward)
         paths = (self.prompt, name, self.model, self.answer, self.reward, self.rewards, *self.meta.values())
-        record["meta"] |= omit(row, heads(paths) | set(self.dropped)) | named(row, self.meta)
+        named = {key: at(row, path) for key, path in self.meta.items()}
+        record["meta"] |= omit(row, heads(paths) | set(self.dropped)) | omit(named, ())
         record["meta"] |= {column: integer(at(row, column), column) for column in self.integers}
         if len(rewards) > 1:
             record["meta"]["rewards"] = rewards
@@ -370,11 +371,6 @@ def at(row: Row, path: str) -> Any:
     if path in row:
         return row[path]
     return value_at(row, path)[1] if path else None
-
-
-def named(row: Row, paths: Mapping[str, str], side: str = "") -> Record:
-    """The values at these paths, by their names; without unknown ones."""
-    return omit({name: at(row, path.replace("{}", side)) for name, path in paths.items()}, ())
 
 
 # What has several expressions that begin at the same place.

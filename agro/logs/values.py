@@ -1,5 +1,5 @@
-"""Values of other programs' records, checked and converted: numbers, flags and lists, rewards that are
-written as words, stars or shares, and whether a response is desirable, as its columns are called for KTO."""
+"""Values of other programs' records, checked and converted: numbers, flags and lists, and rewards that are
+written as words, stars or shares."""
 
 from __future__ import annotations
 
@@ -158,7 +158,6 @@ def total(
     return sum(terms) if terms else None
 
 
-LABELS = ("kto_tag", "desirable", "thumbs", "label")
 _GOOD = ("up", "thumbs up", "thumbsup", "yes", "like", "liked", "positive", "true", "👍")
 _BAD = ("down", "thumbs down", "thumbsdown", "no", "dislike", "disliked", "negative", "false", "👎")
 WORDS = {**dict.fromkeys(_GOOD, 1.0), **dict.fromkeys(_BAD, 0.0)}
@@ -331,21 +330,3 @@ def _written(value: Any) -> str:
 def _unknown_word(value: Any, expected: Iterable[str], name: str) -> Refused:
     way_out = f"say what it is worth: --reward-map {_written(value)[:40]}=NUMBER, and so on for every word"
     return wrong(name, f"a finite number, or one of the words {', '.join(expected)}", value, way_out)
-
-
-def labeled(row: Row, context: Context) -> float | None:
-    """1 for true, false is 0; thumbs are 1 and -1, or words. None where it is unknown."""
-    names = [name for name in LABELS if name in row]
-    if len(names) > 1:
-        raise Refused(f"label: expected one of the columns {', '.join(LABELS)}, got {', '.join(names)}")
-    value = row[names[0]]
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return float(value)
-    if not context.word_rewards and str(value) in ("1", "-1"):
-        return float(str(value) == "1")
-    if not isinstance(value, str) and not context.word_rewards:
-        raise wrong(names[0], "true or false, or thumbs as 1 and -1", value)
-    reward: float | None = as_reward(value, context, names[0])
-    return reward
