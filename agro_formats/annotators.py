@@ -122,7 +122,7 @@ def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Ju
         if judgments:
             comparisons[question] = judgments
     chosen = context.choose.get("preference")
-    if chosen in answers and chosen not in comparisons:
+    if chosen is not None and chosen in answers and chosen not in comparisons:
         expected = f"the name of a response ({', '.join(names)}), a tie, or a ranking"
         raise wrong(chosen, expected, answers[chosen][0])
     return tally(comparisons[context.chosen("preference", comparisons)]) if comparisons else ()

@@ -80,10 +80,18 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
             record: Record = {"prompt": prompt, "response": said, "meta": {"turns": turns} | meta}
         else:
             record = exchange(prompt, turns, ("steps", "steps"), meta)
-        if has_tokens:
-            record |= _sequence(piece)
+        if has_tokens:  # each call's prompt begins with what was there before
+            ids, mask, logp = list[int](), list[bool](), list[float | None]()
+            for tokens in (step.tokens for step in piece if step.is_own and step.tokens):
+                prompted = len(tokens.prompt) - len(ids)
+                ids += tokens.prompt[len(ids) :] + tokens.completion
+                mask += [False] * prompted + [True] * len(tokens.completion)
+                logp += [None] * prompted + tokens.logp
+            record |= {"tokens": ids, "mask": mask}
+            if any(x is not None for x in logp):
+                record["behavior_logp"] = logp
             if start != first:
-                record["context_tokens"] = record["tokens"][: record["mask"].index(True)]
+                record["context_tokens"] = ids[: mask.index(True)]
             record = fingerprinted(record, context)
         records.append(record)
     return records
@@ -113,18 +121,6 @@ def _by_prompt(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[
             starts.append(i)
         before = tokens.prompt + tokens.completion
     return zip(starts, [*starts[1:], len(steps)])
-
-
-def _sequence(steps: Sequence[AtifStep]) -> dict[str, Any]:
-    """The tokens of steps, of which each begins with those before it, their mask and their log-probs."""
-    ids, mask, logp = list[int](), list[bool](), list[float | None]()
-    for tokens in (step.tokens for step in steps if step.is_own and step.tokens):
-        prompted = len(tokens.prompt) - len(ids)
-        ids += tokens.prompt[len(ids) :] + tokens.completion
-        mask += [False] * prompted + [True] * len(tokens.completion)
-        logp += [None] * prompted + tokens.logp
-    record: dict[str, Any] = {"tokens": ids, "mask": mask}
-    return record | ({"behavior_logp": logp} if any(x is not None for x in logp) else {})
 
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}

@@ -338,18 +338,15 @@ def read_promptfoo(row: Row, context: Context) -> list[Item]:
         "model": provider.get("id") if isinstance(provider, dict) else provider,
         "meta": described(row, _PROMPTFOO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
-    return responses(prompt, [_output(response.get("output"))], "response", common)
-
-
-def _output(value: Any) -> Any:
-    """Text, or calls of tools."""
-    if isinstance(value, str):
-        return {"content": value}
-    calls = value if isinstance(value, list) else [value]
+    output = response.get("output")
+    calls = output if isinstance(output, list) else [output]
+    reply = {"content": output}
     if calls and all(isinstance(one, dict) and "function" in one for one in calls):
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-    why = "promptfoo or a transform made a value of it, so that the model's own text isn't there"
-    raise wrong("response.output", "text", value, why)
+        reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    elif not isinstance(output, str):
+        why = "promptfoo or a transform made a value of it, so that the model's own text isn't there"
+        raise wrong("response.output", "text", output, why)
+    return responses(prompt, [reply], "response", common)
 
 
 _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}

@@ -95,15 +95,12 @@ def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     """Messages one attribute a field, from 0 on."""
     named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
     tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
-    prompt, replies = (
-        [_old_message(m, f"{name}{i}") for i, m in enumerate(listed(tree.get(name.split(".")[1]), name))]
-        for name in _OLD
-    )
-    return prompt, [{**message, "role": message.get("role") or "assistant"} for message in replies]
-
-
-def _old_message(message: Mapping[str, Any], name: str) -> Message:
-    return turn({"role": "assistant", **message, "content": unpacked(message.get("content"))}, name)
+    sides = list[list[Message]]()
+    for name in _OLD:
+        messages = listed(tree.get(name.split(".")[1]), name)
+        messages = [{"role": "assistant", **m, "content": unpacked(m.get("content"))} for m in messages]
+        sides.append([turn(message, f"{name}{i}") for i, message in enumerate(messages)])
+    return sides[0], sides[1]
 
 
 _OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT = "llm.input_messages", "llm.output_messages"

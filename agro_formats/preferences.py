@@ -32,7 +32,10 @@ from agro.store.export import ENDINGS
 def read_nectar(row: Row, context: Context) -> list[Item]:
     """Ranked responses, of which the one with the lowest rank is the best. `--reward rank=-1` makes it a
     reward."""
-    prompt, meta = open_dialogue(row["prompt"], "prompt"), omit(row, ("prompt", "answers"))
+    *prompt, last = _dialogue(text(row["prompt"], "prompt"), "prompt")
+    if last["content"]:
+        raise Refused(f"prompt: expected '\\n\\nAssistant:' at its end, got {row['prompt'][-80:]!r}")
+    meta = omit(row, ("prompt", "answers"))
     records = dict[str, Record]()
     ranks = list[float | None]()
     for i, answer in enumerate(objects(row["answers"], "answers")):
@@ -336,15 +339,6 @@ def read_hh(row: Row, context: Context) -> list[Item]:
         for turns in (chosen, rejected)
     )
     return [Item.pair(better, worse)]
-
-
-def open_dialogue(value: Any, name: str) -> list[dict[str, Any]]:
-    """The turns of a dialogue that ends where the assistant's next response begins."""
-    transcript = text(value, name)
-    turns = _dialogue(transcript, name)
-    if turns[-1]["content"]:
-        raise Refused(f"{name}: expected '\\n\\nAssistant:' at its end, got {transcript[-80:]!r}")
-    return turns[:-1]
 
 
 def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
