@@ -3,6 +3,6 @@
 agro finds them by the entry point `agro.formats`, as it would find those of another package.
 """
 
-from agro.logs.declared import formats_of
+from pathlib import Path
 
-FORMATS = formats_of("agro_formats")
+FORMATS = Path(__file__).with_name("formats.toml")

@@ -8,12 +8,12 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.logs.exchanges import scored
-from agro.logs.fields import a_list, listed, number, one_of
 from agro.logs.protocol import Context, Item, Judgment, Row, SkipRecord
 from agro.logs.unknown_columns import Column
+from agro.logs.values import a_list, listed, number, one_of, wrong
 from agro.types import Text
 from agro_formats.preferences import rank_judgments, tally
+from agro_formats.traces import scored
 
 _PROMPTS = ("prompt", "instruction", "question", "query", "messages", "chat", "input")
 _CONTEXTS = ("context", "input")  # what belongs to a prompt in a field of its own
@@ -115,22 +115,17 @@ def _written(prompt: Text, answers: Answers, meta: dict[str, Any], context: Cont
 
 
 def _judgments(answers: Answers, names: list[str], context: Context) -> tuple[Judgment, ...]:
-    """Those of the question that compares the responses."""
-    judged = {
-        q: [judgment for value in values for judgment in _judged(value, names)]
-        for q, values in answers.items()
-    }
-    comparisons = {question: judgments for question, judgments in judged.items() if judgments}
-    chosen = context.choose.get("preference", next(iter(comparisons)) if len(comparisons) == 1 else None)
-    if comparisons and chosen not in answers:
-        got = "" if chosen is None else f", got {chosen}"
-        raise Refused(f"preference: expected --choose preference=NAME of {', '.join(comparisons)}{got}")
+    """Those of the question that compares the responses, as one of every two."""
+    comparisons = dict[str, list[Judgment]]()
+    for question, values in answers.items():
+        judgments = [judgment for value in values for judgment in _judged(value, names)]
+        if judgments:
+            comparisons[question] = judgments
+    chosen = context.choose.get("preference")
     if chosen is not None and chosen in answers and chosen not in comparisons:
-        raise Refused(
-            f"{chosen}: expected the name of a response ({', '.join(names)}), a tie, or a ranking, got "
-            f"{answers[chosen][0]!r:.80}"
-        )
-    return tally(comparisons[chosen]) if chosen in comparisons else ()
+        expected = f"the name of a response ({', '.join(names)}), a tie, or a ranking"
+        raise wrong(chosen, expected, answers[chosen][0])
+    return tally(comparisons[context.chosen("preference", comparisons)]) if comparisons else ()
 
 
 def _judged(value: Any, names: list[str]) -> tuple[Judgment, ...]:

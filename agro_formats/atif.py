@@ -17,19 +17,9 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, read_object, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import (
-    call,
-    exchange,
-    fingerprinted,
-    integer,
-    integers,
-    listed,
-    numbers,
-    one_of,
-    plain,
-    total,
-)
 from agro.logs.protocol import Context, Item, Row, line_of
+from agro.logs.records import Record, call, exchange, fingerprinted
+from agro.logs.values import integer, integers, listed, numbers, one_of, plain, total
 from agro.types.conversation import prompt_hash
 
 Message = dict[str, Any]
@@ -87,14 +77,21 @@ def records(steps: Sequence[AtifStep], context: Context) -> list[dict[str, Any]]
         if (start != first and has_tokens) or any(step.is_inserted for step in piece):
             # not as `continuation`: with other tokens the turns would be encoded after the wrong context
             said = turns[-1].get("content") or ""
-            record: dict[str, Any] = {"prompt": prompt, "response": said, "meta": {"turns": turns}}
+            record: Record = {"prompt": prompt, "response": said, "meta": {"turns": turns} | meta}
         else:
-            record = exchange(prompt, turns, ("steps", "steps"))
-        record["meta"] = record.get("meta", {}) | meta
-        if has_tokens:
-            record |= _sequence(piece)
+            record = exchange(prompt, turns, ("steps", "steps"), meta)
+        if has_tokens:  # each call's prompt begins with what was there before
+            ids, mask, logp = list[int](), list[bool](), list[float | None]()
+            for tokens in (step.tokens for step in piece if step.is_own and step.tokens):
+                prompted = len(tokens.prompt) - len(ids)
+                ids += tokens.prompt[len(ids) :] + tokens.completion
+                mask += [False] * prompted + [True] * len(tokens.completion)
+                logp += [None] * prompted + tokens.logp
+            record |= {"tokens": ids, "mask": mask}
+            if any(x is not None for x in logp):
+                record["behavior_logp"] = logp
             if start != first:
-                record["context_tokens"] = record["tokens"][: record["mask"].index(True)]
+                record["context_tokens"] = ids[: mask.index(True)]
             record = fingerprinted(record, context)
         records.append(record)
     return records
@@ -124,18 +121,6 @@ def _by_prompt(steps: Sequence[AtifStep], own: Sequence[int]) -> Iterator[tuple[
             starts.append(i)
         before = tokens.prompt + tokens.completion
     return zip(starts, [*starts[1:], len(steps)])
-
-
-def _sequence(steps: Sequence[AtifStep]) -> dict[str, Any]:
-    """The tokens of steps, of which each begins with those before it, their mask and their log-probs."""
-    ids, mask, logp = list[int](), list[bool](), list[float | None]()
-    for tokens in (step.tokens for step in steps if step.is_own and step.tokens):
-        prompted = len(tokens.prompt) - len(ids)
-        ids += tokens.prompt[len(ids) :] + tokens.completion
-        mask += [False] * prompted + [True] * len(tokens.completion)
-        logp += [None] * prompted + tokens.logp
-    record: dict[str, Any] = {"tokens": ids, "mask": mask}
-    return record | ({"behavior_logp": logp} if any(x is not None for x in logp) else {})
 
 
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}

@@ -17,10 +17,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.io.jsonlines import Line, content
 from agro.logs import exchanges
-from agro.logs.exchanges import responses
-from agro.logs.fields import a_list, grouped, joined_record, number, parsed, settings, token_fields, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
-from agro_formats.traces import Scores, TraceSpan, described, read_spans
+from agro.logs.records import grouped, settings, token_fields
+from agro.logs.values import a_list, number, of_length, parsed, total, wrong
+from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
 _NO_METRICS = (
     *("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"),
@@ -40,19 +40,26 @@ def read_lm_eval(row: Row, context: Context) -> list[Item]:
     prompt, gen_kwargs = _arguments(row["arguments"])
     resps = row["resps"]
     if not (isinstance(resps, list) and len(resps) == 1 and isinstance(resps[0], list) and resps[0]):
-        raise Refused(f"resps: expected a list with the list of responses, got {resps!r:.80}")
-    metrics = _metrics(row, len(resps[0]), context.rewards)
+        raise wrong("resps", "a list with the list of responses", resps)
+    count, metrics = len(resps[0]), dict[str, list[Any]]()
+    for metric in _metric_names(row, (int, float)):
+        value = row.get(metric)
+        if isinstance(value, list) and len(value) == count:
+            metrics[metric] = value
+        elif count == 1:
+            metrics[metric] = [value]
     common = {
         "prompt": prompt,
         "answer": row.get("target"),
         "sampling": settings(gen_kwargs),
         "meta": omit(row, ("arguments", "resps", "target", "metrics")) | {"gen_kwargs": gen_kwargs},
     }
-    named = {f"resps[0][{i}]": response for i, response in enumerate(resps[0])}
-    return [
-        Item.of({**common, "response": text(response, name), "reward": reward}, name)
-        for (name, response), reward in zip(named.items(), metrics)
-    ]
+    items = []
+    for i, response in enumerate(resps[0]):
+        name, parts = f"resps[0][{i}]", {metric: values[i] for metric, values in metrics.items()}
+        reward = _reward(parts, parts, context.rewards, 1 if metrics else count, "responses")
+        items.append(Item.of({**common, "response": text(response, name), "reward": reward}, name))
+    return items
 
 
 def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -61,48 +68,29 @@ def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
         generation = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
         prompt, gen_kwargs = generation.get("arg_0"), generation.get("arg_1")
     else:
-        request = arguments[0] if isinstance(arguments, list) and arguments else None
-        if not isinstance(request, list) or len(request) != 2:
-            raise Refused(f"arguments: expected those of a request, got {arguments!r:.80}")
-        prompt, gen_kwargs = request
+        requests = of_length(arguments, "arguments", 1, "request")
+        prompt, gen_kwargs = of_length(requests[0], "arguments", 2, "arguments of a request")
     if not isinstance(gen_kwargs, dict):
-        raise Refused(
-            f"arguments: expected the settings of a generation, got {gen_kwargs!r:.80}: this task takes "
-            "log-likelihoods of given answers, and has no generated text"
-        )
+        way_out = "this task takes log-likelihoods of given answers, and has no generated text"
+        raise wrong("arguments", "the settings of a generation", gen_kwargs, way_out)
     if isinstance(prompt, list) and len(prompt) == 1:  # messages, of a model behind an API
         return objects(parsed(text(prompt[0], "arguments"), "arguments"), "arguments"), gen_kwargs
     return text(prompt, "arguments"), gen_kwargs
 
 
-def _metrics(row: Row, count: int, weights: Mapping[str, float]) -> list[float | None]:
-    """The reward of each response."""
+def _metric_names(row: Row, kinds: tuple[type, ...] = (object,)) -> list[str]:
+    """The names of a row's metrics. Older versions don't say them: all other columns of these `kinds`."""
     names = row.get("metrics")
     if isinstance(names, list):
-        names = [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
-    else:  # older versions don't name them
-        names = [name for name in row if name not in _NO_METRICS and isinstance(row[name], int | float)]
-    columns: dict[str, list[Any]] = {}
-    for name in names:
-        value = row.get(name)
-        if isinstance(value, list) and len(value) == count:
-            columns[name] = value
-        elif count == 1:
-            columns[name] = [value]
-    if count > 1 and not columns:
-        return [_reward({}, (), weights, count, "responses")] * count
-    parts = [{name: values[index] for name, values in columns.items()} for index in range(count)]
-    return [total(part, list(part), weights) for part in parts]
+        return [text(name, f"metrics[{i}]") for i, name in enumerate(names)]
+    return [name for name in row if name not in _NO_METRICS and isinstance(row[name], kinds)]
 
 
 def lm_eval_scored(row: Row) -> ScoredDocument:
     """Scores by "METRIC,FILTER", as the harness names them in its results. A document is scored whether text
     was generated or the log-likelihoods of given answers were taken."""
-    names = row.get("metrics")
-    if not isinstance(names, list):
-        names = [name for name in row if name not in _NO_METRICS]
     scores = {}
-    for name in names:
+    for name in _metric_names(row):
         value = row.get(name)
         values = value if isinstance(value, list) and value else [value]
         if all(isinstance(x, int | float) for x in values):  # else it is for a metric of the whole task
@@ -137,7 +125,7 @@ def read_lighteval(row: Row, context: Context) -> list[Item]:
     doc, output = entry(row["doc"], "doc"), entry(row["model_response"], "model_response")
     texts = output.get("text")
     if not isinstance(texts, list):
-        raise Refused(f"model_response.text: expected a list of texts, got {texts!r:.80}")
+        raise wrong("model_response.text", "a list of texts", texts)
     if not texts:
         raise Refused("model_response.text: no text was generated: the task takes log-probs of given answers")
     metric = entry(row["metric"], "metric")
@@ -174,11 +162,9 @@ def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     ids = response.get("output_tokens")
     if not prompt_ids or not ids:
         return {}
-    if not isinstance(ids, list) or len(ids) != count or not isinstance(ids[index], list):
-        raise Refused(
-            f"model_response.output_tokens: expected a list for each of {count} responses, got {ids!r:.80}"
-        )
-    return token_fields(prompt_ids, ids[index]) if ids[index] else {}
+    name = "model_response.output_tokens"
+    own = a_list(of_length(ids, name, count, "lists, one a response")[index], f"{name}[{index}]")
+    return token_fields(prompt_ids, own) if own else {}
 
 
 def lighteval_scored(row: Row) -> ScoredDocument:
@@ -320,20 +306,12 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
     details["eval"] = spec.get("eval_name")
     for data in [*samplings, *judged]:
         details |= omit(data, _OPENAI_EVALS_COLUMNS)
-    meta = {name: value for name, value in details.items() if value is not None}
-    return read_spans(parsed, scores, context, meta, answer)
+    return read_spans(parsed, scores, context, omit(details, ()), answer)
 
 
 _ERROR = 2  # failureReason of a test whose provider failed; 1 is an assertion's
 _PROMPTFOO_COLUMNS = (
-    "prompt",
-    "response",
-    "provider",
-    "success",
-    "score",
-    "namedScores",
-    "tokenUsage",
-    "latencyMs",
+    *("prompt", "response", "provider", "success", "score", "namedScores", "tokenUsage", "latencyMs"),
 )
 
 
@@ -360,20 +338,15 @@ def read_promptfoo(row: Row, context: Context) -> list[Item]:
         "model": provider.get("id") if isinstance(provider, dict) else provider,
         "meta": described(row, _PROMPTFOO_COLUMNS) | ({"scores": scores} if scores else {}),
     }
-    return responses(prompt, [_output(response.get("output"))], "response", common)
-
-
-def _output(value: Any) -> Any:
-    """Text, or calls of tools."""
-    if isinstance(value, str):
-        return value
-    calls = value if isinstance(value, list) else [value]
+    output = response.get("output")
+    calls = output if isinstance(output, list) else [output]
+    reply = {"content": output}
     if calls and all(isinstance(one, dict) and "function" in one for one in calls):
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-    raise Refused(
-        f"response.output: expected text, got {value!r:.80}: promptfoo or a transform made a value of it, so "
-        "that the model's own text isn't there"
-    )
+        reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    elif not isinstance(output, str):
+        why = "promptfoo or a transform made a value of it, so that the model's own text isn't there"
+        raise wrong("response.output", "text", output, why)
+    return responses(prompt, [reply], "response", common)
 
 
 _STATUS = {"pass": 1.0, "fail": 0.0, "timeout": 0.0}
@@ -383,7 +356,7 @@ _HUMAN_EVAL_COLUMNS = ("task_id", "completion", "solution")
 def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
     """A completion continues the prompt. A solution is the whole program, which may begin with the prompt."""
     task = text(row["task_id"], "task_id")
-    problem = joined_record(context, "task_id", task, "the file of problems", "problem")
+    problem = context.joined_record("task_id", task, "the file of problems", "problem")
     prompt, name = text(problem["prompt"], "prompt"), "solution" if "solution" in row else "completion"
     response = text(row[name], name)
     tests = {"task_id": task, "entry_point": problem.get("entry_point"), "test": problem.get("test")}
@@ -392,7 +365,7 @@ def _program(row: Row, context: Context, reward: float | None) -> list[Item]:
         "response": response.removeprefix(prompt) if name == "solution" else response,
         "prompt_id": task,
         "reward": reward,
-        "meta": {k: x for k, x in tests.items() if x is not None} | omit(row, _HUMAN_EVAL_COLUMNS),
+        "meta": omit(tests, ()) | omit(row, _HUMAN_EVAL_COLUMNS),
     }
     return [Item.of(record, name)]
 
@@ -425,8 +398,9 @@ def read_evalplus(row: Row, context: Context) -> list[Item]:
     """Both sets of tests must pass; the larger one may not have been run."""
     verdicts = []
     for name in ("base_status", "plus_status"):
-        if row.get(name) not in (None, *_STATUS):
-            raise Refused(f"{name}: expected pass, fail or timeout, got {row[name]!r:.80}")
-        if row.get(name) is not None:
-            verdicts.append(_STATUS[row[name]])
+        status = row.get(name)
+        if status not in (None, *_STATUS):
+            raise wrong(name, "pass, fail or timeout", status)
+        if status is not None:
+            verdicts.append(_STATUS[status])
     return _program(row, context, min(verdicts, default=None))

@@ -1,6 +1,7 @@
-"""Calls that providers and gateways log: batches of requests of OpenAI and Anthropic; LiteLLM's logged calls,
-as callbacks log them or the proxy's spend logs, which have texts only where the proxy stores them;
-TensorZero's inferences, as it answers or its tables have them, and their feedback."""
+"""Calls that providers and gateways log: batches of requests of OpenAI and Anthropic, and OpenAI's files to
+fine-tune on; LiteLLM's logged calls, as callbacks log them or the proxy's spend logs, which have texts only
+where the proxy stores them; TensorZero's inferences, as it answers or its tables have them, and their
+feedback."""
 
 from __future__ import annotations
 
@@ -9,13 +10,47 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs import exchanges
-from agro.logs.exchanges import Message, blocks, joined_scores, responses, scored
-from agro.logs.fields import call, joined_record, reply, settings
-from agro.logs.formats import providers
-from agro.logs.formats.providers import choices
+from agro.logs.exchanges import Message, blocks, choices, is_completion
 from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro.logs.records import call, pair_after, reply, settings, split, system
+from agro.logs.values import wrong
 from agro.rollout.prompts import anthropic_prompt, openai_prompt
-from agro_formats.traces import described
+from agro.types.conversation import normalized
+from agro_formats.traces import described, joined_scores, responses, scored
+
+
+def read_fine_tuning(row: Row, context: Context) -> list[Item]:
+    """Without weights the last turns are the response. With them each message of weight 1 is one."""
+    messages = objects(row["messages"], "messages")
+    if any("loss" in message for message in messages):
+        raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
+    meta = omit(row, ("messages",))
+    turns = [{name: value for name, value in m.items() if name != "weight"} for m in messages]
+    if not any("weight" in message for message in messages):
+        return [Item.of(split(turns, meta=meta, role="expert"), "messages")]
+    items = []
+    for index, message in enumerate(messages):
+        weight, name = message.get("weight", 1), f"messages[{index}]"
+        if weight not in (0, 1):
+            raise wrong(f"{name}.weight", "0 or 1", weight)
+        if weight == 1 and message.get("role") == "assistant":
+            record = reply(turns[:index], turns[index], ("messages", name), meta, role="expert")
+            items.append(Item.of(record, name))
+    if not items:
+        raise Refused("messages: expected an assistant's message of weight 1, got none")
+    return items
+
+
+def read_preference(row: Row, context: Context) -> list[Item]:
+    request = entry(row["input"], "input")
+    names = ("preferred_output", "non_preferred_output")
+    sides = {name: normalized(objects(row[name], name), name) for name in names}
+    items = pair_after(
+        objects(request.get("messages"), "input.messages"), sides, row, ("input",), "input.messages"
+    )
+    for record in items[0].records:
+        record["meta"] |= omit(request, ("messages",))
+    return items
 
 
 def read_openai(row: Row, context: Context) -> list[Item]:
@@ -35,7 +70,7 @@ def read_openai(row: Row, context: Context) -> list[Item]:
 
 def _joined_request(name: str, file: str, context: Context) -> Row:
     """The request of a result, which is in `file`. Raises `Refused` where it is missing or used already."""
-    request = joined_record(context, "custom_id", name, file, "request")
+    request = context.joined_record("custom_id", name, file, "request")
     if name in context.notes:
         raise Refused(f"custom_id: {name!r} is there twice in this file; keep one of the results")
     context.notes[name] = True
@@ -52,11 +87,9 @@ def read_anthropic(row: Row, context: Context) -> list[Item]:
     params = entry(_joined_request(name, "the file of requests", context)["params"], "params")
     message = entry(result.get("message"), "result.message")
     answer = {"role": "assistant", "content": message.get("content")}
-    record = reply(anthropic_prompt(params), answer, ("params.messages", "result.message"))
-    record |= {"sampling": settings(params), "model": message.get("model")}
-    details = omit(message, ("type", "role", "model", "content"))
-    record["meta"] |= details | {"custom_id": name}
-    return [Item.of(record, "result")]
+    meta = omit(message, ("type", "role", "model", "content")) | {"custom_id": name}
+    record = reply(anthropic_prompt(params), answer, ("params.messages", "result.message"), meta)
+    return [Item.of(record | {"sampling": settings(params), "model": message.get("model")}, "result")]
 
 
 _CALLS = {"completion", "text_completion", "responses", "anthropic_messages", "generate_content"}
@@ -91,8 +124,8 @@ def read_litellm(row: Row, context: Context) -> list[Item]:
     request |= entry(unpacked(row.get("model_parameters")), "model_parameters")
     details = {name: value for name, value in metadata.items() if value not in (None, [], {})}
     meta = described(row, _LITELLM_COLUMNS) | ({"metadata": details} if details else {})
-    if isinstance(body, dict) and "choices" in body:
-        items = list(providers.choices(body, prompt, request, meta))
+    if is_completion(body):
+        items = list(choices(body, prompt, request, meta))
         for item in items:
             item.records[0].setdefault("model", row.get("model"))
         return items
@@ -106,11 +139,9 @@ _TENSORZERO_COLUMNS = ("input", "output", "dispreferred_outputs", "inference_par
 def read_tensorzero(row: Row, context: Context) -> list[Item]:
     if row.get("output") is None:
         raise Refused("output: expected the model's, got none; export with output_source inference")
-    request = entry(unpacked(row["input"]), "input")
-    system = request.get("system")
-    prompt = list[Message]()
-    if system is not None:
-        prompt.append({"role": "system", "content": _rendered(system, "input.system")})
+    request, prompt = entry(unpacked(row["input"]), "input"), list[Message]()
+    if request.get("system") is not None:
+        prompt.append(system(_rendered(request["system"], "input.system")))
     for i, message in enumerate(objects(request.get("messages"), "input.messages")):
         location = f"input.messages[{i}]"
         content_blocks = list[dict[str, Any]]()
@@ -161,14 +192,12 @@ def _message(role: Any, blocks: list[dict[str, Any]], name: str) -> Message:
                 arguments = block.get("raw_arguments", block.get("arguments"))
                 message["tool_calls"].append(call(tool, arguments, block.get("id")))
             case kind:
-                raise Refused(
-                    f"{name}: expected text, a thought, or a tool's call or result, got {kind!r:.80}"
-                )
+                raise wrong(name, "text, a thought, or a tool's call or result", kind)
     return {key: value for key, value in message.items() if value or key in ("role", "content")}
 
 
-def _reply(value: Any, name: str) -> str | Message:
+def _reply(value: Any, name: str) -> Message:
     """Blocks of a function that chats; of one that answers JSON the text as it was generated."""
     if isinstance(value, dict):
-        return text(value.get("raw"), f"{name}.raw")
+        return {"content": text(value.get("raw"), f"{name}.raw")}
     return _message("assistant", objects(value, name), name)

@@ -17,8 +17,9 @@ import zstandard
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.fields import a_list, call, number, reply, settings, split, total
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, line_of
+from agro.logs.records import Record, call, reply, settings, split, user
+from agro.logs.values import a_list, number, number_in, total, wrong
 from agro.types.conversation import normalized_message
 
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # correct, incorrect, partial, no answer
@@ -38,7 +39,7 @@ def read(row: Row, context: Context) -> list[Item]:
     if not turns and not choices:
         error = entry(sample.get("error"), "error").get("message")
         raise Refused(f"output.choices: no response was generated; error: {error}")
-    common = {
+    common: Record = {
         "answer": sample.get("target") or None,
         "model": text(run.get("model"), "eval.model"),
         "sampling": settings(entry(run.get("model_generate_config"), "eval.model_generate_config")),
@@ -48,16 +49,14 @@ def read(row: Row, context: Context) -> list[Item]:
     items = []
     for index, choice in enumerate(choices or [{}]):
         name, is_first = f"choices[{index}]", index == 0
+        aside = meta | omit({"finish": choice.get("stop_reason"), "logprobs": choice.get("logprobs")}, ())
+        common["reward"] = _reward(sample, context) if is_first else None
         if turns and is_first:
-            record = split({"messages": prompt + turns, "prompt": prompt})
+            record = split(prompt + turns, prompt, aside, **common)
         else:
             message = _plain(entry(choice.get("message"), f"output.{name}.message"))
-            record = reply(prompt + turns[:-1], message, ("messages", name))
-        details = {"finish": choice.get("stop_reason"), "logprobs": choice.get("logprobs")}
-        details = {key: value for key, value in details.items() if value is not None}
-        record["meta"] = record.get("meta", {}) | meta | details
-        reward = _reward(sample, context) if is_first else None
-        items.append(Item.of(record | common | {"reward": reward}, name))
+            record = reply(prompt + turns[:-1], message, ("messages", name), aside, **common)
+        items.append(Item.of(record, name))
     return items
 
 
@@ -69,9 +68,7 @@ def _conversation(sample: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any
     request = sample["input"]
     messages = objects(sample.get("messages") or [], "messages")
     if not messages:
-        inputs = (
-            [{"role": "user", "content": request}] if isinstance(request, str) else objects(request, "input")
-        )
+        inputs = [user(request)] if isinstance(request, str) else objects(request, "input")
         return [_plain(message) for message in inputs], []
     replies = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     generated = [i for i in replies if messages[i].get("source") == "generate"]
@@ -115,17 +112,9 @@ def _resolved(value: Any, attachments: Mapping[str, Any]) -> Any:
 def _reward(sample: Row, context: Context) -> float | None:
     """The value of the only scorer, or of the chosen one."""
     scores = entry(sample.get("scores"), "scores")
-    name = context.choose.get("scorer")
-    if name is not None and name not in scores:
-        raise Refused(f"--choose scorer={name}: no such scorer; there are {', '.join(scores) or 'none'}")
-    if not scores:
+    if not scores and "scorer" not in context.choose:
         return None
-    if name is None and len(scores) > 1:
-        raise Refused(
-            f"scores: there are several scorers ({', '.join(scores)}); say --choose "
-            f"scorer={next(iter(scores))}"
-        )
-    name = name or next(iter(scores))
+    name = context.chosen("scorer", scores)
     value = _value(entry(scores[name], f"scores.{name}"))
     if not isinstance(value, dict):
         return _number(value, f"scores.{name}.value")
@@ -141,15 +130,11 @@ def _value(score: Row) -> Any:
 
 
 def _number(value: Any, name: str) -> float | None:
-    if not isinstance(value, str):
-        return number(value, name)
-    meaning = _LETTERS.get(value, _WORDS.get(value.lower()))
-    if meaning is not None:
-        return meaning
-    try:
-        return number(float(value), name)
-    except ValueError:
-        raise Refused(f"{name}: expected a number, C, I, P, N, yes or no, got {value!r:.80}") from None
+    """A number, or the letter or word of a verdict."""
+    meaning = _LETTERS.get(value, _WORDS.get(value.lower())) if isinstance(value, str) else None
+    if meaning is None and isinstance(value, str) and not isinstance(number_in(value), int | float):
+        raise wrong(name, "a number, C, I, P, N, yes or no", value)
+    return number(value, name, is_text=True) if meaning is None else meaning
 
 
 def scored(row: Row) -> ScoredDocument:

@@ -11,24 +11,11 @@ from itertools import groupby
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
-from agro.logs.declared import Columns, last_turns, pair_after
-from agro.logs.fields import (
-    a_list,
-    assistant,
-    call,
-    exchange,
-    integer,
-    number,
-    one_of,
-    rating,
-    split,
-    system,
-    total,
-    user,
-)
-from agro.logs.labels import LABELS, labeled
+from agro.io.json_values import entry, objects, omit, text, unpacked
+from agro.logs.mapping import Columns
 from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import Record, assistant, exchange, in_step, pair_after, split, system, user
+from agro.logs.values import a_list, as_reward, flag, integer, number, one_of, total, wrong
 from agro.rollout.prompts import OPENRLHF, ends_with_assistant, math_problem
 
 _ROLES = {
@@ -39,6 +26,26 @@ _ROLES = {
     "function_call": "assistant",
 }
 _COLUMNS = ("conversations", "system", "chosen", "rejected")
+LABELS = ("kto_tag", "desirable", "thumbs", "label")
+
+
+def labeled(row: Row, context: Context) -> float | None:
+    """Whether a response is desirable, for KTO: 1 for true, false is 0; thumbs are 1 and -1, or words. None
+    where it is unknown."""
+    names = [name for name in LABELS if name in row]
+    if len(names) > 1:
+        raise Refused(f"label: expected one of the columns {', '.join(LABELS)}, got {', '.join(names)}")
+    value = row[names[0]]
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return float(value)
+    if not context.word_rewards and str(value) in ("1", "-1"):
+        return float(str(value) == "1")
+    if not isinstance(value, str) and not context.word_rewards:
+        raise wrong(names[0], "true or false, or thumbs as 1 and -1", value)
+    reward: float | None = as_reward(value, context, names[0])
+    return reward
 
 
 def is_sharegpt(row: Row) -> bool:
@@ -66,19 +73,18 @@ def message(value: Any, name: str) -> dict[str, Any]:
     calls = unpacked(turn.get("value"))
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(each, dict) and "name" in each for each in calls):
-        got = f"{turn.get('value')!r:.80}"
-        raise Refused(f"{name}.value: expected calls as JSON with name and arguments, got {got}")
-    named = [call(each["name"], each.get("arguments", {})) for each in calls]
-    return {"role": role, "content": "", "tool_calls": named}
+        raise wrong(f"{name}.value", "calls as JSON with name and arguments", turn.get("value"))
+    return {"role": role, "content": "", "tool_calls": calls}
 
 
 def read_sharegpt(row: Row, context: Context) -> list[Item]:
-    return last_turns(_conversation(row), "conversations", omit(row, _COLUMNS), role="expert")
+    return [Item.of(split(_conversation(row), meta=omit(row, _COLUMNS), role="expert"), "conversations")]
 
 
 def read_sharegpt_unpaired(row: Row, context: Context) -> list[Item]:
     meta = omit(row, (*_COLUMNS, *LABELS))
-    return last_turns(_conversation(row), "conversations", meta, reward=labeled(row, context))
+    record = split(_conversation(row), meta=meta, reward=labeled(row, context))
+    return [Item.of(record, "conversations")]
 
 
 def read_sharegpt_preference(row: Row, context: Context) -> list[Item]:
@@ -120,22 +126,22 @@ def _prompt(row: Row) -> Any:
     instruction = text(row[name], name)
     if name != "input" and row.get("input"):
         instruction += "\n" + text(row["input"], "input")
-    history = []
-    for i, turns in enumerate(a_list(unpacked(row.get("history")) or None, "history")):
-        if not isinstance(turns, list) or len(turns) != 2:
-            raise Refused(
-                f"history[{i}]: expected a text of the user and one of the assistant, got {turns!r:.80}"
-            )
-        history += [user(text(turns[0], f"history[{i}]")), assistant(text(turns[1], f"history[{i}]"))]
-    if instructions := row.get("system") or row.get("system_prompt"):
-        history.insert(0, system(text(instructions, "system")))
+    history = _turns(row)
     return [*history, user(instruction)] if history else instruction
 
 
-def is_unpaired(row: Row) -> bool:
-    has_columns = not row.keys().isdisjoint(_PROMPTS) and not row.keys().isdisjoint(_RESPONSES)
-    is_labeled = "instruction" in row and isinstance(row.get("label"), bool)
-    return has_columns and "reward" not in row and (is_labeled or not row.keys().isdisjoint(LABELS[:-1]))
+def _turns(row: Row) -> list[Record]:
+    """The system prompt, and the turns before, as pairs of texts in `history`."""
+    turns = list[Record]()
+    if instructions := row.get("system") or row.get("system_prompt"):
+        turns.append(system(text(instructions, "system")))
+    for i, pair in enumerate(a_list(unpacked(row.get("history")) or None, "history")):
+        name = f"history[{i}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise wrong(name, "a text of the user and one of the assistant", pair)
+        question, answer = pair
+        turns += [user(text(question, name)), assistant(text(answer, name))]
+    return turns
 
 
 ALPACA = Columns("prompt", "output", role="expert", compose=_prompt, dropped=_PROMPT_COLUMNS)
@@ -171,17 +177,14 @@ def is_preference(row: Row) -> bool:
 
 
 def read_rated(row: Row, context: Context) -> list[Item]:
-    generations, ratings = (unpacked(row[name]) for name in ("generations", "ratings"))
-    if not isinstance(generations, list) or not isinstance(ratings, list) or len(generations) != len(ratings):
-        raise Refused(f"ratings: expected one for each of the generations, got {row['ratings']!r:.80}")
     prompt, meta = _prompt(row), omit(row, {*_PROMPT_COLUMNS, "generations", "ratings"})
     items = []
-    for i, (response, rated) in enumerate(zip(generations, ratings)):
-        name = f"generations[{i}]"
-        record = exchange(prompt, text(response, name), ("prompt", name))
-        record["reward"] = rating(rated, f"ratings[{i}]")
-        record["meta"] = record.get("meta", {}) | meta
-        items.append(Item.of(record, name))
+    for name, one in in_step(row, "generations", ("ratings",)):
+        response, reward = (
+            text(one["generations"], name),
+            number(one["ratings"], f"ratings of {name}", is_text=True),
+        )
+        items.append(Item.of(exchange(prompt, response, ("prompt", name), meta, reward=reward), name))
     return items
 
 
@@ -191,30 +194,18 @@ _RESPONSE_COLUMNS = ("is_reasoning_complete", "finish_reasons", *_VERIFIERS.valu
 
 def read_verified(row: Row, context: Context) -> list[Item]:
     """`messages` repeats one of the generations. A column has a value for each, or is unknown."""
-    verifier = context.choose.get("verifier", "math_verify")
-    if verifier not in _VERIFIERS:
-        raise Refused(f"--choose verifier={verifier}: expected one of {', '.join(_VERIFIERS)}")
-    generations, column = a_list(unpacked(row["generations"]), "generations"), _VERIFIERS[verifier]
-    columns = {name: unpacked(row.get(name)) for name in _RESPONSE_COLUMNS}
-    for name, values in columns.items():
-        if is_unknown(values):
-            columns[name] = [None] * len(generations)
-        elif not isinstance(values, list) or len(values) != len(generations):
-            raise Refused(
-                f"{name}: expected one for each of the {len(generations)} generations, got {values!r:.80}"
-            )
-    meta = omit(row, ("problem", "answer", "messages", "generations", *_RESPONSE_COLUMNS))
+    column = _VERIFIERS[context.chosen("verifier", _VERIFIERS, "math_verify")]
     prompt = [user(text(row["problem"], "problem"))]
     items = []
-    for i, response in enumerate(generations):
+    for name, one in in_step(row, "generations", _RESPONSE_COLUMNS):
         record = {
             "prompt": prompt,
-            "response": text(response, f"generations[{i}]"),
-            "reward": number(columns[column][i], f"{column}[{i}]"),
+            "response": text(one["generations"], name),
+            "reward": number(one[column], f"{column} of {name}"),
             "answer": row.get("answer"),
-            "meta": meta | {name: values[i] for name, values in columns.items() if values[i] is not None},
+            "meta": omit(one, ("problem", "answer", "messages", "generations")),
         }
-        items.append(Item.of(record, f"generations[{i}]"))
+        items.append(Item.of(record, name))
     return items
 
 
@@ -224,7 +215,7 @@ OPENRLHF_DEMONSTRATIONS = Columns("input", "output", role="expert", messages=Tru
 def read_openrlhf(row: Row, context: Context) -> list[Item]:
     if "output" in row:
         return OPENRLHF_DEMONSTRATIONS.read(row, context)
-    return last_turns(row["input"], "output", omit(row, ("input",)), role="expert")
+    return [Item.of(split(row["input"], meta=omit(row, ("input",)), role="expert"), "output")]
 
 
 def is_openrlhf(row: Row) -> bool:
@@ -244,43 +235,36 @@ def is_columns(row: Row) -> bool:
 
 def read_completions(row: Row, context: Context) -> list[Item]:
     """A line has a list a column, all of one length: one value a response."""
-    n = len(row["completion"])
-    for name, values in row.items():
-        if not isinstance(values, list) or len(values) != n:
-            got = f"{len(values)} values" if isinstance(values, list) else f"{values!r:.80}"
-            raise Refused(f"{name}: expected {n} values, as completion has, got {got}")
     rewards = [
         name
         for name, values in row.items()
         if name not in _NO_REWARD
-        and all(isinstance(x, int | float | None) and not isinstance(x, bool) for x in values)
+        and all(isinstance(x, int | float | None) and not isinstance(x, bool) for x in a_list(values, name))
     ]
     step = next(name for name in _STEP if name in row)
     items = []
-    for i in range(n):
-        one = {name: values[i] for name, values in row.items()}
+    for name, one in in_step(row, "completion", row):
         record = COMPLETION.record(one, context)
         record["reward"] = total(one, rewards, context.rewards, partial=True)
         record["meta"][step] = integer(one[step], step)
-        items.append(Item.of(record, f"completion[{i}]"))
+        items.append(Item.of(record, name))
     return items
 
 
 def read_pair(row: Row, context: Context) -> list[Item]:
     """The last turn of the assistant against another one, or against another end of the conversation."""
     messages = _without_loss(objects(row["messages"], "messages"))
-    chosen = split({"messages": messages})
+    meta = omit(row, ("messages", "rejected_response", "rejected_messages"))
+    chosen = split(messages, meta=meta)
     if "rejected_messages" in row:
         rejected = _without_loss(objects(row["rejected_messages"], "rejected_messages"))
     elif isinstance(row["rejected_response"], list):
         rejected = chosen["prompt"] + _without_loss(objects(row["rejected_response"], "rejected_response"))
     else:
         rejected = [*messages[:-1], assistant(text(row["rejected_response"], "rejected_response"))]
-    worse = split({"messages": rejected})
+    worse = split(rejected, meta=meta)
     if chosen["prompt"] != worse["prompt"]:
         raise Refused("messages: expected the rejected ones to have the same messages before the response")
-    for record in (chosen, worse):
-        record["meta"] |= omit(row, ("messages", "rejected_response", "rejected_messages"))
     return [Item.pair(chosen, worse)]
 
 
@@ -294,30 +278,21 @@ def read_turns(row: Row, context: Context) -> list[Item]:
     between two of them are a response of their own. One with a `label` (of KTO) is judged."""
     messages = objects(row["messages"], "messages")
     label = row.get("label")
-    common: dict[str, Any] = {"role": "expert"} if label is None else {"reward": label}
+    common: Record = {"role": "expert"} if label is None else {"reward": flag(label, "label")}
     scales = [message.get("loss_scale") for message in messages]
     conversation, meta = _without_loss(messages), omit(row, ("messages", "label"))
     if any(scale is not None for scale in scales):
         meta["loss_scale"] = scales
     items = []
     for start, end in _learned(messages):
-        if not isinstance(label, bool | None):
-            raise Refused(f"label: expected true or false, got {label!r:.80}")
-        record: dict[str, Any] = {"messages": conversation[: end + 1]}
-        if start:
-            record["prompt"] = conversation[:start]
-        record = split(record)
-        record["meta"] |= meta
-        items.append(Item.of(record | common, f"messages[{end}]"))
+        prompt = conversation[:start] if start else None
+        items.append(Item.of(split(conversation[: end + 1], prompt, meta, **common), f"messages[{end}]"))
     return items
 
 
 def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """The first and last message of each run of turns to learn from; (0, the last) where none has `loss`."""
-    losses = {i: message["loss"] for i, message in enumerate(messages) if "loss" in message}
-    for i, loss in losses.items():
-        if not isinstance(loss, bool):
-            raise Refused(f"messages[{i}].loss: expected true or false, got {loss!r:.80}")
+    losses = {i: flag(m["loss"], f"messages[{i}].loss") for i, m in enumerate(messages) if "loss" in m}
     if all(losses.values()):
         return [(0, len(messages) - 1)]
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -330,31 +305,17 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 def read_query(row: Row, context: Context) -> list[Item]:
     """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
+    name, messages = "query, response", _turns(row)
+    pairs = [(row.get("query"), row.get("response"))]
     if "conversation" in row:
         name, turns = "conversation", objects(row["conversation"], "conversation")
         pairs = [(turn.get("human"), turn.get("assistant")) for turn in turns]
-    else:
-        name, history = "query, response", row.get("history") or []
-        if not isinstance(history, list) or not all(isinstance(p, list) and len(p) == 2 for p in history):
-            raise Refused(f"history: expected a list of pairs of texts, got {history!r:.80}")
-        pairs = [*((h[0], h[1]) for h in history), (row["query"], row["response"])]
-    messages = [system(text(row["system"], "system"))] if row.get("system") else []
     for question, answer in pairs:
         messages += [user(text(question, name)), assistant(text(answer, name))]
     if not pairs:
         raise Refused("conversation: expected at least one pair of turns, got none")
-    names = ("conversation", "history", "query", "response", "system", "rejected_response")
+    names = (*_PROMPT_COLUMNS, "conversation", "response", "rejected_response")
     chosen = {"prompt": messages[:-1], "response": messages[-1]["content"], "meta": omit(row, names)}
     if row.get("rejected_response") is None:
         return [Item.of(chosen | {"role": "expert"})]
-    worse = chosen | {"response": text(row["rejected_response"], "rejected_response")}
-    return [Item.pair(chosen, worse)]
-
-
-def fits_turns(row: Row) -> bool:
-    messages = row.get("messages")
-    if not isinstance(messages, list) or "response" in row:
-        return False
-    return "label" in row or any(
-        isinstance(m, dict) and not m.keys().isdisjoint({"loss", "loss_scale"}) for m in messages
-    )
+    return [Item.pair(chosen, chosen | {"response": text(row["rejected_response"], "rejected_response")})]

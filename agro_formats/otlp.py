@@ -21,16 +21,17 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import RECORD_ERRORS, Line, content, reason_of
 from agro.io.record_files import read_records
-from agro.logs.exchanges import Message, responses, scored, turn
-from agro.logs.fields import call, integer, listed, settings
+from agro.logs.exchanges import Message, turn
 from agro.logs.protocol import Context, Item, Row, SkipRecord, line_of
+from agro.logs.records import SAMPLER, settings, system
+from agro.logs.values import integer, listed
 from agro.types.conversation import normalized_message
+from agro_formats.traces import responses, scored
 
 Scores = Mapping[str, list[Any]]
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _GENAI_INPUT, _GENAI_OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
-_SAMPLING = ("temperature", "top_p", "top_k", "seed")
 _OLD = ("gen_ai.prompt.", "gen_ai.completion.")
 
 
@@ -53,11 +54,11 @@ def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
         )
     if _GENAI_OUTPUT in attributes:
         prompt = []
-        system = unpacked(attributes.get(_SYSTEM))
-        if isinstance(system, str):
-            prompt.append({"role": "system", "content": system})
-        elif system is not None:
-            prompt += _genai_message({"role": "system", "parts": system}, _SYSTEM)
+        instructions = unpacked(attributes.get(_SYSTEM))
+        if isinstance(instructions, str):
+            prompt.append(system(instructions))
+        elif instructions is not None:
+            prompt += _genai_message({"role": "system", "parts": instructions}, _SYSTEM)
         for i, message in enumerate(objects(unpacked(attributes.get(_GENAI_INPUT)), _GENAI_INPUT)):
             prompt += _genai_message(message, f"{_GENAI_INPUT}[{i}]")
         replies = []
@@ -68,11 +69,11 @@ def read_genai(attributes: Row, scores: Scores, context: Context) -> list[Item]:
             replies.append(parsed[0] | {"finish_reason": message.get("finish_reason")})
     else:
         prompt, replies = _old(attributes)
-    request = {name: attributes.get(f"gen_ai.request.{name}") for name in _SAMPLING}
+    request = {name: attributes.get(f"gen_ai.request.{name}") for name in SAMPLER}
     extras = omit(attributes, (_GENAI_INPUT, _GENAI_OUTPUT, _SYSTEM, _TOOLS))
     meta = {name: value for name, value in extras.items() if not name.startswith(_OLD)}
     model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
-    common = {"model": model, "sampling": settings(request, _SAMPLING), "tools": attributes.get(_TOOLS)}
+    common = {"model": model, "sampling": settings(request, SAMPLER), "tools": attributes.get(_TOOLS)}
     return _items(prompt, replies, scores, context, meta, common)
 
 
@@ -94,20 +95,12 @@ def _old(attributes: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     """Messages one attribute a field, from 0 on."""
     named = {name: value for name, value in attributes.items() if name.startswith(_OLD)}
     tree = entry(unflatten(named).get("gen_ai"), "gen_ai")
-    prompt, replies = (
-        [_old_message(m, f"{name}{i}") for i, m in enumerate(listed(tree.get(name.split(".")[1]), name))]
-        for name in _OLD
-    )
-    return prompt, [{**message, "role": message.get("role") or "assistant"} for message in replies]
-
-
-def _old_message(message: Mapping[str, Any], name: str) -> Message:
-    calls = [
-        call(each.get("name"), each.get("arguments"), each.get("id"))
-        for each in listed(message.get("tool_calls"), f"{name}.tool_calls")
-    ]
-    fields = {"role": "assistant", **message, "content": unpacked(message.get("content"))}
-    return turn(fields | ({"tool_calls": calls} if calls else {}), name)
+    sides = list[list[Message]]()
+    for name in _OLD:
+        messages = listed(tree.get(name.split(".")[1]), name)
+        messages = [{"role": "assistant", **m, "content": unpacked(m.get("content"))} for m in messages]
+        sides.append([turn(message, f"{name}{i}") for i, message in enumerate(messages)])
+    return sides[0], sides[1]
 
 
 _OPENINFERENCE_INPUT, _OPENINFERENCE_OUTPUT = "llm.input_messages", "llm.output_messages"
@@ -158,7 +151,7 @@ def read_openinference(attributes: Row, scores: Scores, context: Context) -> lis
     tools = [entry(each.get("tool", each), "llm.tools") for each in listed(llm.get("tools"), "llm.tools")]
     common = {
         "model": llm.get("model_name"),
-        "sampling": settings(parameters if isinstance(parameters, dict) else {}, _SAMPLING),
+        "sampling": settings(parameters if isinstance(parameters, dict) else {}, SAMPLER),
         "tools": [unpacked(tool.get("json_schema")) for tool in tools] or None,
     }
     return _items(prompt, replies, _annotated(tree) | dict(scores), context, meta, common)
@@ -172,10 +165,7 @@ def _openinference_message(value: Mapping[str, Any], name: str) -> Message:
         fields["content"] = parts
     for each in listed(message.get("tool_calls"), name):
         called = entry(each.get("tool_call", each), name)
-        function = entry(called.get("function"), f"{name}.tool_calls.function")
-        fields.setdefault("tool_calls", []).append(
-            call(function.get("name"), function.get("arguments"), called.get("id"))
-        )
+        fields.setdefault("tool_calls", []).append(called)
     return turn(fields, name)
 
 

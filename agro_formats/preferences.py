@@ -14,50 +14,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
 from agro.io.record_files import on_hub, read_records
-from agro.logs.declared import Columns, Parser, at, named
-from agro.logs.fields import (
-    assistant,
-    exchange,
-    integer,
-    listed,
-    number,
-    one_of,
-    parsed,
-    plain,
-    rating,
-    total,
-    until_reply,
-    user,
-)
-from agro.logs.mapping import heads
+from agro.logs.mapping import Columns, Parser, at, heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
+from agro.logs.records import Record, assistant, exchange, system, until_reply, user
+from agro.logs.values import integer, listed, number, one_of, plain, total, wrong
 from agro.store.copying import ENDINGS
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:
     """Ranked responses, of which the one with the lowest rank is the best. `--reward rank=-1` makes it a
     reward."""
-    prompt, meta = open_dialogue(row["prompt"], "prompt"), omit(row, ("prompt", "answers"))
-    records, names, ranks = [], [], []
+    *prompt, last = _dialogue(text(row["prompt"], "prompt"), "prompt")
+    if last["content"]:
+        raise Refused(f"prompt: expected '\\n\\nAssistant:' at its end, got {row['prompt'][-80:]!r}")
+    meta = omit(row, ("prompt", "answers"))
+    records = dict[str, Record]()
+    ranks = list[float | None]()
     for i, answer in enumerate(objects(row["answers"], "answers")):
-        names.append(f"answers[{i}]")
-        ranks.append(number(answer.get("rank"), f"answers[{i}].rank"))
-        record = {
+        name = f"answers[{i}]"
+        ranks.append(number(answer.get("rank"), f"{name}.rank"))
+        records[name] = {
             "prompt": prompt,
-            "response": text(answer.get("answer"), f"answers[{i}].answer"),
+            "response": text(answer.get("answer"), f"{name}.answer"),
             "model": answer.get("model"),
             "meta": meta | omit(answer, ("answer", "model")),
         }
         if context.rewards:
-            record["reward"] = total({"rank": ranks[-1]}, ("rank",), context.rewards)
-        records.append(record)
-    return [Item(tuple(records), tuple(names), rank_judgments(ranks))]
+            records[name]["reward"] = total({"rank": ranks[-1]}, ("rank",), context.rewards)
+    return [Item(tuple(records.values()), tuple(records), rank_judgments(ranks))]
 
 
 @dataclass(frozen=True)
@@ -83,25 +74,21 @@ class PairColumns:
         return row.keys() >= {*self.columns, *heads(paths)}
 
     def read(self, row: Row, context: Context) -> list[Item]:
-        prompt = self.parse(at(row, self.prompt), self.prompt)
         names = self._both(self.response)
         paths = [path for each in (self.model, *self.meta.values()) for path in self._both(each)]
-        meta = omit(row, heads((self.prompt, *names, *paths)))
-        records = []
+        dropped, records = heads((*names, *paths)), []
         for side, name in zip(self.sides, names):
-            record = {
-                "prompt": prompt,
-                "response": text(at(row, name), name),
-                "model": at(row, self.model.replace("{}", side)),
-                "meta": meta | named(row, self.meta, side),
-            }
-            records.append(record)
+            meta = {key: path.replace("{}", side) for key, path in self.meta.items()}
+            model = self.model.replace("{}", side)
+            one = Columns(self.prompt, name, model, meta=meta, dropped=dropped, parse=self.parse)
+            records.append(one.record(row, context))
         return [Item(tuple(records), names, self._judgments(row, context))]
 
     def _judgments(self, row: Row, context: Context) -> tuple[Judgment, ...]:
         """Which side is better; equal votes, or without votes equal scores, are a tie. A score below 0 is no
         number of votes."""
-        a, b = (self._number(row, path, context) for path in self._both(self.votes or self.score))
+        paths = self._both(self.votes or self.score)
+        a, b = (number(at(row, path), path, is_text=context.is_text) for path in paths)
         if self.votes and min(a or 0, b or 0) < 0:
             a = b = None
         if a is not None and a == b:
@@ -122,23 +109,14 @@ class PairColumns:
 
     def _winner(self, row: Row, context: Context) -> int | None:
         """The side that the column of `better` names; None where it is unknown."""
-        columns = {name: column for name, column in self.better.items() if column in row}
-        chosen = context.choose.get("preference", next(iter(columns)) if len(columns) == 1 else None)
-        if chosen not in columns:
-            got = "" if chosen is None else f", got {chosen}"
-            raise Refused(f"preference: expected --choose preference=NAME of {', '.join(columns)}{got}")
-        column = columns[chosen]
+        column = self.better[context.chosen("preference", (n for n, c in self.better.items() if c in row))]
         if is_unknown(row[column]):
             return None
         value = integer(row[column], column)
         if value not in self.values:
             says = ", ".join(f"{v} for {name}" for v, name in zip(self.values, self._both(self.response)))
-            raise Refused(f"{column}: expected {says}, got {value}")
+            raise wrong(column, says, value)
         return self.values.index(value)
-
-    def _number(self, row: Row, path: str, context: Context) -> float | None:
-        value = at(row, path)
-        return number(parsed(value, path) if context.is_text and isinstance(value, str) else value, path)
 
     def _both(self, path: str) -> tuple[str, str]:
         a, b = (path.replace("{}", side) for side in self.sides)
@@ -186,11 +164,11 @@ def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
     items = []
     for i, completion in enumerate(objects(row["completions"], "completions")):
         name, prompt = f"completions[{i}]", [user(instruction)]
-        model, system = completion.get("model"), completion.get("custom_system_prompt")
+        model, instructions = completion.get("model"), completion.get("custom_system_prompt")
         if model is None and isinstance(models, list) and i < len(models):
             model = models[i]
-        if system and model != "wizardlm-7b":
-            prompt.insert(0, {"role": "system", "content": text(system, f"{name}.custom_system_prompt")})
+        if instructions and model != "wizardlm-7b":
+            prompt.insert(0, system(text(instructions, f"{name}.custom_system_prompt")))
         record = {
             "prompt": prompt if len(prompt) > 1 else instruction,
             "response": text(completion.get("response"), f"{name}.response"),
@@ -206,23 +184,16 @@ def _reward(completion: Row, name: str, context: Context) -> float | None:
     """The rating of the chosen aspect, or the mean of all, which is unknown where one of them is."""
     annotations = entry(completion.get("annotations"), f"{name}.annotations")
     overall = [column for column in _OVERALL if column in completion]
-    choices = [*annotations, "mean", *overall]
-    aspect = context.choose.get("aspect")
-    if aspect not in choices:
-        got = "" if aspect is None else f", got {aspect}"
-        raise Refused(f"aspect: expected --choose aspect=NAME of {', '.join(choices)}{got}")
+    aspect = context.chosen("aspect", (*annotations, "mean", *overall))
     if aspect in overall:
-        return rating(completion[aspect], f"{name}.{aspect}")
-    if aspect != "mean":
-        return _rated(annotations, aspect, name)
-    ratings = [_rated(annotations, each, name) for each in annotations]
-    numbers = [x for x in ratings if x is not None]
-    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(ratings) else None
-
-
-def _rated(annotations: Row, aspect: str, name: str) -> float | None:
-    location = f"{name}.annotations.{aspect}"
-    return rating(entry(annotations[aspect], location).get("Rating"), f"{location}.Rating")
+        return number(completion[aspect], f"{name}.{aspect}", is_text=True)
+    ratings = []
+    for each in annotations if aspect == "mean" else (aspect,):
+        location = f"{name}.annotations.{each}"
+        rating = entry(annotations[each], location).get("Rating")
+        ratings.append(number(rating, f"{location}.Rating", is_text=True))
+    known = [x for x in ratings if x is not None]
+    return sum(known) / len(known) if known and len(known) == len(ratings) else None
 
 
 def read_binarized(row: Row, context: Context) -> list[Item]:
@@ -236,11 +207,9 @@ def read_binarized(row: Row, context: Context) -> list[Item]:
     meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
-        record = exchange(prompt, turns[-1:], ("prompt", name))
-        record["prompt_id"] = row["prompt_id"]
-        record["reward"] = number(row[f"score_{name}"], f"score_{name}")
-        record["meta"] = record.get("meta", {}) | meta
-        records.append(record)
+        score = number(row[f"score_{name}"], f"score_{name}")
+        names = ("prompt", name)
+        records.append(exchange(prompt, turns[-1:], names, meta, prompt_id=row["prompt_id"], reward=score))
     return [Item.pair(records[0], records[1])]
 
 
@@ -371,15 +340,6 @@ def read_hh(row: Row, context: Context) -> list[Item]:
     return [Item.pair(better, worse)]
 
 
-def open_dialogue(value: Any, name: str) -> list[dict[str, Any]]:
-    """The turns of a dialogue that ends where the assistant's next response begins."""
-    transcript = text(value, name)
-    turns = _dialogue(transcript, name)
-    if turns[-1]["content"]:
-        raise Refused(f"{name}: expected '\\n\\nAssistant:' at its end, got {transcript[-80:]!r}")
-    return turns[:-1]
-
-
 def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
     preamble, *parts = _TURN.split(transcript)
     turns = [
@@ -395,10 +355,9 @@ def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
 
 
 def _attributes(row: Row, context: Context) -> float | None:
-    columns = [name for name in _ATTRIBUTES if name in row]
-    if context.is_text:
-        row = {**row, **{name: parsed(row[name], name) for name in columns if row[name] is not None}}
-    return total(row, columns, context.rewards)
+    names = [name for name in _ATTRIBUTES if name in row]
+    scores = {name: number(row[name], name, is_text=context.is_text) for name in names}
+    return total({**row, **scores}, names, context.rewards)
 
 
 HELPSTEER = Columns("prompt", "response", judge=_attributes)
@@ -413,7 +372,7 @@ def read_helpsteer(row: Row, context: Context) -> list[Item]:
     strength = "overall_preference" if "overall_preference" in row else "preference_strength"
     preference = integer(row[strength], strength)
     if not -3 <= preference <= 3:
-        raise Refused(f"{strength}: expected an integer from -3 to 3, got {preference}")
+        raise wrong(strength, "an integer from -3 to 3", preference)
     names = [name for name in _STEERED if name in row and name.startswith("response")]
     prompt = objects(row["context"], "context") if "context" in row else text(row["prompt"], "prompt")
     meta = omit(row, _STEERED)
@@ -448,7 +407,7 @@ def read_conversations(row: Row, context: Context) -> list[Item]:
     ]
     winner = row["winner"]
     if winner not in (*_FLAGS.values(), *_BOTH_BAD):
-        raise Refused(f"winner: expected model_a, model_b, tie or both_bad, got {winner!r:.80}")
+        raise wrong("winner", "model_a, model_b, tie or both_bad", winner)
     return _judged(sides, winner, omit(row, (*_CONVERSATIONS, "model_a", "model_b")), row, context)
 
 
@@ -472,7 +431,7 @@ def _list(value: Any, name: str) -> list[str]:
     if isinstance(turns, str):
         return [turns]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise Refused(f"{name}: expected a list of texts, one a turn, got {value!r:.80}")
+        raise wrong(name, "a list of texts, one a turn", value)
     return turns
 
 
@@ -485,20 +444,18 @@ def _judged(
     if not prompts[0] or prompts[0] != prompts[1]:
         raise Refused("conversation_b: expected the messages before the first response of conversation_a")
     records = []
+    meta |= {"winner": winner}
     for turns, name, model in zip(sides, _CONVERSATIONS, ("model_a", "model_b")):
-        record = exchange(prompts[0], turns[len(prompts[0]) :], ("prompt", name))
-        record["meta"] = record.get("meta", {}) | meta | {"winner": winner}
-        records.append(record | {"model": row.get(model)})
+        replies = turns[len(prompts[0]) :]
+        records.append(exchange(prompts[0], replies, ("prompt", name), meta, model=row.get(model)))
     if winner == "tie":
         return [Item.pair(records[0], records[1], TIE)]
     if winner in _BOTH_BAD:
-        choice = context.choose.get("both_bad", "none")
-        if choice not in ("none", "zero"):
-            raise Refused(f"--choose both_bad={choice}: expected none, or zero for a reward of 0")
-        reward = 0.0 if choice == "zero" else None
+        is_zero = context.chosen("both_bad", ("none", "zero"), "none") == "zero"
+        reward = 0.0 if is_zero else None
         return [Item.of(record | {"reward": reward}, name) for record, name in zip(records, _CONVERSATIONS)]
-    better, worse = (0, 1) if winner == "model_a" else (1, 0)
-    return [Item.pair(records[better], records[worse])]
+    better, worse = records if winner == "model_a" else reversed(records)
+    return [Item.pair(better, worse)]
 
 
 def _post(value: Any, name: str) -> str:
@@ -510,12 +467,12 @@ def _post(value: Any, name: str) -> str:
     return f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 
 
-DECLARED: dict[str, dict[str, Any]] = {}
-for _name, _fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
-    _values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in _fields.items()
-    }
-    if "parse" in _values:
-        _values["parse"] = {"post": _post}[_values["parse"]]
-    _set = PairColumns(**_values) if "{}" in _values["response"] else Columns(**_values)
-    DECLARED[_name] = {"read": _set.read, "fits": _set.fits}
+def _declared(values: dict[str, Any]) -> Columns | PairColumns:
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    if "parse" in options:
+        options["parse"] = {"post": _post}[options["parse"]]
+    return PairColumns(**options) if "{}" in options["response"] else Columns(**options)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+SETS = SimpleNamespace(**{name: _declared(values) for name, values in _TABLES.items()})

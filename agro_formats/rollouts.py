@@ -17,24 +17,19 @@ from agro.errors import Refused
 from agro.io import record_files
 from agro.io.json_values import entry, objects, omit, text
 from agro.io.jsonlines import Line
-from agro.logs.declared import Columns
-from agro.logs.fields import (
+from agro.logs.mapping import Columns
+from agro.logs.protocol import Context, Item, Row, line_of
+from agro.logs.records import (
+    Record,
     assistant,
     common_start,
-    digest,
     fingerprinted,
-    flags,
-    integer,
-    integers,
-    number,
-    numbers,
-    parsed,
     sampled_fields,
     split,
     token_fields,
     until_reply,
 )
-from agro.logs.protocol import Context, Item, Row, line_of
+from agro.logs.values import digest, flags, integer, integers, number, numbers, parsed, wrong
 from agro.types.conversation import prompt_hash
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
@@ -78,7 +73,7 @@ def read_nemo_train(row: Row, context: Context) -> list[Item]:
             "content: which texts were sampled isn't said, and more than one turn was, or something stands "
             "after it; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
         )
-    record: dict[str, Any] = {
+    record: Record = {
         "prompt": prompt,
         "response": response,
         "tokens": ids[:end],
@@ -105,11 +100,11 @@ def read_nemo_validation(row: Row, context: Context) -> list[Item]:
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
         raise Refused("content: expected messages with one of the assistant")
-    record = split({"messages": messages[: turns[-1] + 1], "prompt": messages[: turns[0]]})
-    record["reward"] = number(row["rewards"], "rewards")
-    record["meta"] |= omit(row, ("content", "rewards")) | _step(context)
-    if trailing := messages[turns[-1] + 1 :]:
-        record["meta"]["after"] = trailing
+    meta = omit(row, ("content", "rewards")) | _step(context)
+    if after := messages[turns[-1] + 1 :]:
+        meta["after"] = after
+    reward = number(row["rewards"], "rewards")
+    record = split(messages[: turns[-1] + 1], messages[: turns[0]], meta, reward=reward)
     return [Item.of(record, "content")]
 
 
@@ -128,10 +123,10 @@ def read_areal(row: Row, context: Context) -> list[Item]:
     were sampled: wrong where tools answered in between, which the file doesn't say."""
     head, tail = (integer(row[name], name) for name in _VERSIONS)
     if head > tail:
-        raise Refused(f"head_version: expected at most tail_version, {tail}, got {head}")
+        raise wrong("head_version", f"at most tail_version, {tail}", head)
     task = row["task_id"]
     if not isinstance(task, str | int) or isinstance(task, bool):
-        raise Refused(f"task_id: expected text or an integer, got {task!r:.80}")
+        raise wrong("task_id", "text or an integer", task)
     record = ROLLOUT.record(row, context)
     record["prompt_id"] = f"{task}:{prompt_hash(record['prompt'])}"
     record["meta"] |= {"task_id": task, "special_tokens": "in the text"}
@@ -160,11 +155,6 @@ def read_skyrl(row: Row, context: Context) -> list[Item]:
     if spec.get("ground_truth") is not None:
         record["answer"] = spec["ground_truth"]
     return [Item.of(record, "output_response")]
-
-
-def skyrl_identity(row: Row) -> str:
-    """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
-    return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
 
 
 def is_pickle(path: Path) -> bool:
@@ -230,16 +220,15 @@ def read_slime(row: Row, context: Context) -> list[Item]:
     """`loss_mask` and log-probs are of the response's tokens, the last `response_length` ones. Samples with
     the same `rollout_id` are pieces of one rollout."""
     prompt, response, status = row["prompt"], text(row["response"], "response"), row.get("status")
-    record: dict[str, Any] = {"prompt": prompt, "response": response}
-    if isinstance(prompt, list):
-        record = split({"messages": [*prompt, assistant(response)], "prompt": prompt})
-    record |= {"reward": _reward(row, context), "answer": row.get("label")}
-    meta = record["meta"] = record.get("meta", {}) | omit(row, (*_SLIME_COLUMNS, *_LARGE))
-    meta |= {"status": status, "finish": status}
+    meta = omit(row, (*_SLIME_COLUMNS, *_LARGE)) | {"status": status, "finish": status}
     if large := [name for name in _LARGE if row.get(name) is not None]:
         meta["left_out"] = large
     if status in _FAILED:
         meta["reward_error"] = f"status {status}: the reward {row.get('reward')!r:.80} isn't a score"
+    record: Record = {"prompt": prompt, "response": response, "meta": meta}
+    if isinstance(prompt, list):
+        record = split([*prompt, assistant(response)], prompt, meta)
+    record |= {"reward": None if status in _FAILED else _reward(row, context), "answer": row.get("label")}
     if row.get("group_index") is not None:
         record["prompt_id"] = f"{context.path.name}:{integer(row['group_index'], 'group_index')}"
     if row.get("rollout_id") is not None:
@@ -247,7 +236,7 @@ def read_slime(row: Row, context: Context) -> list[Item]:
     if row.get("tokens"):
         ids, n = integers(row["tokens"], "tokens"), integer(row["response_length"], "response_length")
         if not 0 < n <= len(ids):
-            raise Refused(f"response_length: expected 1 to {len(ids)}, as tokens has, got {n}")
+            raise wrong("response_length", f"1 to {len(ids)}, as tokens has", n)
         record |= sampled_fields(row, ids, n, mask="loss_mask", logps="rollout_log_probs")
         versions = set(row.get("weight_versions") or ())
         only = versions.pop() if len(versions) == 1 else None
@@ -258,19 +247,15 @@ def read_slime(row: Row, context: Context) -> list[Item]:
 
 
 def _reward(row: Row, context: Context) -> float | None:
-    """The reward; of several by name the one of --choose reward=NAME."""
+    """The reward; of several by name the one of --choose reward=NAME, or the sum of those of --reward."""
     value = row.get("reward")
-    if row.get("status") in _FAILED:
-        return None
     if not isinstance(value, dict):
         return number(value, "reward")
-    name = context.choose.get("reward")
-    if name is None and context.rewards:
+    if context.rewards and "reward" not in context.choose:
         parts = [(weight, number(value.get(key), f"reward.{key}")) for key, weight in context.rewards.items()]
         terms = [weight * part for weight, part in parts if part is not None]
         return sum(terms) if terms else None
-    if name is None or name not in value:
-        raise Refused(f"reward: several by name; say --choose reward=NAME, of {', '.join(map(str, value))}")
+    name = context.chosen("reward", map(str, value))
     return number(value[name], f"reward.{name}")
 
 
@@ -291,27 +276,23 @@ def _experience(row: Row, context: Context, name: str) -> Item:
         meta["left_out"] = ["routed_experts"]
     if status is not None:
         meta["finish"] = "length"
-    common: dict[str, Any] = {"reward": number(row.get("reward"), "reward"), "meta": meta}
+    fields: Record = {"reward": number(row.get("reward"), "reward")}
     version = entry(row.get("info"), "info").get("model_version")
     if version is not None:
-        common["version"] = integer(version, "info.model_version")
+        fields["version"] = integer(version, "info.model_version")
     if row.get("chosen_messages") is not None:
         # Both have the prompt inside.
         chosen, rejected = (objects(row[n], n) for n in ("chosen_messages", "rejected_messages"))
         prompt = common_start(chosen, rejected)
         if not prompt:
             raise Refused("chosen_messages, rejected_messages: expected both to begin with the same messages")
-        better, worse = (
-            split({"messages": turns, "prompt": prompt, "meta": meta}) for turns in (chosen, rejected)
-        )
-        return Item.pair(better, worse)
-    record = _texts(row, context)
-    record = {**common, **record, "meta": meta | record.get("meta", {})}
+        return Item.pair(split(chosen, prompt, meta), split(rejected, prompt, meta))
+    record = fields | _texts(row, context, meta)
     if row.get("tokens") is not None:
         record = fingerprinted(record | _tokens(row), context)
     eid = entry(row.get("eid"), "eid")
     if not {"batch", "task", "run"} <= eid.keys():
-        raise Refused(f"eid: expected batch, task and run, got {eid!r:.80}")
+        raise wrong("eid", "batch, task and run", eid)
     task = f"{eid['batch']}/{eid['task']}"
     ids = {"prompt_id": f"{task}:{prompt_hash(record['prompt'])}", "episode": f"{task}/{eid['run']}"}
     return Item.of(record | ids, name)
@@ -321,18 +302,20 @@ def read_line(row: Row, context: Context) -> list[Item]:
     return [_experience(row, context, "experience")]
 
 
-def _texts(row: Row, context: Context) -> dict[str, Any]:
+def _texts(row: Row, context: Context, meta: Record) -> Record:
     if row.get("response_text") is not None and row.get("prompt_text") is not None:
-        return {name: text(row[f"{name}_text"], f"{name}_text") for name in ("prompt", "response")}
+        texts = {name: text(row[f"{name}_text"], f"{name}_text") for name in ("prompt", "response")}
+        return {**texts, "meta": meta}
     if row.get("messages") is not None:
         messages = objects(row["messages"], "messages")
-        return split({"messages": messages, "prompt": until_reply(messages)})
+        return split(messages, until_reply(messages), meta)
     if row.get("tokens") is None or context.tokenizer is None:
         raise Refused(
             "prompt_text, messages: expected the texts of one; where there are only tokens, --tokenizer"
         )
     ids, n = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
-    return {"prompt": context.tokenizer.decode(ids[:n]), "response": context.tokenizer.decode(ids[n:])}
+    prompt, response = (context.tokenizer.decode(part) for part in (ids[:n], ids[n:]))
+    return {"prompt": prompt, "response": response, "meta": meta}
 
 
 def _tokens(row: Row) -> dict[str, Any]:
@@ -340,7 +323,7 @@ def _tokens(row: Row) -> dict[str, Any]:
     ids, begin = integers(row["tokens"], "tokens"), integer(row["prompt_length"], "prompt_length")
     n = len(ids) - begin
     if begin < 1 or n < 1:
-        raise Refused(f"prompt_length: expected 1 to {len(ids) - 1}, below the length of tokens, got {begin}")
+        raise wrong("prompt_length", f"1 to {len(ids) - 1}, below the length of tokens", begin)
     record = sampled_fields(row, ids, n, mask="action_mask", logps="logprobs")
     rewards = row.get("token_level_reward")
     if rewards is not None:
@@ -485,21 +468,18 @@ def read_trajectory(row: Row, context: Context) -> list[Item]:
     for i, turn in enumerate(dialogue):
         role = turn.get("role")
         if role not in ("system", "user", "assistant", "environment"):
-            raise Refused(
-                f"turns[{i}].role: expected user, assistant, environment or grader, got {role!r:.80}"
-            )
+            raise wrong(f"turns[{i}].role", "user, assistant, environment or grader", role)
         content = text(turn.get("content"), f"turns[{i}].content")
         messages.append({"role": "user" if role == "environment" else role, "content": content})
-    prompt = until_reply(messages)
-    record = split({"messages": messages, "prompt": prompt})
-    record["reward"] = number(row.get("reward"), "reward")
-    record["meta"] |= omit(row, ("turns", "reward")) | {
+    prompt, error = until_reply(messages), row.get("error")
+    meta = omit(row, ("turns", "reward")) | {
         "turn_info": [{k: v for k, v in turn.items() if k != "content"} for turn in turns],
         "said_after": [turn for turn in turns if turn not in dialogue],
     }
-    if row.get("error") is not None:
-        record["meta"]["reward_error"] = f"{row['error']!s:.500}"
-        record["reward"] = None
+    reward = number(row.get("reward"), "reward")
+    if error is not None:
+        meta["reward_error"], reward = f"{error!s:.500}", None
+    record = split(messages, prompt, meta, reward=reward)
     if row.get("example_id") is not None:
         record["prompt_id"] = f"{row['benchmark']}:{row['example_id']}:{prompt_hash(prompt)}"
     return [Item.of(record, "turns")]

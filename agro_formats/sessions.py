@@ -16,9 +16,10 @@ from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
 from agro.io.jsonlines import Line
 from agro.logs import exchanges
-from agro.logs.exchanges import Message, blocks, identified
-from agro.logs.fields import call, common_start, exchange, integer, listed, plain, system
+from agro.logs.exchanges import Message, blocks
 from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import common_start, exchange, system
+from agro.logs.values import identified, integer, listed, plain, wrong
 from agro.types.conversation import normalized_message
 
 
@@ -62,9 +63,8 @@ def responses(histories: Sequence[History], session: Any, meta: dict[str, Any]) 
         if sampled[0] == 0:
             raise Refused("events: expected a message before the first one of the assistant, got none")
         turns = history.messages[sampled[0] : sampled[-1] + 1]
-        record = exchange(history.messages[: sampled[0]], turns, ("events", "events"))
-        meta_of_all = record["meta"] | meta | history.fields.get("meta", {})
-        records.append(record | history.fields | {"meta": meta_of_all})
+        own = {**history.fields, "meta": meta | history.fields.get("meta", {})}
+        records.append(exchange(history.messages[: sampled[0]], turns, ("events", "events"), **own))
     if not records:
         raise Refused("events: expected a turn of the assistant, got none")
     if len(records) > 1 and session is not None:
@@ -188,7 +188,7 @@ def read_codex(row: Row, context: Context) -> list[Item]:
         elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
             back = integer(payload.get("num_turns"), f"{location}.num_turns")
             if not 0 < back <= len(turns):
-                raise Refused(f"{location}.num_turns: expected 1 to {len(turns)} turns, got {back}")
+                raise wrong(f"{location}.num_turns", f"1 to {len(turns)} turns", back)
             rewritten, kept = messages[: turns[-back]], turns[:-back]
         if rewritten is not None:
             past.append(History(messages, begin, {"model": model}))
@@ -230,29 +230,25 @@ def _gemini_history(records: list[Row], previous: list[History]) -> History:
     model = None
     for i, record in enumerate(records):
         location = f"messages[{i}]"
+        said = _parts(record.get("content"), f"{location}.content")
         if record.get("type") == "user":
-            messages.append({"role": "user", "content": _parts(record.get("content"), f"{location}.content")})
+            messages.append({"role": "user", "content": said})
         elif record.get("type") == "gemini":
             model = record.get("model", model)
-            messages += _gemini_turn(record, location)
+            tools = listed(record.get("toolCalls"), f"{location}.toolCalls")
+            message: Message = {"role": "assistant", "content": said}
+            if tools:
+                names = ("name", "args", "id")
+                message["tool_calls"] = [{key: tool[key] for key in names if key in tool} for tool in tools]
+            if said or tools:  # else of a call that was cancelled
+                messages.append(message)
+            for tool in tools:
+                if tool.get("result") is not None:
+                    content = _result(tool["result"], location)
+                    messages.append({"role": "tool", "tool_call_id": tool.get("id"), "content": content})
     # Behind what one of those before begins with as well.
     begin = max((len(common_start(messages, other.messages)) for other in previous), default=0)
     return History(messages, begin, {"model": model})
-
-
-def _gemini_turn(record: Row, name: str) -> list[Message]:
-    message: Message = {"role": "assistant", "content": _parts(record.get("content"), f"{name}.content")}
-    tools = listed(record.get("toolCalls"), f"{name}.toolCalls")
-    if tools:
-        message["tool_calls"] = [call(tool.get("name"), tool.get("args"), tool.get("id")) for tool in tools]
-    if not message["content"] and not tools:  # of a call that was cancelled
-        return []
-    results = [
-        {"role": "tool", "tool_call_id": tool.get("id"), "content": _result(tool["result"], name)}
-        for tool in tools
-        if tool.get("result") is not None
-    ]
-    return [message, *results]
 
 
 def _parts(value: Any, name: str) -> str:
@@ -275,14 +271,6 @@ def _result(value: Any, name: str) -> str:
             response = next(iter(response.values()))
         texts.append(response if isinstance(response, str) else json.dumps(response, ensure_ascii=False))
     return "".join(texts)
-
-
-def is_claude_code(row: Row) -> bool:
-    if "sessionId" in row and "type" in row and "projectHash" not in row:
-        return True
-    return (row.get("type") == "summary" and "leafUuid" in row) or (
-        row.get("type") == "file-history-snapshot" and "messageId" in row
-    )
 
 
 def identity(row: Row) -> str:

@@ -1,4 +1,5 @@
-"""Logs of model calls as declarations, of one call a record or of a trace with its spans: `traces.toml`.
+"""Logs of model calls, what was answered in them and how it was scored; and logs as declarations, of one call
+a record or of a trace with its spans: `traces.toml`.
 
 Scores are an object by name, or a list of objects with name, value, whether it is unknown, and, of a trace's,
 the span that they judge.
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from agro.errors import Refused
@@ -23,12 +25,86 @@ from agro.io.json_values import entry, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.io.strictjson import loads
 from agro.logs import exchanges
-from agro.logs.declared import evaluated as at
-from agro.logs.exchanges import Completion, Message, joined_scores, responses, scored
-from agro.logs.fields import grouped, number, settings, unlisted
+from agro.logs.exchanges import Message, joined_key
+from agro.logs.mapping import evaluated as at
 from agro.logs.protocol import Context, Item, Row, SkipRecord
+from agro.logs.records import SAMPLER, exchange, grouped, settings, unlisted, user
+from agro.logs.values import number, total
 
 Scores = dict[str, list[Any]]
+
+
+def responses(
+    prompt: str | list[Message],
+    replies: Sequence[Message | list[Message]],
+    name: str,
+    common: Mapping[str, Any],
+) -> list[Item]:
+    """An item a response of the call: a message, as `replies` has it, or turns. `common`: further fields of
+    the record, `meta` among them."""
+    if not replies:
+        raise Refused(f"{name}: expected a response, got none")
+    items = []
+    for i, answer in enumerate(replies):
+        turns = answer if isinstance(answer, list) else [answer]
+        finish, asked = turns[-1].get("finish_reason"), prompt
+        said: Any = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
+        if "role" not in said[0]:
+            said = said[0]["content"]
+        elif isinstance(prompt, str):
+            asked = [user(prompt)]
+        record = exchange(asked, said, ("prompt", f"{name}[{i}]"), **common)
+        if finish:
+            record["meta"]["finish"] = finish
+        items.append(Item.of(record, f"{name}[{i}]"))
+    return items
+
+
+def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
+    """The reward of scores by name: the only one, or those that --reward names. None where there is none.
+
+    Raises `Refused` for several without --reward, for several different values of one without
+    --choose scores=mean or scores=last, and for a named one that is text.
+    """
+    method = context.chosen("scores", ("mean", "last")) if "scores" in context.choose else None
+    values = dict[str, Any]()
+    for name, given in scores.items():
+        texts = [value for value in given if isinstance(value, str)]
+        numbers = [] if texts else [x for x in (number(value, name) for value in given) if x is not None]
+        if len(set(numbers)) > 1 and method is None:
+            raise Refused(
+                f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
+                "scores=last"
+            )
+        values[name] = next(reversed(texts or numbers), None)  # a text is a category
+        if method == "mean" and numbers:
+            values[name] = sum(numbers) / len(numbers)
+    if context.rewards:
+        values = {name: values.get(name) for name in context.rewards}
+    for name, value in values.items():
+        if name in context.rewards and isinstance(value, str):
+            raise Refused(f"--reward {name}: its values are text, such as {value!r:.80}, and no numbers")
+    known = {name: value for name, value in values.items() if not isinstance(value, str)}
+    return total(known, list(known), context.rewards)
+
+
+def joined_scores(
+    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
+) -> dict[str, list[Any]]:
+    """The scores of --join that --reward names, each of the first of `ids` that has one.
+
+    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
+    --reward names none.
+    """
+    if context.joined and not context.rewards:
+        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
+    scores = {}
+    for name in context.rewards:
+        keys = [joined_key(id, name) for id in ids]
+        rows = [context.joined[key] for key in keys if key in context.joined]
+        if rows:
+            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
+    return scores
 
 
 @dataclass(frozen=True)
@@ -91,12 +167,7 @@ def read_spans(
         asked, answered = span.names or (f"spans[{i}].input", f"spans[{i}].output")
         name = f"spans[{i}]" if span.names is None else answered
         prompt = exchanges.prompt(span.input, asked)
-        replies = [
-            {"role": "assistant", "content": str(reply), "finish_reason": getattr(reply, "finish", None)}
-            if isinstance(reply, str)
-            else reply
-            for reply in exchanges.replies(span.output, answered)
-        ]
+        replies = [{"role": "assistant"} | reply for reply in exchanges.replies(span.output, answered)]
         earlier = next((c for c in reversed(conversations) if c.continues_in(prompt)), None)
         if earlier is None:
             conversations.append(_Conversation(prompt, [], replies, [span], name))
@@ -149,11 +220,11 @@ def _items(
         "meta": {**meta, **({"scores": judged} if judged else {})},
         **({"tools": final.tools} if final.tools else {}),
     }
-    is_text = isinstance(conversation.prompt, str) and not conversation.turns
-    replies = list[str | Message | list[Message]]()
+    replies = list[Message | list[Message]]()
     for message in conversation.replies:
-        if is_text and message.keys() - {"finish_reason"} == {"role", "content"}:
-            replies.append(Completion.of(message["content"], message.get("finish_reason")))
+        is_plain = message.keys() - {"finish_reason"} == {"role", "content"} and not conversation.turns
+        if is_plain and isinstance(conversation.prompt, str):
+            replies.append({name: value for name, value in message.items() if name != "role"})
         else:
             replies.append([*conversation.turns, message])
     return responses(conversation.prompt, replies, conversation.name, common)
@@ -166,7 +237,6 @@ def described(row: Row, names: Sequence[str]) -> dict[str, Any]:
 
 Declaration = Mapping[str, Any]
 SPANS = "spans"  # the column of a record that is made of several lines
-SAMPLING = ("temperature", "top_p", "top_k", "seed")  # of a call that isn't in a trace
 
 
 def opened(row: Row, how: Declaration) -> Row:
@@ -248,7 +318,7 @@ def _span(row: Row, name: str, how: Declaration, context: Context) -> TraceSpan:
         is_judge=is_judge,
         error=at(row, how.get("error", "")) or None,
         model=at(row, how["model"]),
-        sampling=settings(request, *([SAMPLING] if is_alone else [])),
+        sampling=settings(request, *([SAMPLER] if is_alone else [])),
         tools=at(row, how.get("tools", "")),
         scores=scores,
         names=(how["input"], how["output"]) if is_alone else None,
@@ -329,7 +399,10 @@ def _examples(how: Declaration, rows: Sequence[Row]) -> list[list[Row]]:
     return list(examples.values())
 
 
-DECLARED = {
-    name: {"read": partial(read, how), **({"gather": partial(gather, how)} if "group" in how else {})}
-    for name, how in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+TRACES = SimpleNamespace(
+    **{
+        name: SimpleNamespace(read=partial(read, how), gather=partial(gather, how))
+        for name, how in _TABLES.items()
+    }
+)

@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit
-from agro.logs.fields import (
-    call,
-    exchange,
-    fingerprinted,
-    flags,
-    integer,
-    integers,
-    number,
-    numbers,
-    parsed,
-    split,
-    until_reply,
-)
 from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import Record, exchange, fingerprinted, split, until_reply
+from agro.logs.values import flag, flags, integer, integers, number, numbers, parsed, wrong
 from agro.types.conversation import prompt_hash
 
 DECIMALS = 4  # of log-probs, RECORD_FLOAT_DECIMALS of verifiers
@@ -53,17 +41,6 @@ class _TraceNode:
         return self.message["role"] == "assistant" and not self.sampled
 
 
-def message(value: dict[str, Any]) -> dict[str, Any]:
-    """A message as chat templates have it: tool calls with their function inside."""
-    turn = {name: part for name, part in value.items() if part is not None}
-    calls = objects(turn.pop("tool_calls", None) or [], "tool_calls")
-    if not calls:
-        turn.setdefault("content", "")
-        return turn
-    named = ({"id": c.get("id"), **call(c.get("name"), c.get("arguments"))} for c in calls)
-    return {**turn, "tool_calls": [c if "function" in c else new for c, new in zip(calls, named)]}
-
-
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
     calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
     for i, made in enumerate(objects(trace.get("calls") or [], f"{location}.calls")):
@@ -74,12 +51,11 @@ def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
         where = f"{location}.nodes[{i}]"
         parent, sampled = value.get("parent"), value.get("sampled", False)
         if parent is not None and (not isinstance(parent, int) or not 0 <= parent < i):
-            raise Refused(f"{where}.parent: expected the number of an earlier node, got {parent!r:.80}")
-        if not isinstance(sampled, bool):
-            raise Refused(f"{where}.sampled: expected true or false, got {sampled!r:.80}")
+            raise wrong(f"{where}.parent", "the number of an earlier node", parent)
+        flag(sampled, f"{where}.sampled")
         content = entry(value.get("message"), f"{where}.message")
         if not isinstance(content.get("role"), str):
-            raise Refused(f"{where}.message: expected an object with a role, got {content!r:.80}")
+            raise wrong(f"{where}.message", "an object with a role", content)
         tokens = integers(value.get("token_ids") or [], f"{where}.token_ids")
         action = flags(value.get("mask") or [], f"{where}.mask", len(tokens))
         logps: list[float | None] = [None] * len(action)  # a value for each token that was sampled, or none
@@ -87,9 +63,14 @@ def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
             sampled_logps = iter(numbers(value["logprobs"], f"{where}.logprobs", sum(action)))
             logps = [next(sampled_logps) if is_action else None for is_action in action]
         links = objects(value.get("semantic_parents") or [], f"{where}.semantic_parents")
-        node = _TraceNode(i, parent, message(content), sampled, tokens, action, logps, links, calls.get(i))
-        nodes.append(node)
+        turn = _message(content)
+        nodes.append(_TraceNode(i, parent, turn, sampled, tokens, action, logps, links, calls.get(i)))
     return nodes
+
+
+def _message(value: Row) -> Record:
+    """A message without unknown keys, in which there may be calls alone."""
+    return {"content": ""} | {name: part for name, part in value.items() if part is not None}
 
 
 def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) -> list[list[_TraceNode]]:
@@ -113,10 +94,12 @@ def _branches(nodes: Sequence[_TraceNode], location: str, skipped: list[str]) ->
 
 def _records(
     trace: dict[str, Any], location: str, skipped: list[str], context: Context
-) -> list[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, Record]]:
     """A record for each branch with a sampled message that none before has, and the branch's name.
 
-    `skipped` gets what isn't learned from, and why.
+    With tokens it is the complete sequence, whose context is another one than the prompt where history was
+    rewritten. Without tokens it is the new turns after all before them, and what wasn't sampled can't stand
+    among them. `skipped` gets what isn't learned from, and why.
     """
     learned: set[_TraceNode] = set()
     records = []
@@ -126,71 +109,58 @@ def _records(
         if not new:
             skipped.append(f"{location}: branch {position} has no sampled message of its own")
             continue
+        learned.update(new)
+        is_new = set(new)
         branch = branch[: branch.index(new[-1]) + 1]
-        prompt = prompt or [n.message for n in takewhile(lambda node: not node.sampled, branch)]
-        has_tokens = all(any(node.action) for node in branch if node.sampled)
-        record = _tokens_record(branch, new, prompt) if has_tokens else _text_record(branch, new, location)
+        sampled = [node for node in branch if node.sampled]
+        has_tokens = all(any(node.action) for node in sampled)
+        begin = branch.index(sampled[0] if has_tokens else new[0])
+        foreign = [node for node in branch[begin:] if node.is_foreign]
+        messages = [node.message for node in branch]
+        prompt = prompt or messages[: branch.index(sampled[0])]
+        if foreign and not has_tokens:
+            raise Refused(
+                f"{location}.nodes[{foreign[0].number}]: a turn of the assistant that wasn't sampled stands "
+                "among sampled ones, and without token_ids they can't be told apart"
+            )
+        action = [is_action for node in branch for is_action in node.action]
+        mask = [is_action and node in is_new for node in branch for is_action in node.action]
+        is_whole = messages[:begin] == prompt and action == mask and not foreign
+        if is_whole or not has_tokens:
+            record = split(messages, messages[:begin])
+        else:
+            record = {"prompt": prompt, "response": messages[-1]["content"], "meta": {}}
         calls = [node.call for node in new if node.call is not None]
         sampling = _sampling(calls)
-        if has_tokens and any(x is not None for x in record["behavior_logp"]):
-            sampling["logp_decimals"] = DECIMALS
+        if has_tokens:
+            logps = [x for node in branch for x in node.logps]
+            record |= {"tokens": [t for node in branch for t in node.tokens], "mask": mask}
+            record["behavior_logp"] = logps
+            if messages[:begin] != prompt:
+                record["context_tokens"] = record["tokens"][: action.index(True)]
+            if action != mask:
+                record["action"] = action
+            if any(x is not None for x in logps):
+                sampling["logp_decimals"] = DECIMALS
+            record = fingerprinted(record, context)
         if sampling:
             record["sampling"] = sampling
         if calls and calls[-1].get("finish_reason") is not None:
             record["meta"]["finish"] = calls[-1]["finish_reason"]
         if calls and isinstance(calls[-1].get("model"), str):
             record["model"] = calls[-1]["model"]
-        if "tokens" in record:
-            record = fingerprinted(record, context)
         records.append((f"branch[{position}]", record))
-        learned.update(new)
     return records
 
 
-def _text_record(branch: list[_TraceNode], new: list[_TraceNode], location: str) -> dict[str, Any]:
-    """The new turns after all before them. Without tokens what wasn't sampled can't stand among them."""
-    begin = branch.index(new[0])
-    for node in branch[begin:]:
-        if node.is_foreign:
-            raise Refused(
-                f"{location}.nodes[{node.number}]: a turn of the assistant that wasn't sampled stands among "
-                "sampled ones, and without token_ids they can't be told apart"
-            )
-    messages = [node.message for node in branch]
-    return split({"messages": messages, "prompt": messages[:begin]})
-
-
-def _tokens_record(branch: list[_TraceNode], new: list[_TraceNode], prompt: Messages) -> dict[str, Any]:
-    """The complete sequence. Its context is another one than the prompt where history was rewritten."""
-    tokens, action, learn, logps = list[int](), list[bool](), list[bool](), list[float | None]()
-    for node in branch:
-        tokens += node.tokens
-        action += node.action
-        learn += node.action if node in new else [False] * len(node.action)
-        logps += node.logps
-    begin = next(i for i, node in enumerate(branch) if node.sampled)
-    messages = [node.message for node in branch]
-    head, turns = messages[:begin], messages[begin:]
-    has_foreign = any(node.is_foreign for node in branch[begin:])
-    if head == prompt and action == learn and not has_foreign:
-        record = split({"messages": head + turns, "prompt": head})
-    else:
-        record = {"prompt": prompt, "response": turns[-1].get("content") or "", "meta": {}}
-    if head != prompt:
-        record["context_tokens"] = tokens[: action.index(True)]
-    record |= {"tokens": tokens, "mask": learn, "behavior_logp": logps}
-    return record if learn == action else record | {"action": action}
-
-
-def _sampling(calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _sampling(calls: list[dict[str, Any]]) -> Record:
     """How the calls were sampled: the first one's settings, and each one's where they differ."""
     settings = []
     for each in calls:
         sampling = dict(entry(each.get("sampling"), "calls.sampling"))
         settings.append(entry(sampling.pop("extra_body", None), "calls.sampling.extra_body") | sampling)
-    if not settings:
-        return {}
-    return dict(settings[0]) | ({"of_calls": settings} if any(s != settings[0] for s in settings) else {})
+    first: Record = dict(settings[0]) if settings else {}
+    return first if all(s == first for s in settings) else first | {"of_calls": settings}
 
 
 _COLUMNS = ("prompt", "completion", "reward", "example_id", "answer")
@@ -264,22 +234,17 @@ def _reward(trace: dict[str, Any], location: str, context: Context) -> float | N
 def read_result(row: Row, context: Context) -> list[Item]:
     """A rollout of an evaluation. One with `error` has the reward 0, which isn't a score."""
     prompt, completion = _messages(row["prompt"]), _messages(row["completion"])
-    trailing: list[Any] = []
+    meta, error, name = omit(row, _COLUMNS), row.get("error"), "example_id" if "example_id" in row else "id"
     if isinstance(completion, list):
-        trailing = until_reply(reversed(completion))[::-1]
-        completion = completion[: len(completion) - len(trailing)]
-    record = exchange(prompt, completion, ("prompt", "completion"))
-    record["meta"] = record.get("meta", {}) | omit(row, _COLUMNS)
-    record["reward"] = number(row["reward"], "reward")
-    record["answer"] = row.get("answer")
-    if row.get("error") is not None:
-        record["meta"]["reward_error"] = f"{row['error']!s:.500}"
-        record["reward"] = None
-    if trailing:
-        record["meta"]["after"] = trailing
-    name = "example_id" if "example_id" in row else "id"
+        after = until_reply(reversed(completion))[::-1]
+        completion = completion[: len(completion) - len(after)]
+        meta |= {"after": after} if after else {}
+    if error is not None:
+        meta["reward_error"] = f"{error!s:.500}"
     if not isinstance(row[name], str | int):
-        raise Refused(f"{name}: expected text or an integer, got {row[name]!r:.80}")
+        raise wrong(name, "text or an integer", row[name])
+    record = exchange(prompt, completion, ("prompt", "completion"), meta, answer=row.get("answer"))
+    record["reward"] = number(row["reward"], "reward") if error is None else None
     record["prompt_id"] = f"{row[name]}:{prompt_hash(record['prompt'])}"
     return [Item.of(record, "completion")]
 
@@ -288,9 +253,9 @@ def _messages(value: Any) -> Any:
     """Messages with their tool calls as objects: until late 2025 these were JSON in text."""
     if not isinstance(value, list):
         return value
-    turns = [dict(turn) for turn in objects(value, "prompt, completion")]
+    turns = [_message(turn) for turn in objects(value, "prompt, completion")]
     for turn in turns:
-        if isinstance(turn.get("tool_calls"), list):
-            calls = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in turn["tool_calls"]]
-            turn["tool_calls"] = calls
-    return [message(turn) for turn in turns]
+        calls = turn.get("tool_calls")
+        if isinstance(calls, list):
+            turn["tool_calls"] = [parsed(c, "tool_calls") if isinstance(c, str) else c for c in calls]
+    return turns

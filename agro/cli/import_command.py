@@ -21,8 +21,8 @@ from agro.io.strictjson import dumps
 from agro.io.terminal import visible
 from agro.logs.guessing import Proposal, propose, propose_unknown
 from agro.logs.importing import ImportReport, import_files
-from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
+from agro.logs.values import parse_words
 from agro.store import Store
 from agro.store.copying import to_record
 from agro.store.location import exists, url_of

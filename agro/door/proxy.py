@@ -134,12 +134,7 @@ class Proxy:
             fields = {"sampling": sampling, "source": f"proxy:{reply.get('model') or asked.get('model')}"}
             for choice, answer in enumerate(exchanges.replies(reply, "reply")):
                 call = self._answered(reply, choice, answer, messages, session)
-                end = (
-                    answer.get("finish_reason")
-                    if isinstance(answer, dict)
-                    else getattr(answer, "finish", None)
-                )
-                rows.append((call, _sample(call, end, **fields)))
+                rows.append((call, _sample(call, answer.get("finish_reason"), **fields)))
         except UNREADABLE as error:
             self._miss(error)
         for call, sample in rows:
@@ -172,10 +167,8 @@ class Proxy:
         call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), found)
         if ids:
             call.row.act(ids, logp if len(logp) == len(ids) else None, -1, None)
-        if isinstance(answer, str):
-            answer = {"role": "assistant", "content": str(answer)}
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
-        [message] = normalized([answer], "reply")
+        [message] = normalized([{"role": "assistant", **answer}], "reply")
         call.last_turn = message["content"]
         self.memory.remember(call, message)
         return call

@@ -1,5 +1,6 @@
 """Logged calls of models: what was asked and answered, in the forms of the providers' interfaces, and what is
-said of the end and by scores.
+said of the end; chat completions of OpenAI and of servers that answer alike (vLLM, SGLang,
+llama.cpp), beside their requests.
 
 Chat completions, Anthropic's messages, items of OpenAI's Responses (openai-python 3.3.1:
 types/responses/response_input_item.py, response_output_item.py), and messages as LangChain writes them
@@ -9,13 +10,15 @@ types/responses/response_input_item.py, response_output_item.py), and messages a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, is_unknown, objects, text, unpacked
-from agro.logs.fields import call, digest, exchange, listed, number, plain, total
-from agro.logs.protocol import Context, Item
+from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
+from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import call, reply, settings, token_fields, user
+from agro.logs.values import listed, plain, wrong
+from agro.rollout.prompts import openai_prompt
 from agro.types import end_in
 from agro.types.conversation import normalized_message, with_tools
 
@@ -44,18 +47,6 @@ _TRUE = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no":
 _INNER = ("response_metadata", "generation_info", "message", "completion")
 NAMES = frozenset((*_REASONS, *_FLAGS, *_INNER, "incomplete_details"))
 FINISH = {"finished": "stop", "cut": "length"}  # what `meta["finish"]` has; nothing where it is unknown
-
-
-class Completion(str):
-    """The text of a completion, with what was said of its end."""
-
-    finish: Any = None
-
-    @classmethod
-    def of(cls, text: str, finish: Any) -> Completion:
-        completion = cls(text)
-        completion.finish = finish
-        return completion
 
 
 def reported(value: Any) -> Any:
@@ -134,17 +125,20 @@ def prompt(value: Any, name: str) -> str | list[Message]:
     if instructions is None and isinstance(request, str):
         return request
     if not isinstance(request, list):
-        request = [{"role": "user", "content": text(request, location)}]
+        request = [user(text(request, location))]
     if instructions is not None:
         request = [{"role": "system", "content": instructions}, *request]
     return with_tools(messages(request, location), value.get("tools") or value.get("functions"))
 
 
-def replies(value: Any, name: str) -> list[str | Message]:
-    """What a call answered, one or several responses."""
+def replies(value: Any, name: str) -> list[Message]:
+    """What a call answered, one or several responses; one without a role is a text.
+
+    `finish_reason` is what is said of the end of each.
+    """
     value = _opened(value, _RESPONSE_KEYS)
     if isinstance(value, str):
-        return [value]
+        return [{"content": value}]
     output = {"messages": value} if isinstance(value, list) else entry(value, name)
     inner = name if isinstance(value, list) else f"{name}.messages"
     if "choices" in output:
@@ -180,16 +174,17 @@ def _one_message(parsed: list[Message], name: str, source: Any) -> Message:
     return parsed[0] if finish is None else parsed[0] | {"finish_reason": finish}
 
 
-def _choices(choices: Any, name: str) -> list[str | Message]:
+def _choices(choices: Any, name: str) -> list[Message]:
     """Choices of a completion, or LangChain's generations; of text, or each with a message."""
-    parsed = list[str | Message]()
+    parsed = list[Message]()
     for choice in objects(choices, name):
         message = choice.get("message")
         if message is None:
-            parsed.append(Completion.of(text(choice.get("text"), f"{name}.text"), reported(choice)))
+            said = [{"content": text(choice.get("text"), f"{name}.text")}]
         else:
-            source = choice if reported(choice) is not None else message
-            parsed.append(_one_message(messages([message], f"{name}.message"), name, source))
+            said = messages([message], f"{name}.message")
+        is_said = message is None or reported(choice) is not None
+        parsed.append(_one_message(said, name, choice if is_said else message))
     return parsed
 
 
@@ -263,103 +258,77 @@ def _langchain(value: Mapping[str, Any], name: str) -> Message:
         fields = value["data"]
     role = fields.get("role") or _LANGCHAIN.get(str(kind).lower())
     if role is None:
-        raise Refused(
-            f"{name}: expected a message with role, or LangChain's of a known class, got {value!r:.80}"
-        )
+        raise wrong(name, "a message with role, or LangChain's of a known class", value)
     converted: Message = {"role": role, "content": fields.get("content")}
-    calls = listed(fields.get("tool_calls") or None, f"{name}.tool_calls")
-    if calls:
-        converted["tool_calls"] = [call(c.get("name"), c.get("args"), c.get("id")) for c in calls]
-    if fields.get("tool_call_id") is not None:
-        converted["tool_call_id"] = fields["tool_call_id"]
+    for key in ("tool_calls", "tool_call_id"):
+        if fields.get(key):
+            converted[key] = fields[key]
     return turn(converted, name)
 
 
-def responses(
-    prompt: str | list[Message],
-    replies: Sequence[str | Message | list[Message]],
-    name: str,
-    common: Mapping[str, Any],
-) -> list[Item]:
-    """An item a response of the call: text, a message, or turns. `common`: further fields of the record,
-    `meta` among them."""
-    if not replies:
-        raise Refused(f"{name}: expected a response, got none")
-    items = []
-    for i, reply in enumerate(replies):
-        asked, answer, finish = prompt, reply, None
-        if isinstance(reply, Completion):
-            answer, finish = str(reply), reply.finish
-        elif not isinstance(reply, str):
-            turns = [reply] if isinstance(reply, dict) else reply
-            finish = turns[-1].get("finish_reason")
-            answer = [{key: x for key, x in turn.items() if key != "finish_reason"} for turn in turns]
-            if isinstance(prompt, str):
-                asked = [{"role": "user", "content": prompt}]
-        record = exchange(asked, answer, ("prompt", f"{name}[{i}]"))
-        meta = record.get("meta", {}) | common.get("meta", {}) | ({"finish": finish} if finish else {})
-        items.append(Item.of({**record, **common, "meta": meta}, f"{name}[{i}]"))
-    return items
+_EXCHANGE_COLUMNS = ("request", "messages", "input", "prompt", "response", "output", "completion")
+_COMPLETION = ("id", "object", "created", "choices", "prompt_token_ids", "prompt_text", "model")
 
 
-def scored(scores: Mapping[str, Sequence[Any]], context: Context) -> float | None:
-    """The reward of scores by name: the only one, or those that --reward names. None where there is none.
-
-    Raises `Refused` for several without --reward, for several different values of one without
-    --choose scores=mean or scores=last, and for a named one that is text.
-    """
-    method, values = context.choose.get("scores"), dict[str, Any]()
-    for name, given in scores.items():
-        texts = [value for value in given if isinstance(value, str)]
-        if texts:  # a category
-            values[name] = texts[-1]
-            continue
-        numbers = [x for x in (number(value, name) for value in given) if x is not None]
-        if method not in (None, "mean", "last"):
-            raise Refused(f"--choose scores={method}: expected mean, or last")
-        if len(set(numbers)) > 1 and method is None:
-            raise Refused(
-                f"{name}: expected one value of this score, got {numbers}; say --choose scores=mean, or "
-                "scores=last"
-            )
-        values[name] = numbers[-1] if numbers else None
-        if method == "mean" and numbers:
-            values[name] = sum(numbers) / len(numbers)
-    for name in context.rewards:
-        if isinstance(values.get(name), str):
-            raise Refused(
-                f"--reward {name}: its values are text, such as {values[name]!r:.80}, and no numbers"
-            )
-    if context.rewards:
-        values = {name: values.get(name) for name in context.rewards}
-    known = {name: value for name, value in values.items() if not isinstance(value, str)}
-    return total(known, list(known), context.rewards)
+def is_completion(value: Any) -> bool:
+    return isinstance(value, dict) and "choices" in value
 
 
-def identified(row: Mapping[str, Any], *ids: Any) -> str:
-    """What the records of one call share in every export: its ids; the record's content where it has none."""
-    return digest(*ids) if all(id is not None for id in ids) else digest(dict(row))
+def fits_completion(row: Row) -> bool:
+    if row.get("object") in ("chat.completion", "text_completion") and "choices" in row:
+        return True
+    return any(is_completion(row.get(name)) for name in ("response", "output", "completion"))
+
+
+def read_completion(row: Row, context: Context) -> list[Item]:
+    """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
+    body: Any = row
+    if "choices" not in row:
+        columns = [row.get(name) for name in ("response", "output", "completion")]
+        body = next(filter(is_completion, columns), None)
+        if body is None:
+            raise Refused("response: expected a chat completion (an object with choices), got none")
+    request: Row = {name: row[name] for name in ("messages", "input", "prompt") if row.get(name) is not None}
+    if isinstance(row.get("request"), dict):
+        request = entry(row["request"].get("body"), "request.body") or row["request"]
+    elif not request and isinstance(body.get("prompt_text"), str):
+        request = {"prompt": body["prompt_text"]}
+    if not request and not isinstance(row.get("request"), dict):
+        raise Refused(
+            "prompt: a chat completion doesn't hold what was asked; log it in a column beside it: request, "
+            "messages or prompt"
+        )
+    return list(choices(body, openai_prompt(request), request, omit(row, (*_EXCHANGE_COLUMNS, *_COMPLETION))))
+
+
+def choices(body: Row, prompt: Any, request: Row, meta: dict[str, Any]) -> Iterator[Item]:
+    """The responses of a completion: several choices are of one prompt."""
+    answers = objects(body.get("choices"), "choices")
+    meta = omit(body, (*_EXCHANGE_COLUMNS, *_COMPLETION)) | meta
+    if not answers:
+        raise Refused("choices: expected one or more, got none")
+    for index, choice in enumerate(answers):
+        location = f"choices[{index}]"
+        message = choice.get("message")
+        if message is None:  # of a completion of text
+            message = {"content": text(choice.get("text"), f"{location}.text")}
+        message = entry(message, f"{location}.message")
+        # Log-probs are kept aside: they are of text pieces, or before temperature and top-p.
+        aside = omit(choice, ("index", "message", "text", "finish_reason", "token_ids"))
+        details = omit({"id": body.get("id"), "finish": choice.get("finish_reason"), **aside}, ())
+        names = ("messages", f"{location}.message")
+        record = reply(prompt, message, names, meta | details, sampling=settings(request))
+        if body.get("model") is not None:
+            record["model"] = text(body["model"], "model")
+        prompt_ids, response_ids = body.get("prompt_token_ids"), choice.get("token_ids")
+        if prompt_ids is not None and response_ids is not None:  # vLLM's, where it was asked for them
+            for name, ids in (("prompt_token_ids", prompt_ids), (f"{location}.token_ids", response_ids)):
+                if not isinstance(ids, list):
+                    raise wrong(name, "a list of token ids", ids)
+            record |= token_fields(prompt_ids, response_ids)
+        yield Item.of(record, location)
 
 
 def joined_key(*ids: Any) -> str:
     """The key in --join of a record: its id, or that of what is scored and the name of the score."""
     return str(ids[0]) if len(ids) == 1 else json.dumps(list(map(str, ids)))
-
-
-def joined_scores(
-    context: Context, noun: str, *ids: Any, columns: Sequence[str] = ("value",)
-) -> dict[str, list[Any]]:
-    """The scores of --join that --reward names, each of the first of `ids` that has one.
-
-    `noun`: what the scores are, for messages. `columns`: of the value, by preference. Raises `Refused` where
-    --reward names none.
-    """
-    if context.joined and not context.rewards:
-        raise Refused(f"reward: say which of the joined {noun} it is, --reward NAME")
-    scores = {}
-    for name in context.rewards:
-        keys = [joined_key(id, name) for id in ids]
-        rows = [context.joined[key] for key in keys if key in context.joined]
-        if rows:
-            scores[name] = [next((rows[0][column] for column in columns if column in rows[0]), None)]
-    return scores

@@ -1,33 +1,197 @@
-"""All formats, and which of them a record is of: agro's, those of installed packages, and the user's own."""
+"""All formats, and which of them a record is of: agro's, those of installed packages, and the user's own.
+
+A format is a Python object, or a table of TOML. A file of the user's own (`--format FILE.toml`, or the `Path`
+that a package's entry point is) says what `--map`, and the rules for leaving out and refusing records, would
+say at each import. All but `map` may be left out::
+
+    title = "Helicone: logged requests"
+    kind = "samples"
+    columns = ["request_body", "response_body"]      # by which those of a package are recognized
+
+    [map]                                            # FIELD = COLUMN or JMESPath, as in --map
+    prompt = "request_body.messages"
+    response = "response_body.choices[0].message.content"
+    reward = "scores.helpfulness"
+
+    [skip]                                           # records that are left out, and why
+    "request_path != '/v1/chat/completions'" = "requests that aren't of a chat"
+
+    [refuse]                                         # records that are refused, and why
+    "response_status != `200`" = "the request failed"
+
+A file without `map` has a table for each format of a package: the fields of `Format`, whose functions are
+`module:NAME` of the package. Instead of a function there may be JMESPath expressions, with
+`has(x, 'a b|c')`, whether x is an object with a, and with b or c, and `begins(x, 'text')`: `fits` of a
+record; `ids`, whose values tell a response (see `identified`), or `ignored`, the columns that don't;
+`joined_by`, the parts of an id; `list`, the rows that a line lists. A record has all `columns`, of "a|b" one,
+none of `without`, and with `only` no others. A format without `read` can't be imported, and `unreadable` says
+why.
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agro.errors import Refused
 from agro.io import plugins
+from agro.io.json_values import syntax_problem, value_at
 from agro.io.jsonlines import Line
 from agro.io.peers import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
-from agro.logs.declared import format_of, formats_of
-from agro.logs.protocol import Context, Format, Item, Row
+from agro.logs.exchanges import joined_key
+from agro.logs.mapping import CellInterpreter, check_map, evaluated, expand
+from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
+from agro.logs.records import unlisted
+from agro.logs.values import digest, identified, number_in
+from agro.rollout.prompts import PROMPT_FORMATS
+
+FUNCTIONS = ("read", "fits", "opens", "records", "gather", "identity", "scored")
+REFERENCE = re.compile(r"\w+:[\w.]+")
+
+
+def _of_package(package: str, name: str, values: dict[str, Any]) -> Format:
+    """The format of a table of a package's file."""
+    reason, prompts = values.pop("unreadable", ""), PROMPT_FORMATS.get(name)
+
+    def refuse(row: Row, context: Context) -> NoReturn:
+        raise Refused(reason)
+
+    functions: dict[str, Any] = {"read": refuse}
+    if prompts is not None:
+        functions["fits"], reads = prompts
+        functions["read"] = lambda row, context: [Item.of(reads(row), "prompt")]
+    for key in FUNCTIONS:
+        if REFERENCE.fullmatch(values.get(key, "")):
+            module, attribute = values.pop(key).split(":")
+            functions[key] = attrgetter(attribute)(import_module(f"{package}.{module}"))
+    columns = [names.split("|") for names in values.pop("columns", ())]
+    without, only, fits = (values.pop(key, None) for key in ("without", "only", "fits"))
+    judge = functions.get("fits")
+    functions["fits"] = lambda row: (
+        all(not row.keys().isdisjoint(names) for names in columns)
+        and row.keys().isdisjoint(without or ())
+        and (only is None or row.keys() <= set(only))
+        and (fits is None or bool(evaluated(row, fits)))
+        and (judge is None or judge(row))
+    )
+    if ids := values.pop("ids", None):
+        functions["identity"] = lambda row: identified(row, *(evaluated(row, each) for each in ids))
+    if ignored := values.pop("ignored", None):
+        functions["identity"] = lambda row: digest({k: x for k, x in row.items() if k not in ignored})
+    if parts := values.pop("joined_by", None):
+        functions["joined_by"] = lambda row: joined_key(*(evaluated(row, each) for each in parts))
+    if rows := values.pop("list", None):
+        functions["gather"] = lambda lines: unlisted(lines, lambda row: evaluated(row, rows))
+    tuples: dict[str, Any] = {key: tuple(values.pop(key, ())) for key in ("carries", "over")}
+    return Format(name, written_by=values.pop("by"), **tuples, **values, **functions)
+
+
+class Declaration(BaseModel):
+    """What a user's TOML file says of a format."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str | None = None
+    kind: Kind = "samples"
+    by: str = "this file"
+    columns: tuple[str, ...] = ()
+    carries: tuple[Carried, ...] = ()
+    over: tuple[str, ...] = ()
+    map: dict[str, str] = Field(min_length=1)
+    skip: dict[str, str] = {}
+    refuse: dict[str, str] = {}
+
+    def fits(self, row: Row) -> bool:
+        return bool(self.columns) and row.keys() >= set(self.columns)
+
+    def read(self, row: Row, context: Context) -> list[Item]:
+        for condition, reason in self.skip.items():
+            if value_at(row, condition, CellInterpreter)[1]:
+                raise SkipRecord(reason)
+        for condition, reason in self.refuse.items():
+            if value_at(row, condition, CellInterpreter)[1]:
+                raise Refused(f"{reason} ({condition})")
+        found: list[Item] = []
+        for part in expand(row, self.map):
+            if part.problem:
+                raise Refused(part.problem)
+            record = part.record | {k: number_in(v) for k, v in part.record.items() if k == "reward"}
+            items = _read_own(record, context)
+            found += [item._replace(names=tuple(map(part.column, item.names))) for item in items]
+        return found
+
+
+def _read_own(row: Row, context: Context) -> list[Item]:
+    """The responses of a record of agro's own columns."""
+    format = _one([f for f in map(get, OWN) if f.fits(row)], "the record")
+    if format is None or format.kind == "prompts":
+        raise Refused(
+            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
+        )
+    return format.read(row, context)
+
+
+def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:
+    """The format that a TOML file declares, or those of a package.
+
+    Raises `Refused` for a file that isn't as this module says.
+    """
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        if package and all(isinstance(values, dict) for values in table.values()) and "map" not in table:
+            yield from (_of_package(package, key, values) for key, values in table.items())
+            return
+        declared = Declaration.model_validate(table)
+    except OSError as error:
+        raise Refused(f"--format {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"--format {file}: expected TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(
+            f"--format {file}: {where}: {first['msg']}; expected {', '.join(Declaration.model_fields)}, of "
+            f"which kind is one of {', '.join(get_args(Kind))}"
+        ) from None
+    check_map(declared.map)
+    for condition in (*declared.skip, *declared.refuse):
+        if problem := syntax_problem(condition):
+            raise Refused(f"--format {file}: {condition}: expected a JMESPath expression: {problem}")
+    yield Format(
+        name,
+        declared.title or file.stem,
+        declared.kind,
+        declared.by,
+        declared.fits,
+        declared.read,
+        declared.carries,
+        declared.over,
+    )
 
 
 def _installed() -> Iterator[Format]:
     """The formats of entry points: each is a `Format`, the `Path` of a TOML file, or several of these."""
-    for name in plugins.installed("formats"):
+    for name, module in plugins.installed("formats").items():
         part = plugins.load("formats", name, f"format {name} of an installed package")
         for one in [part] if isinstance(part, Format | Path) else part if isinstance(part, tuple) else [None]:
             if isinstance(one, Path):
-                one = format_of(one, one.stem, _read_own)
-            if not isinstance(one, Format):
+                yield from _of_file(one, one.stem, module.partition(":")[0])
+            elif isinstance(one, Format):
+                yield one
+            else:
                 raise Refused(
                     f"format {name} of an installed package: expected a Format, the Path of a TOML file, or "
                     f"a tuple of these, got {part!r:.80}. What to do: mend that package, or uninstall it"
                 )
-            yield one
 
 
 def _by_name(formats: Iterable[Format]) -> dict[str, Format]:
@@ -41,16 +205,6 @@ def _by_name(formats: Iterable[Format]) -> dict[str, Format]:
     return table
 
 
-def _read_own(row: Row, context: Context) -> list[Item]:
-    """The responses of a record of agro's own columns."""
-    format = _one([f for f in map(get, OWN) if f.fits(row)], "the record")
-    if format is None or format.kind == "prompts":
-        raise Refused(
-            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
-        )
-    return format.read(row, context)
-
-
 def _one(candidates: Sequence[Format], subject: str) -> Format | None:
     less = {name for format in candidates for name in format.over}
     remaining = [format for format in candidates if format.name not in less]
@@ -61,7 +215,8 @@ def _one(candidates: Sequence[Format], subject: str) -> Format | None:
 
 
 OWN = ("interchange", "preference", "conversation", "prompt")  # of agro's own columns
-FORMATS = _by_name((*formats_of("agro.logs.formats"), *_installed()))
+_TABLE = Path(__file__).with_name("formats.toml")
+FORMATS = _by_name((*_of_file(_TABLE, "agro", "agro.logs"), *_installed()))
 
 
 def get(name: str) -> Format:
@@ -72,7 +227,7 @@ def get(name: str) -> Format:
     if name in FORMATS:
         return FORMATS[name]
     if name.endswith(".toml"):
-        return format_of(Path(name), name, _read_own)
+        return next(_of_file(Path(name), name))
     if plugins.is_reference(name):
         part = plugins.load("formats", name, "--format")
         if isinstance(part, Format):
@@ -139,6 +294,12 @@ class Recognizer:
         if line is None or line.error:
             return None
         return _one([f for f in self._among if f.gather and f.fits(line.value)], str(path))
+
+    def recognize_first(self, path: Path) -> Format | None:
+        """The format of a file by its place or its first record; None where neither says it."""
+        format = format_at(path)
+        line = next(read_records(path), None) if format is None else None
+        return format if line is None or line.error else self.recognize(line.value)
 
     def recognize(self, row: Row) -> Format | None:
         if self._named is not None:

@@ -20,9 +20,8 @@ from agro.io.record_files import read_records, record_block
 from agro.io.terminal import cut, visible
 from agro.io.terminal import plain as as_text
 from agro.logs.format_table import Recognizer, format_at, lines_of
-from agro.logs.labels import written_words
 from agro.logs.mapping import MAPPABLE, CellInterpreter
-from agro.logs.reading import LogFile, Options, Reader, State
+from agro.logs.reading import Known, LogFile, Options, Reader
 from agro.logs.unknown_columns import (
     FEW,
     JUDGING,
@@ -40,6 +39,7 @@ from agro.logs.unknown_columns import (
     sides_of,
     worth_in,
 )
+from agro.logs.values import written_words
 from agro.store.sample_rows import from_rows
 from agro.types import Sample
 
@@ -202,12 +202,9 @@ class Proposal:
 def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Proposal | None:
     """`propose` of a file of no known format, or of one of prompts where it finds judged answers; None of
     others, which are read as they are."""
-    if format_at(path) is not None:
+    if format_at(path) is not None or all(line.error for line in islice(read_records(path), 1)):
         return None
-    line = next(read_records(path), None)
-    if line is None or line.error:
-        return None
-    format = Recognizer(None).recognize(line.value)
+    format = Recognizer(None).recognize_first(path)
     if format is not None and format.kind != "prompts":
         return None
     proposal = propose(path, lower_is_better=lower_is_better)
@@ -288,7 +285,7 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
         file = LogFile(str(path), "", None if format is None else format.name)
-        found, _ = Reader(options, {}).read(file, State({}, {}), record_block(lines))
+        found, _ = Reader(options, {}).read(file, Known({}, {}), record_block(lines))
     except Refused:
         return None
     if found.absent():

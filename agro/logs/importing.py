@@ -1,10 +1,28 @@
-"""Logged responses into the store, whatever their columns are called; whatever is not taken is reported."""
+"""Logged responses into the store, whatever their columns are called; whatever is not taken is reported.
+
+`--center-by FIELD` makes rewards relative to those of the same value of a field.
+
+A log with one response a prompt has nothing to compare it with. Where the rewards of one user, task or grader
+are of one kind, a response is compared with the others of that user, task or grader. It isn't a baseline of
+the prompt: prompts that are easier than others of their value keep higher rewards.
+
+A reward becomes reward − λ (m − m̄), m the mean of the value's *other* records and m̄ of all records. The shift
+doesn't read the record's own reward, so that noise in it doesn't count twice. λ = n τ² / (n τ² + σ²) of n
+other records, σ² the variance of rewards within values and τ² between them (Searle, Casella and McCulloch,
+Variance Components, 1992), so that a value with few records is hardly moved, and none is where values don't
+differ. Rewards stay on their scale.
+
+The normalizer is recorded in `meta["normalizer"]` of each sample: the `field` and its `value`, the `shift`,
+and the `reward` before. `agro import FILE --replace` without the option goes back to it.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -18,20 +36,20 @@ from agro.io.files import digest_of_module
 from agro.io.record_files import Block, encoding_of, fingerprint, is_table, on_hub, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
-from agro.logs.labels import scale_of
 from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
-from agro.logs.normalizing import center_rewards
-from agro.logs.reading import BlockResult, Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
+from agro.logs.reading import Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
+from agro.logs.values import scale_of
 from agro.rollout.prompts import load_prompts
 from agro.store.ledger import ImportedFile, Place, forgotten
 from agro.store.samples import OtherPrompt, Pair
 from agro.store.store import Store
-from agro.types import Prompt
+from agro.types import Prompt, Sample
 
 SHOWN = 10  # refusals that a printed report spells out
 LISTED = 1000  # refusals that are kept in memory; all of more are written to a file
 SHORT = 12  # characters of a hash that people read
 LOOKED_AT = 100  # records, for columns that might have been the reward
+CHUNK = 500  # samples whose rewards are set at once
 NOT_UTF8 = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}  # encodings of tables
 
 
@@ -71,6 +89,9 @@ class ImportReport(Counts):
 
     def to_json(self) -> dict[str, Any]:
         values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
+        values |= {"columns_left": list(self.columns_left), "without_column": self.without_column}
+        for name in ("columns", "parts", "kinds", "worded"):
+            del values[name]
         if self.refused_count <= LISTED:
             del values["refused_file"]
         return values
@@ -132,7 +153,7 @@ LINES = {  # of a printed report, by what is counted, of several things by their
 
 
 def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Options]) -> ImportReport:
-    """Take the records of files into the store, of JSON Lines, Parquet or whatever `agro.logs.formats` knows.
+    """Take the records of files into the store, of JSON Lines, Parquet or whatever `agro formats` lists.
 
     A response is identified by the content of its file, its record and its column: a second import adds
     nothing. Records that are refused are in the report, the others are taken. Raises `Refused` where a file
@@ -162,7 +183,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     is_whole = options.get("strict") or options.get("replace") or center_by or may_refuse
     # Other processes read, but where it takes one that has seen all records before, or few.
     others = 0 if workers == 1 or join is not None or limit is not None else workers
-    total, current = BlockResult(), LogFile("", "", None)
+    current = LogFile("", "", None)
     with (
         _uncollected(),
         store.transaction() if is_whole else nullcontext(),
@@ -176,23 +197,17 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
             for _, refusal in sorted(refused, key=lambda each: each[0]):
                 report.refuse(refusal)
             report.count(found)
-            total.parts += found.parts
-            total.kinds |= found.kinds
-            total.with_column |= found.with_column
-            total.without_key |= found.without_key
-            total.without_column.update(found.without_column)
-            total.has_words |= found.has_words
             del block, found
             gc.collect(0)
         # What was added has so many groups, and responses that equal an earlier one of their group.
         digests = [digest for _, digest in files]
         report.groups, report.repeats = store.imports.repeats(digests, writer.last)
-        report.recognized = " and ".join(f"{kind} records" for kind in sorted(total.kinds))
+        report.recognized = " and ".join(f"{kind} records" for kind in sorted(report.kinds))
         report.recognized += ", mapped" if mapping else ""
         if report.samples and not (report.scored or report.pairs):
             report.unused = [name for name in _ratings(Path(paths[0])) if name not in mapping.values()]
         if limit is None:
-            _check_used(options, total)
+            _check_used(options, report)
         _check_taken(report, paths, strict=options.get("strict", False))
         if center_by and limit is None:
             report.normalized = center_rewards(store, center_by, digests)
@@ -241,14 +256,14 @@ def _ratings(path: Path) -> list[str]:
     return list(names)
 
 
-def _check_used(options: Options, total: BlockResult) -> None:
+def _check_used(options: Options, report: ImportReport) -> None:
     """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
     mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name in total.absent():
+    for name in report.absent():
         raise Refused(
             f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
         )
-    if word_rewards and total.parts and not total.has_words:
+    if word_rewards and report.parts and not report.worded:
         raise Refused(
             f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
             "with --map reward=COLUMN, or leave --reward-map out"
@@ -401,8 +416,6 @@ def reading(options: Options) -> dict[str, Any]:
         "reward-map": dict(options.get("reward_map") or {}),
         "lower-is-better": options.get("lower_is_better"),
         "choose": dict(options.get("choose") or {}),
-        "role": options.get("role"),
-        "source": options.get("source"),
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
         "drop": sorted(options.get("drop") or ()),
         "redact": options.get("redact"),
@@ -434,3 +447,117 @@ def _shown(value: Any) -> str:
     if value is True:
         return "set"
     return "not set" if value is None else str(value)
+
+
+@dataclass
+class Statistics:
+    """Of the rewards with one value of the field (Welford's algorithm)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # of differences to the mean
+
+    def add(self, reward: float) -> None:
+        self.count += 1
+        difference = reward - self.mean
+        self.mean += difference / self.count
+        self.squares += difference * (reward - self.mean)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Variances of rewards: between the values of a field, and within them.
+
+    `surprise`: by how many standard errors the variance of the values' means is above that of chance.
+    """
+
+    mean: float
+    between: float
+    within: float
+    surprise: float
+
+    @classmethod
+    def of(cls, values: Iterable[Statistics]) -> Components:
+        """By the method of moments, of unbalanced data; a negative variance is 0.
+
+        One value, or none with two rewards: nothing is between them.
+        """
+        every = list(values)
+        n, groups = sum(v.count for v in every), len(every)
+        mean = sum(v.count * v.mean for v in every) / n if n else 0.0
+        if groups < 2 or n == groups:
+            return cls(mean, 0.0, 0.0, 0.0)
+        within = sum(v.squares for v in every) / (n - groups)
+        among = sum(v.count * (v.mean - mean) ** 2 for v in every) / (groups - 1)
+        typical = (n - sum(v.count**2 for v in every) / n) / (groups - 1)  # records of a value
+        error = within * math.sqrt(2 / (groups - 1) + 2 / (n - groups))
+        surprise = (among - within) / error if error else math.inf * (among > within)
+        return cls(mean, max(0.0, (among - within) / typical), within, surprise)
+
+    @property
+    def share(self) -> float:
+        """Of the variance that is between values."""
+        total = self.between + self.within
+        return self.between / total if total else 0.0
+
+    def shift(self, value: Statistics, reward: float) -> float:
+        """What is subtracted from a reward, one of `value`."""
+        others = value.count - 1
+        if not others or not self.between:
+            return 0.0
+        mean = value.mean + (value.mean - reward) / others
+        return (mean - self.mean) * others * self.between / (others * self.between + self.within)
+
+
+def center_rewards(store: Store, field: str, files: Sequence[str] | None = None) -> str:
+    """Center the rewards of the samples that aren't centered yet, and say what became of them.
+
+    `files`: of these imported files (by their hashes), by default of the store. `field`: source, role, or a
+    field of `meta`, dotted where it is inside of another. Raises `Refused` for scored samples without it. All
+    rewards change, or none.
+    """
+    statistics: dict[str, Statistics] = {}
+    for sample, key in _scored(store, files, field):
+        assert sample.reward is not None
+        statistics.setdefault(key, Statistics()).add(sample.reward)
+    components, done = Components.of(statistics.values()), 0
+    with store.transaction():
+        samples = _scored(store, files, field)
+        while part := list(islice(samples, CHUNK)):
+            scores = []
+            for sample, key in part:
+                assert sample.id is not None
+                assert sample.reward is not None
+                shift = components.shift(statistics[key], sample.reward)
+                normalizer = {"field": field, "value": json.loads(key), "shift": shift}
+                entries: dict[str, Any] = {"normalizer": normalizer | {"reward": sample.reward}}
+                if "reward_parts" in sample.meta:  # which a later scoring would drop
+                    entries["reward_parts"] = sample.meta["reward_parts"]
+                scores.append((sample.id, sample.reward - shift, entries))
+            store.set_rewards(scores)
+            done += len(part)
+    by = f"{done} rewards by {len(statistics)} values of {field}"
+    return f"centered: {by}, between which {components.share:.0%} of their variance was"
+
+
+def _scored(store: Store, files: Sequence[str] | None, field: str) -> Iterator[tuple[Sample, str]]:
+    """The scored samples that aren't centered, with the value of the field as JSON."""
+    ids = None if files is None else [i for file in files for i in store.imports.file_samples(file)[0]]
+    column = field.removeprefix("meta.")
+    for sample in store.samples(ids=ids, scored=True):
+        if "normalizer" in sample.meta:
+            continue
+        value: Any = sample.meta
+        if field in ("source", "role"):
+            value = getattr(sample, field)
+        else:
+            for name in column.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+        if value is None:
+            names = ", ".join(("source", "role", *sample.meta))
+            raise Refused(
+                f"--center-by {field}: sample {sample.id} (prompt {sample.prompt_id}) has a reward and no "
+                f"such field; it has {names}. What to do: name one that all scored records have; beside "
+                f"--map, map it too: --map meta.{column}=COLUMN"
+            )
+        yield sample, json.dumps(value, sort_keys=True)

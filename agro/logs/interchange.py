@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from agro.errors import Refused
 from agro.io.json_values import is_unknown
 from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
-from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, Text, check_turns
+from agro.logs.protocol import Tokenizer
+from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, check_turns
 from agro.types.conversation import declarations, normalized, with_tools
 
 
@@ -29,10 +30,11 @@ class WrongValue(Exception):
 
 
 class Field(NamedTuple):
-    """`convert` returns the value of a sample, or raises `WrongValue`."""
+    """`convert` returns the value of a sample of one that `fits`, or raises `WrongValue`."""
 
     expected: str
-    convert: Callable[[Any], Any]
+    fits: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
 
 
 NEEDED = ("prompt", "response", "chosen", "rejected")  # in the kinds of records that have these fields
@@ -49,6 +51,8 @@ def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
         if field is None or value is None:
             continue
         try:
+            if not field.fits(value):
+                raise WrongValue
             values[name] = field.convert(value)
         except WrongValue as wrong:
             got = f"{value!r:.80}"
@@ -62,67 +66,34 @@ def typed_fields(record: Mapping[str, Any], fields: Mapping[str, Field]) -> dict
     return values
 
 
-def _of(kind: type) -> Callable[[Any], Any]:
-    """Values of this type as they are."""
-
-    def checked(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise WrongValue
-        return value
-
-    return checked
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    """Values of these types; true and false are no integers."""
+    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
-def _prompt(value: Any) -> Any:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise WrongValue
-    for i, message in enumerate(value):
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, float | int) and math.isfinite(value)
+    except OverflowError:  # an integer that is too large for any float
+        return False
+
+
+def _messages(value: Any) -> Any:
+    for i, message in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(message, dict):
             raise WrongValue(i)
-    return value
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise WrongValue
-    return str(value)
-
-
-def _reward(value: Any) -> float:
-    try:
-        number = float(value) if isinstance(value, float | int) else math.nan
-    except OverflowError:
-        raise WrongValue from None
-    if not math.isfinite(number):
-        raise WrongValue
-    return number
-
-
-def _votes(value: Any) -> float:
-    if isinstance(value, bool) or _reward(value) < 0:
-        raise WrongValue
-    return float(value)
-
-
-def _role(value: Any) -> Any:
-    if value not in ROLES:
-        raise WrongValue
     return value
 
 
 def _version(value: Any) -> int | NDArray[np.int32]:
     if isinstance(value, list):
         return _array(value, np.int32, {int})
-    if type(value) is not int or not UNKNOWN_VERSION <= value < 2**63:
+    if not UNKNOWN_VERSION <= value < 2**63:
         raise WrongValue
-    return value
+    return int(value)
 
 
 def _flags(value: Any) -> NDArray[np.bool_]:
-    if not isinstance(value, list):
-        raise WrongValue
     try:
         flags = bytes(value)
     except (TypeError, ValueError):
@@ -136,8 +107,6 @@ def _flags(value: Any) -> NDArray[np.bool_]:
 
 def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any]:
     """A list of values of these types; it can't be written to, so that a sample needs no copy."""
-    if not isinstance(value, list):
-        raise WrongValue
     if not types.issuperset(map(type, value)):
         raise WrongValue(next(i for i, x in enumerate(value) if type(x) not in types))
     try:
@@ -154,24 +123,28 @@ def _array(value: Any, dtype: type[np.generic], types: set[type]) -> NDArray[Any
     return array
 
 
+_LIST, _ANY = _is(list), lambda value: True
 _IDS = Field(  # `Sample` refuses those below 0
-    "a list of token ids: integers from 0 to 2³¹ - 1", lambda value: _array(value, np.int32, {int})
+    "a list of token ids: integers from 0 to 2³¹ - 1", _LIST, lambda value: _array(value, np.int32, {int})
 )
-_FLAGS = Field("a list of true and false, or of 1 and 0", _flags)
+_FLAGS = Field("a list of true and false, or of 1 and 0", _LIST, _flags)
 _NUMBERS = Field(
     "a list of numbers, null where one is unknown",
+    _LIST,
     lambda value: _array(value, np.float32, {float, int, type(None)}),
 )
-_TEXT, _OBJECT, _ANY = Field("text", _of(str)), Field("an object", _of(dict)), _of(object)
-_NAME, _VOTES = Field("text or an integer", _name), Field("a number of 0 or more", _votes)
+_TEXT, _OBJECT, _NAME = Field("text", _is(str)), Field("an object", _is(dict)), _is(str, int)
+_VOTES = Field(
+    "a number of 0 or more", lambda value: type(value) is not bool and _is_finite(value) and value >= 0, float
+)
 
 # One response.
 RECORD = {
-    "prompt": Field("text, or a list of messages with 'role' and 'content'", _prompt),
-    "response": Field("text", _of(str)),
-    "reward": Field("a finite number, true or false, or null where it is unknown", _reward),
-    "prompt_id": _NAME,
-    "episode": _NAME,
+    "prompt": Field("text, or a list of messages with 'role' and 'content'", _is(str, list), _messages),
+    "response": _TEXT,
+    "reward": Field("a finite number, true or false, or null where it is unknown", _is_finite, float),
+    "prompt_id": Field("text or an integer", _NAME, str),
+    "episode": Field("text or an integer", _NAME, str),
     "answer": Field("any value", _ANY),
     "tools": Field("a list of declarations of tools", _ANY),
     "tokens": _IDS,
@@ -181,12 +154,14 @@ RECORD = {
     "behavior_logp": _NUMBERS,
     "sampling": _OBJECT,
     "kept": _IDS,
-    "kept_count": Field("a list of integers of 0 or more", _IDS.convert),
+    "kept_count": _IDS._replace(expected="a list of integers of 0 or more"),
     "context_tokens": _IDS,
     "token_reward": _NUMBERS,
     "model": Field("text", _ANY),  # checked where it is the source
-    "version": Field("an integer (optimizer steps; -1: unknown), or a list of one per token", _version),
-    "role": Field("one of policy, log, expert", _role),
+    "version": Field(
+        "an integer (optimizer steps; -1: unknown), or a list of one per token", _is(int, list), _version
+    ),
+    "role": Field("one of policy, log, expert", lambda value: value in ROLES),
     "source": _TEXT,
     "meta": _OBJECT,
 }
@@ -194,24 +169,11 @@ FIELDS = tuple(RECORD)
 
 # Two responses to a prompt, the chosen one better; the other fields are as of a record.
 PREFERENCE = {
-    "chosen": Field("text", _of(str)),
-    "rejected": Field("text", _of(str)),
+    "chosen": _TEXT,
+    "rejected": _TEXT,
     "votes_chosen": _VOTES,
     "votes_rejected": _VOTES,
 }
-
-
-class Tokenizer(Protocol):
-    """What made the tokens of a log's responses; `agro.models.encoding.Encoder` is one."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def prompt(self, text: Text) -> list[int]: ...
-
-    def ids(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 def from_record(

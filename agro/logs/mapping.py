@@ -2,23 +2,41 @@
 
 COLUMN is the name of a column or a JMESPath expression (`output.text`, `choices[0].message.content`). A `*`
 in it stands for every key of an object, the same key in all fields, which names the source, or for every item
-of a list. A list of responses is one record a response, in step with the other lists.
+of a list. A list of responses is one record a response, in step with the other lists. `Columns` says the same
+of the columns of a known format.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jmespath
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions, signature
 from jmespath.visitor import TreeInterpreter
 
 from agro.errors import Refused
-from agro.io.json_values import are_messages, compiled, entry, is_unknown, problem_of, unpacked, value_at
+from agro.io.json_values import (
+    are_messages,
+    compiled,
+    entry,
+    is_unknown,
+    omit,
+    problem_of,
+    text,
+    unpacked,
+    value_at,
+)
 from agro.io.peers import nearest
 from agro.logs.interchange import FIELDS, PREFERENCE
+from agro.logs.protocol import Context, Item, Row
+from agro.logs.records import Record, exchange
+from agro.logs.values import integer, number, of_length, total
 
 OPTIONAL = ("reward", "votes_chosen", "votes_rejected")  # unknown where a record doesn't have the column
 MAPPABLE = (*FIELDS, *PREFERENCE, "messages")
@@ -53,14 +71,19 @@ def check_map(mapping: Mapping[str, str]) -> None:
             )
 
 
+State = Literal["found", "missing", "lacks key"]
+"""Of a column: whether a row has it, or lacks it, or has the object in which the column's key is missing."""
+
+
 class Part(NamedTuple):
-    """One record of a row. `columns`: those of its fields that have another name in the row."""
+    """One record of a row. `columns`: those of its fields that have another name in the row.
+
+    `states`: of the mapped fields of `OPTIONAL`; one inside of a null has none.
+    """
 
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
-    missing: tuple[str, ...] = ()  # fields of `OPTIONAL` whose column the row doesn't have
-    found: tuple[str, ...] = ()  # those whose column it has; one inside of a null is neither
-    without_key: tuple[str, ...] = ()  # those that are missing in an object which the row has
+    states: Mapping[str, State] = MappingProxyType({})
     problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
@@ -96,7 +119,13 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """
     if not mapping:
         return [Part(dict(row))]
-    fields, missing, found, without_key = _fields(row, mapping)
+    fields, states = dict[str, _Matches](), dict[str, State]()
+    for name, column in mapping.items():
+        fields[name] = _values(row, name, column)
+        if name in OPTIONAL:
+            if state := _state(row, column, fields[name]):
+                states[name] = state
+            fields[name] = fields[name] or {None: _Match(column, None)}
     used = {*mapping, *heads(mapping.values())}
     common = {name: row[name] for name in MAPPABLE if name in row and name not in used}
     has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
@@ -110,7 +139,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
     parts = []
     for key in keys or (None,):
-        record, columns, unknown = dict(common), dict[str, str](), list(missing)
+        record, columns, known = dict(common), dict[str, str](), dict(states)
         for name, matches in fields.items():
             match = matches.get(key) or matches.get(None)
             if match is None and name not in OPTIONAL:
@@ -118,40 +147,26 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
                 parts.append(Part({}, problem=f"{name}: no column {absent}, which other fields have"))
                 break
             if match is None:
-                unknown.append(name)
+                known[name] = "missing"
             columns[name], record[name] = match or _Match(mapping[name], None)
         else:
             if isinstance(key, str) and "source" not in mapping:
                 record["source"] = key
-            parts += _in_step(Part(record, columns, tuple(unknown), tuple(found), tuple(without_key)))
+            parts += _in_step(Part(record, columns, known))
     if len(parts) == 1 and parts[0].problem:
         raise Refused(parts[0].problem)
     return parts
 
 
-def _fields(
-    row: Mapping[str, Any], mapping: Mapping[str, str]
-) -> tuple[dict[str, _Matches], list[str], list[str], list[str]]:
-    """The values of the fields; and which of `OPTIONAL` are missing, found, and without their key, as in
-    `Part`."""
-    fields, missing, found, without_key = dict[str, _Matches](), list[str](), list[str](), list[str]()
-    for name, column in mapping.items():
-        fields[name] = _values(row, name, column)
-        if name not in OPTIONAL:
-            continue
-        if fields[name]:
-            found.append(name)
-            continue
-        fields[name] = {None: _Match(column, None)}
-        tree = compiled(column).parsed
-        if row.keys().isdisjoint(heads([column])):
-            missing.append(name)
-        elif _lacks_key(row, tree):
-            missing.append(name)
-            without_key.append(name)
-        elif tree["type"] not in _PATHS:  # an expression of columns that are there, which gives null
-            found.append(name)
-    return fields, missing, found, without_key
+def _state(row: Mapping[str, Any], column: str, matches: _Matches) -> State | None:
+    if matches:
+        return "found"
+    tree = compiled(column).parsed
+    if row.keys().isdisjoint(heads([column])):
+        return "missing"
+    if _lacks_key(row, tree):
+        return "lacks key"
+    return None if tree["type"] in _PATHS else "found"  # an expression of columns that are there gives null
 
 
 def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
@@ -202,10 +217,7 @@ def _in_step(part: Part) -> list[Part]:
         }
         n = len(values)
         for name, value in lists.items():
-            if len(value) != n:
-                raise Refused(
-                    f"{part.column(name)}: expected {n} values, as {part.column(lead)} has, got {len(value)}"
-                )
+            of_length(value, part.column(name), n, f"values, as {part.column(lead)} has")
         if not n:
             raise Refused(f"{part.column(lead)}: expected at least one response, got an empty list")
         parts = []
@@ -280,7 +292,12 @@ def _inside(value: Any, expression: str, interpreter: type[TreeInterpreter]) -> 
 
 def heads(expressions: Iterable[str]) -> set[str]:
     """The columns of a record in which the paths of expressions begin."""
-    found, trees = set[str](), [compiled(_parse(column)[0]).parsed for column in expressions]
+    return {name for expression in expressions for name in _heads(expression)}
+
+
+@cache
+def _heads(expression: str) -> frozenset[str]:
+    found, trees = set[str](), [compiled(_parse(expression)[0]).parsed]
     while trees:
         tree = trees.pop()
         children = [child for child in tree.get("children") or () if isinstance(child, dict)]
@@ -288,7 +305,81 @@ def heads(expressions: Iterable[str]) -> set[str]:
             found.add(str(tree["value"]))
         else:  # what begins at one place goes on from its first child
             trees += children if tree["type"] in _SEVERAL else children[:1]
-    return found
+    return frozenset(found)
+
+
+Parser = Callable[[Any, str], Any]  # of the value at a path, whose name is for messages
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One response of a row."""
+
+    prompt: str
+    response: str | tuple[str, ...]  # of several the first that a record has
+    model: str = ""
+    answer: str = ""
+    role: str = ""
+    reward: str = ""  # a number
+    rewards: str = ""  # numbers by name; --reward says which of several count
+    judge: Callable[[Row, Context], float | None] | None = None  # the reward, of other columns
+    meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`
+    integers: tuple[str, ...] = ()  # columns of `meta`
+    dropped: Collection[str] = ()  # columns that aren't for `meta`
+    parse: Parser = text  # what is at `prompt`
+    compose: Callable[[Row], Any] | None = None  # the prompt, where several columns make it
+    messages: bool = False  # whether prompt and response may be messages, as `exchange` reads them
+
+    def fits(self, row: Row) -> bool:
+        paths = (self.prompt, self._response(row))
+        return all(path in row or value_at(row, path)[0] for path in paths)
+
+    def read(self, row: Row, context: Context) -> list[Item]:
+        return [Item.of(self.record(row, context), self._response(row))]
+
+    def record(self, row: Row, context: Context) -> Record:
+        name = self._response(row)
+        prompt, response = at(row, self.prompt), at(row, name)
+        if self.compose is not None:
+            record = exchange(self.compose(row), text(response, name), (self.prompt, name))
+        elif self.messages:
+            record = exchange(prompt, response, (self.prompt, name))
+        else:
+            record = {"prompt": self.parse(prompt, self.prompt), "response": text(response, name), "meta": {}}
+        for key, path in (("model", self.model), ("answer", self.answer)):
+            if path:
+                record[key] = at(row, path)
+        if self.role:
+            record["role"] = self.role
+        rewards = entry(at(row, self.rewards), self.rewards)
+        if self.judge is not None:
+            record["reward"] = self.judge(row, context)
+        elif self.rewards:
+            record["reward"] = total(rewards, list(rewards), context.rewards)
+        elif self.reward:
+            if self.reward not in row:
+                expected = "a number, or null where it is unknown"
+                raise Refused(f"{self.reward}: expected {expected}, got no such column")
+            record["reward"] = number(row[self.reward], self.reward)
+        paths = (self.prompt, name, self.model, self.answer, self.reward, self.rewards, *self.meta.values())
+        named = {key: at(row, path) for key, path in self.meta.items()}
+        record["meta"] |= omit(row, heads(paths) | set(self.dropped)) | omit(named, ())
+        record["meta"] |= {column: integer(at(row, column), column) for column in self.integers}
+        if len(rewards) > 1:
+            record["meta"]["rewards"] = rewards
+        return record
+
+    def _response(self, row: Row) -> str:
+        if isinstance(self.response, str):
+            return self.response
+        return next((name for name in self.response if name in row), self.response[0])
+
+
+def at(row: Row, path: str) -> Any:
+    """The value at a path; None where there is none."""
+    if path in row:
+        return row[path]
+    return value_at(row, path)[1] if path else None
 
 
 # What has several expressions that begin at the same place.
@@ -385,3 +476,26 @@ def _is_condition(node: Mapping[str, Any]) -> bool:
     return node["type"] in _CONDITIONS or (
         node["type"] == "function_expression" and node["value"] in _TEXT_FUNCTIONS
     )
+
+
+class _Functions(Functions):  # type: ignore[misc]
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_has(self, value: Any, names: str) -> bool:
+        choices = (set(name.split("|")) for name in names.split())
+        return isinstance(value, dict) and not any(value.keys().isdisjoint(choice) for choice in choices)
+
+    @signature({"types": []}, {"types": ["string"]})  # type: ignore[untyped-decorator]
+    def _func_begins(self, value: Any, prefix: str) -> bool:
+        return isinstance(value, str) and value.startswith(prefix)
+
+
+OPTIONS = jmespath.Options(custom_functions=_Functions())
+_compile = cache(jmespath.compile)
+
+
+def evaluated(row: Any, expression: str) -> Any:
+    """The value at an expression of a declaration; None without one."""
+    try:
+        return _compile(expression).search(row, OPTIONS) if expression else None
+    except JMESPathError as error:
+        raise Refused(f"{expression}: {error}") from None

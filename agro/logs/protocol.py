@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
+from agro.errors import Refused
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
-from agro.logs.interchange import Tokenizer
 from agro.types import Text
 
 Row = Mapping[str, Any]
@@ -72,6 +72,19 @@ class Item(NamedTuple):
         return cls((chosen, rejected), ("chosen", "rejected"), (Judgment(0, 1, votes),))
 
 
+class Tokenizer(Protocol):
+    """What made the tokens of a log's responses; `agro.models.encoding.Encoder` is one."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def prompt(self, text: Text) -> list[int]: ...
+
+    def ids(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
 @dataclass(frozen=True)
 class Context:
     """What a reader is told besides the record."""
@@ -88,6 +101,28 @@ class Context:
     word_rewards: Mapping[str, float | None] = field(default_factory=dict)
     """Rewards of words, from --reward-map; empty where it isn't given."""
     notes: dict[str, Any] = field(default_factory=dict)  # what a reader keeps from one record to the next
+
+    def chosen(self, kind: str, choices: Iterable[str], default: str | None = None) -> str:
+        """Which of several of a kind --choose names; where it names none the default, else the only one.
+
+        Raises `Refused` where that is none of them.
+        """
+        names = list(choices)
+        if default is None and len(names) == 1:
+            default = names[0]
+        name = self.choose.get(kind, default)
+        if name in names:
+            return name
+        got = "" if name is None else f", got {name}"
+        raise Refused(f"{kind}: expected --choose {kind}=NAME of {', '.join(names) or 'none'}{got}")
+
+    def joined_record(self, column: str, key: str, file: str, noun: str) -> Row:
+        """The record of --join that a row names in `column`. Raises `Refused` where there is none."""
+        if not self.joined:
+            raise Refused(f"{column}: the prompts are in {file}; name it with --join FILE")
+        if key not in self.joined:
+            raise Refused(f"{column}: the file of --join has no {noun} {key!r}")
+        return self.joined[key]
 
 
 @dataclass(frozen=True)

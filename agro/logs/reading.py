@@ -1,7 +1,7 @@
 """Records of files as rows of the store: what each process of an import does with a block of a file.
 
 A reader knows neither the store nor the blocks that others read. What it must know of earlier blocks of a
-file is its `State`: one that was read with another state than the blocks before it left is read again.
+file is `Known`: one that was read with another state than the blocks before it left is read again.
 
 With several processes blocks of files are read by some, and written in their order by one. What a process
 is sent and replies is pickled: both are this program, on this machine.
@@ -20,7 +20,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -30,16 +30,16 @@ from agro.io.json_values import is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block, on_hub
 from agro.logs.exchanges import settle
-from agro.logs.fields import summed
 from agro.logs.format_table import Recognizer, get
-from agro.logs.interchange import RECORD, Tokenizer, from_record
-from agro.logs.labels import as_reward, number_in
-from agro.logs.mapping import Part, expand, unmapped
+from agro.logs.interchange import RECORD, from_record
+from agro.logs.mapping import Part, State, expand, unmapped
 from agro.logs.privacy import Privacy
-from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord
+from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord, Tokenizer
+from agro.logs.records import summed
+from agro.logs.values import as_reward, number_in
 from agro.store.ledger import Place
 from agro.store.sample_rows import Origin, SampleRow
-from agro.types import Prompt, Role, Sample
+from agro.types import Prompt, Sample
 
 
 class Options(TypedDict, total=False):
@@ -49,12 +49,10 @@ class Options(TypedDict, total=False):
     prompts: str | Path | None  # a file of prompts, joined by `prompt_id` or `id`; its columns go into `meta`
     format: str | None  # a name of `agro.logs.format_table.FORMATS`, where several fit a record
     rewards: Mapping[str, float] | None  # weights of the columns whose sum is the reward
-    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.labels`
+    reward_map: Mapping[str, float | None] | None  # rewards of words, see `agro.logs.values`
     lower_is_better: bool  # a reward r becomes -r, and of a pair the loser wins
     choose: Mapping[str, str] | None  # what to take where a format has several of a kind
     join: str | Path | None  # the second file of a format that is split over two
-    role: Role  # of records without; "log" by default
-    source: str | None  # of records without; "file:NAME" by default
     limit: int | None  # records of each file
     tokenizer: Tokenizer | None  # of tokens without a mask, see `from_record`
     replace: bool  # take the files anew, in place of what was imported from them
@@ -64,7 +62,7 @@ class Options(TypedDict, total=False):
     drop: Sequence[str]  # fields of the record that aren't stored, see `agro.logs.privacy`
     redact: bool  # keys and e-mail addresses
     redact_patterns: Sequence[str]  # other regular expressions
-    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.normalizing`
+    center_by: str | None  # the field by whose values rewards are centered, see `agro.logs.importing`
     refused_file: str  # for records that are refused, if they are many; beside the store by default
 
 
@@ -78,21 +76,43 @@ class Counts:
     """What readers count, each of some of the records."""
 
     left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
-    without_column: Counter[str] = field(default_factory=Counter)  # records, by the field of --map
-    columns_left: list[str] = field(default_factory=list)  # that the mapping doesn't name
+    columns: Counter[tuple[str, State]] = field(default_factory=Counter)  # records by the field of --map
+    columns_left: dict[str, None] = field(default_factory=dict)  # that the mapping doesn't name
     dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
     redacted: Counter[str] = field(default_factory=Counter)  # by kind
     unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
     cut: int = 0  # samples whose record says so
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
+    parts: int = 0  # records, also those within one
+    kinds: dict[str, None] = field(default_factory=dict)  # the names of their formats
+    worded: int = 0  # whether a reward was a word of --reward-map: above 0
 
     def count(self, other: Counts) -> None:
         """Add those of records that follow."""
-        for name in ("left_out", "without_column", "dropped", "redacted", "unknown_ends"):
-            getattr(self, name).update(getattr(other, name))
-        self.columns_left = list(dict.fromkeys(self.columns_left + other.columns_left))
-        self.cut += other.cut
-        self.tokens_dropped += other.tokens_dropped
+        for each in fields(Counts):
+            value, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(value, int):
+                setattr(self, each.name, value + more)
+            else:
+                value.update(more)
+
+    @property
+    def without_column(self) -> Counter[str]:
+        """The records without its column, by the field of --map."""
+        counts = Counter[str]()
+        for (name, state), count in self.columns.items():
+            if state != "found":
+                counts[name] += count
+        return counts
+
+    def absent(self) -> list[str]:
+        """The fields of --map whose column no record has; one that is null has it perhaps."""
+        names = list[str]()
+        for name, count in self.without_column.items():
+            is_wrong_key = self.columns[name, "lacks key"] and not self.columns[name, "found"]
+            if count == self.parts or is_wrong_key:
+                names.append(name)
+        return names
 
 
 @dataclass
@@ -136,7 +156,7 @@ class LogFile(NamedTuple):
     format: str | None
 
 
-class State(NamedTuple):
+class Known(NamedTuple):
     """What reading some records of a file told about the next ones."""
 
     notes: Mapping[str, Any]  # see `Context`
@@ -149,16 +169,6 @@ class BlockResult(Counts):
 
     entries: list[Entry] = field(default_factory=list)
     refused: list[tuple[int, Refusal]] = field(default_factory=list)  # with the number of the record
-    parts: int = 0
-    kinds: set[str] = field(default_factory=set)  # the names of their formats
-    with_column: set[str] = field(default_factory=set)  # fields of --map whose column some record has
-    without_key: set[str] = field(default_factory=set)  # and those that some record's object lacks
-    has_words: bool = False  # whether a reward was a word of --reward-map, so far in the file
-
-    def absent(self) -> list[str]:
-        """The fields of --map whose column no record has; one that is null has it perhaps."""
-        lacking = self.without_key - self.with_column
-        return [name for name, n in self.without_column.items() if n == self.parts or name in lacking]
 
     def refuse(self, line: Line, reason: str) -> None:
         self.refused.append((line.number, Refusal(line.where, reason)))
@@ -177,7 +187,7 @@ class Reader:
             options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
         )
 
-    def read(self, file: LogFile, state: State, block: Block) -> tuple[BlockResult, State]:
+    def read(self, file: LogFile, state: Known, block: Block) -> tuple[BlockResult, Known]:
         """What came of the next records of a file, of which those before them left `state`."""
         result = self._result = BlockResult()
         self._file = file
@@ -192,16 +202,12 @@ class Reader:
             notes=dict(state.notes),
         )
         self._text_context = replace(self._context, is_text=True)  # which has the same notes
-        source = self._options.get("source")
-        default = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
-        self._source = default if source is None else source
+        self._source = file.path if on_hub(Path(file.path)) else f"file:{Path(file.path).name}"
         for line in block.lines():
             try:
                 if line.error:
                     raise Refused(line.error)
-                for name in unmapped(line.value, self._mapping):
-                    if name not in result.columns_left:
-                        result.columns_left.append(name)
+                result.columns_left.update(dict.fromkeys(unmapped(line.value, self._mapping)))
                 parts = expand(line.value, self._mapping) if self._mapping else (Part(line.value),)
             except RECORD_ERRORS as error:
                 result.refuse(line, reason_of(error))
@@ -209,16 +215,14 @@ class Reader:
             for part in parts:
                 self._read_part(part, line)
         result.dropped, result.redacted, result.tokens_dropped = self._privacy.take_counts()
-        result.has_words = "words" in self._context.notes
-        return result, State(self._context.notes, self._recognizer.known)
+        result.worded = int("words" in self._context.notes)
+        return result, Known(self._context.notes, self._recognizer.known)
 
     def _read_part(self, part: Part, line: Line) -> None:
         result = self._result
         result.parts += 1
-        for name in part.missing:
-            result.without_column[name] += 1
-        result.with_column.update(part.found)
-        result.without_key.update(part.without_key)
+        for name, state in part.states.items():
+            result.columns[name, state] += 1
         try:
             if part.problem:
                 raise Refused(part.problem)
@@ -278,7 +282,7 @@ class Reader:
             # The one that was named is the worse one; a vote for it is one for the other.
             swapped = [[j._replace(winner=j.loser, loser=j.winner) for j in i.judgments] for i in items]
             items = [item._replace(judgments=tuple(js)) for item, js in zip(items, swapped, strict=True)]
-        self._result.kinds.add(format.name)
+        self._result.kinds[format.name] = None
         return items
 
     def _sample(self, record: dict[str, Any], line: Line) -> Sample:
@@ -303,7 +307,6 @@ class Reader:
             record = self._without_bytes(record)
         sample = from_record(
             record,
-            role=options.get("role", "log"),
             source=self._source,
             tokenizer=options.get("tokenizer"),
             is_json=line.is_json,
@@ -332,34 +335,32 @@ class Reader:
 
     def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without bytes, such as those of an image, in columns that nothing asks for."""
-        for name, value in record.items():
-            if isinstance(value, bytes) and name in RECORD:
-                raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
-        columns = list[str]()
-        others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
-        plain: dict[str, Any] = _plain(others, "", columns)
-        for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
+        columns = dict[str, int]()
+        kept = {name: _plain(value, name.removeprefix("meta."), columns) for name, value in record.items()}
+        for column, length in columns.items():
+            name = column.partition(".")[0]
+            if name in RECORD:
+                raise Refused(f"{name}: expected {RECORD[name].expected}, got {length} bytes")
             if self._mapping:
                 raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
             self._privacy.dropped[f"{column} (bytes)"] += 1
-        return {name: value for name, value in record.items() if name in RECORD} | plain
+        return {name: value for name, value in kept.items() if not isinstance(record[name], bytes)}
 
 
-def _plain(value: Any, name: str, columns: list[str]) -> Any:
-    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
+def _plain(value: Any, name: str, columns: dict[str, int]) -> Any:
+    """A value without the bytes in its objects and lists, whose names and lengths are added to `columns`."""
     if isinstance(value, bytes):
-        columns.append(name)
-    if isinstance(value, dict):
-        parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
-        return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
+        columns[name] = len(value)
     if isinstance(value, list):
-        parts_of_list = [_plain(item, name, columns) for item in value]
-        return [part for part in parts_of_list if not isinstance(part, bytes)]
-    return value
+        return [part for part in (_plain(x, name, columns) for x in value) if not isinstance(part, bytes)]
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _plain(item, f"{name}.{key}".removeprefix("meta."), columns) for key, item in value.items()}
+    return {key: part for key, part in parts.items() if not isinstance(part, bytes)}
 
 
 WAITING = 2  # blocks that each process has at most, read or not
-Reply = tuple[BlockResult, State] | None  # of a process; None where it couldn't read a block, or has ended
+Reply = tuple[BlockResult, Known] | None  # of a process; None where it couldn't read a block, or has ended
 
 
 def read_in_order(
@@ -382,8 +383,8 @@ def read_in_order(
             f"be: {error}; import with one"
         ) from None
     children = [Child(setup) for _ in range(count)]
-    state, last, failure, asked_for = State({}, {}), None, None, 0
-    asked: deque[tuple[LogFile, Block, State, Future[Reply] | None]] = deque()
+    state, last, failure, asked_for = Known({}, {}), None, None, 0
+    asked: deque[tuple[LogFile, Block, Known, Future[Reply] | None]] = deque()
     remaining: Iterator[tuple[LogFile, Block]] | None = iter(blocks)
     try:
         while True:
@@ -411,7 +412,7 @@ def read_in_order(
             if reply is None or not _agrees(current, given, reply[1]):
                 reply = reader.read(file, current, block)
             result, left = reply
-            last, state = file, State(left.notes, {**current.known, **left.known})
+            last, state = file, Known(left.notes, {**current.known, **left.known})
             yield file, block, result
         if failure is not None:
             raise failure
@@ -420,7 +421,7 @@ def read_in_order(
             child.end()
 
 
-def _agrees(current: State, given: State, left: State) -> bool:
+def _agrees(current: Known, given: Known, left: Known) -> bool:
     """Whether a block that was read with the state `given` would be read the same with `current`."""
     formats = left.known.items()
     return given.notes == current.notes and all(current.known.get(k, f) == f for k, f in formats)
@@ -449,7 +450,7 @@ class Child:
         self._setup, self._is_told = setup, False
         self._thread = ThreadPoolExecutor(1)  # that waits for its replies
 
-    def ask(self, file: LogFile, state: State, block: Block) -> Future[Reply]:
+    def ask(self, file: LogFile, state: Known, block: Block) -> Future[Reply]:
         return self._thread.submit(self._read, file, state, block)
 
     def _read(self, *question: Any) -> Reply:

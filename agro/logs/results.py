@@ -79,9 +79,14 @@ class Result:
             rewards[key] = fmean(known) if len(known) == len(results) else None
             if share := fmean(r.unscored.get(REWARD, {}).get(key, 0.0) for r in results):
                 unscored[key] = share
-        step = first.step if all(other.step == first.step for other in others) else None
-        changed = replace(first, name=name, scores={REWARD: rewards}, step=step, seeds=len(results))
-        return replace(changed, unscored={REWARD: unscored})
+        return replace(
+            first,
+            name=name,
+            scores={REWARD: rewards},
+            step=first.step if all(other.step == first.step for other in others) else None,
+            seeds=len(results),
+            unscored={REWARD: unscored},
+        )
 
     @classmethod
     def of_run(cls, run: RunData) -> Self:
@@ -150,8 +155,9 @@ class Result:
 
 @dataclass
 class _Documents:
-    """The documents of one task, as they are read."""
+    """The documents of one task, as they are read from a file."""
 
+    path: Path
     values: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)  # by metric and id
     documents: dict[str, Text] = field(default_factory=dict)
     prompted: dict[str, str] = field(default_factory=dict)
@@ -231,37 +237,33 @@ def is_run(path: Path) -> bool:
 
 def _scored_format(path: Path) -> Format | None:
     """The format of a file, where it is one of evaluations whose documents are scored."""
-    format = format_at(path)
-    if format is None:
-        line = next(read_records(path), None)
-        format = None if line is None or line.error else Recognizer(None).recognize(line.value)
+    format = Recognizer(None).recognize_first(path)
     return format if format is not None and format.scored is not None else None
 
 
 def _of_harness(files: Sequence[tuple[Path, Format]], name: str) -> list[Result]:
     tasks: dict[str, _Documents] = {}
-    file_of: dict[str, Path] = {}
     unreadable: dict[Path, list[str]] = {path: [] for path, _ in files}
     for path, format in files:
         assert format.scored is not None
         named = LM_EVAL_NAME.match(path.name)
         for line in lines_of(path, format):
             try:
-                scored: ScoredDocument | str = line.error or format.scored(line.value)
+                if line.error:
+                    raise Refused(line.error)
+                scored = format.scored(line.value)
             except RECORD_ERRORS as error:
-                scored = reason_of(error)
-            if isinstance(scored, str):  # why the record can't be read
-                unreadable[path].append(f"{line.where}: {scored}")
+                unreadable[path].append(f"{line.where}: {reason_of(error)}")
                 continue
             task = scored.task or (named[1] if named else "")
-            other = file_of.setdefault(task, path)
-            if other != path:
+            documents = tasks.setdefault(task, _Documents(path))
+            if documents.path != path:
                 raise Refused(
-                    f"{name}: expected one file of the task {task or 'without a name'}, got {other} and "
-                    f"{path}; give the one to compare"
+                    f"{name}: expected one file of the task {task or 'without a name'}, got {documents.path} "
+                    f"and {path}; give the one to compare"
                 )
-            tasks.setdefault(task, _Documents()).add(scored)
+            documents.add(scored)
     if not tasks:
         reasons = [reason for reasons in unreadable.values() for reason in reasons] or ["got no record"]
         raise Refused(f"{name}: expected scored documents; {reasons[0]}")
-    return [found.result(name, task, unreadable[file_of[task]]) for task, found in tasks.items()]
+    return [found.result(name, task, unreadable[found.path]) for task, found in tasks.items()]

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from agro.errors import Refused
 from agro.io.json_values import are_messages, is_unknown, unpacked
 from agro.io.terminal import cut
-from agro.logs.labels import WORDS, count_in, number_in, scale_of, share_in, word_of, worded_number
+from agro.logs.values import WORDS, number_in, rating_in, scale_of, share_in, word_of, worded_number
 
 DEEP = 4  # levels of objects
 FEW = 12  # different words of a judgment
@@ -97,7 +97,9 @@ def worth_of(word: str) -> float | None:
     word = word_of(word)
     if is_missing(word):
         return None
-    for number in (share_in(word), count_in(word), worded_number(word), WORDS.get(word)):
+    rating = rating_in(word)
+    count = None if rating is None else rating.number
+    for number in (share_in(word), count, worded_number(word), WORDS.get(word)):
         if number is not None:
             return number
     tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
@@ -112,7 +114,7 @@ def is_number(value: Any) -> bool:
     """Whether it is a number, a share or a count of stars, also as text."""
     number = number_in(value)
     if isinstance(number, str):
-        return share_in(number) is not None or count_in(number) is not None
+        return rating_in(number) is not None
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 

@@ -18,7 +18,7 @@ import torch
 from agro import objectives
 from agro.config import RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
-from agro.logs.normalizing import center_rewards
+from agro.logs.importing import center_rewards
 from agro.models.policy import Policy
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout

@@ -249,7 +249,7 @@ EXAMPLES = (
         write=document,
         options={"choose": {"scorer": "judge"}, "rewards": {"style": 1.0}},
         corrupt={
-            "scores": ({"match": score("C")}, "--choose scorer=judge: no such scorer; there are match"),
+            "scores": ({"match": score("C")}, "expected --choose scorer=NAME of match, got judge"),
         },
     ),
 )

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.labels import parse_words
 from agro.logs.mapping import parse_map
+from agro.logs.values import parse_words
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agro.errors import Refused
-from agro.logs.fields import split
 from agro.logs.importing import import_files
 from agro.logs.interchange import read_samples
+from agro.logs.records import split
 from agro.store import Store, write_samples
 
 ASK = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
@@ -26,7 +26,7 @@ SAID = {"role": "assistant", "content": "a"}
 
 
 def test_the_response_is_what_follows_the_last_user() -> None:
-    assert split({"messages": [*ASK, SAID, ASK[1], SAID], "reward": 1}) == {
+    assert split([*ASK, SAID, ASK[1], SAID], reward=1) == {
         "prompt": [*ASK, SAID, ASK[1]],
         "response": "a",
         "meta": {},
@@ -35,9 +35,9 @@ def test_the_response_is_what_follows_the_last_user() -> None:
 
 
 def test_turns_with_tools_stay_whole() -> None:
-    found = split({"messages": [*ASK, RAW_CALL, TOOL, SAID], "meta": {"n": 1}})
+    found = split([*ASK, RAW_CALL, TOOL, SAID], meta={"n": 1})
     assert found == {"prompt": ASK, "response": "a", "meta": {"n": 1, "continuation": [CALL, TOOL, SAID]}}
-    assert split({"messages": [*ASK, RAW_CALL]}) == {
+    assert split([*ASK, RAW_CALL]) == {
         "prompt": ASK,
         "response": "",
         "meta": {"continuation": [CALL]},
@@ -45,7 +45,7 @@ def test_turns_with_tools_stay_whole() -> None:
 
 
 def test_a_prompt_says_where_the_response_begins() -> None:
-    found = split({"messages": [*ASK, SAID, ASK[1], SAID], "prompt": ASK})
+    found = split([*ASK, SAID, ASK[1], SAID], ASK)
     assert (found["prompt"], found["meta"]) == (ASK, {"continuation": [SAID, ASK[1], SAID]})
 
 
@@ -66,7 +66,7 @@ def test_a_prompt_says_where_the_response_begins() -> None:
 )
 def test_what_is_no_such_conversation_is_refused(record: dict[str, Any], message: str) -> None:
     with pytest.raises(Refused, match=message):
-        split(record)
+        split(**record)
 
 
 def test_conversations_are_imported_and_exported(tmp_path: Path) -> None:

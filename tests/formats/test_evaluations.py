@@ -64,7 +64,7 @@ def test_several_scores_are_asked_for(store: Store, tmp_path: Path) -> None:
         import_files(store, [tmp_path / "two"], rewards={"em": 1.0})
     log = tmp_path / "log.eval"
     zstd(log, [sample(1, "4", scores={"match": score("C"), "judge": score(0.5)})])
-    with pytest.raises(Refused, match=r"several scorers \(match, judge\); say --choose scorer=match"):
+    with pytest.raises(Refused, match="expected --choose scorer=NAME of match, judge"):
         import_files(store, [log])
     json_lines(tmp_path / "log.jsonl", [harness([" 4", " 5"], exact_match=1.0)])
     with pytest.raises(Refused, match="--reward exact_match: one number for 2 responses"):

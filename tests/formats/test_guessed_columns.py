@@ -15,8 +15,8 @@ from unknown_logs import ANSWERS, QUESTIONS, WORSE, lines, table
 from agro.errors import Refused
 from agro.logs.guessing import propose
 from agro.logs.importing import import_files
-from agro.logs.labels import parse_words, share_in, written_words
 from agro.logs.unknown_columns import columns_of, worth_of
+from agro.logs.values import parse_words, share_in, written_words
 from agro.store import Store
 
 SIX = range(6)

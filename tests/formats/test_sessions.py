@@ -121,7 +121,7 @@ def test_items_of_openai_responses_are_messages() -> None:
 
 @pytest.mark.parametrize("answer", ['{"color": "blue"}', "[1, 2]", "[{}]", "{not JSON}"])
 def test_a_response_that_is_json_is_text(answer: str) -> None:
-    assert exchanges.replies(answer, "output") == [answer]
+    assert exchanges.replies(answer, "output") == [{"content": answer}]
     assert exchanges.prompt(answer, "input") == answer
     assert exchanges.replies(json.dumps({"role": "assistant", "content": answer}), "output") == [
         {"role": "assistant", "content": answer}

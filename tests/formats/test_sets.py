@@ -129,7 +129,7 @@ def test_two_bad_responses_are_no_pair_by_default() -> None:
     items = FORMATS["arena"].read({**ARENA, "winner": "both_bad"}, CONTEXT)
     assert [item.judgments for item in items] == [(), ()]
     wrong = Context(CONTEXT.path, choose={"both_bad": "one"})
-    with pytest.raises(Refused, match="both_bad=one: expected none, or zero"):
+    with pytest.raises(Refused, match="both_bad: expected --choose both_bad=NAME of none, zero, got one"):
         FORMATS["arena"].read({**ARENA, "winner": "both_bad"}, wrong)
 
 

@@ -43,13 +43,13 @@ from examples_traces import (
 )
 
 from agro.errors import Refused
-from agro.logs.exchanges import scored
 from agro.logs.format_table import FORMATS, Recognizer, format_at, lines_of
 from agro.logs.importing import import_files
 from agro.logs.interchange import from_record
 from agro.logs.protocol import Context
 from agro.store import Store
 from agro_formats.otlp import unflatten
+from agro_formats.traces import scored
 
 PATH = Path("traces.jsonl")
 CONTEXT = Context(PATH)

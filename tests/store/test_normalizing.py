@@ -9,8 +9,7 @@ import pytest
 from making import write_lines
 
 from agro.errors import Refused
-from agro.logs.importing import import_files
-from agro.logs.normalizing import Components, Statistics
+from agro.logs.importing import Components, Statistics, import_files
 from agro.store import Store
 
 ROWS = [("alice", 1.0), ("alice", 3.0), ("bob", 10.0), ("bob", 10.0), ("carol", 7.0), ("bob", None)]

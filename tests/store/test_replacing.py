@@ -43,7 +43,6 @@ def test_another_map_is_refused_by_name(into: Store, tmp_path: Path) -> None:
         ({"choose": {"filter": "strict"}}, "--choose was not set, is filter=strict now"),
         ({"drop": ["meta.x"]}, "--drop was not set, is meta.x now"),
         ({"redact": True}, "--redact was not set, is set now"),
-        ({"source": "s"}, "--source was not set, is s now"),
     ],
 )
 def test_each_option_of_reading_is_compared(

@@ -47,7 +47,7 @@ names or imports them:
    `rollout/engines/` continues them, an environment of `rollout/envs/` may answer, and `rewards/` scores
    the text.
 4. `rollout/prompts.py` reads files of prompts. `logs/importing.py` brings in responses of other programs:
-   `logs/format_table.py` recognizes the format, one of `logs/formats/` reads it.
+   `logs/format_table.py` recognizes the format, by a table of `logs/formats.toml` or of a package.
 5. `store/samples.py` appends samples in one transaction. A reward that is unknown stays null.
 6. `store/draw_rules.py` says which groups a step trains on; `store/drawing.py` applies it and records each
    draw.

@@ -16,7 +16,7 @@ import numpy as np
 
 from agro.io.numbers import count
 from agro.io.terminal import cut, plain
-from agro.logs.normalizing import Components, Statistics
+from agro.logs.importing import Components, Statistics
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
 from agro.store.split import cluster_names, clusters, normalized
