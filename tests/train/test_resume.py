@@ -228,13 +228,14 @@ def run(folder: Path, name: str = "run", resume: bool = False, **changes) -> Pat
 
 
 def test_more_steps_are_those_of_a_longer_run(tmp_path: Path) -> None:
-    longer = run(tmp_path, "longer", train__steps=7)
-    run(tmp_path, train__steps=4)
-    out = run(tmp_path, resume=True, train__steps=7)
+    """Each of several passes."""
+    longer = run(tmp_path, "longer", train__steps=7, train__micro_batch=4)
+    run(tmp_path, train__steps=4, train__micro_batch=4)
+    out = run(tmp_path, resume=True, train__steps=7, train__micro_batch=4)
     assert weights(out) == weights(longer)
     assert [m["step"] for m in metrics(out)] == list(range(1, 8))
     with pytest.raises(Refused, match="last phase had 7, now it has 5"):
-        run(tmp_path, resume=True, train__steps=5)
+        run(tmp_path, resume=True, train__steps=5, train__micro_batch=4)
 
 
 def test_the_last_of_several_phases_may_grow(tmp_path: Path) -> None:
