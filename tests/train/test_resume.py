@@ -33,22 +33,16 @@ from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
 
 
-def config(tmp_path: Path) -> RunConfig:
-    """Two phases, fresh and stored groups mixed, the second phase's reference its own start."""
-    phases = [
-        {"name": "fresh", "train": {"steps": 7}},
-        {
-            "name": "mixed",
-            "data": {"replay": 0.5},
-            "train": {"steps": 8, "updates": 2},
-            "objective": {"beta": 0.3},
-        },
-    ]
+def config(tmp_path: Path, fresh: int = 7, mixed: int = 8, every: int = 3) -> RunConfig:
+    """Two phases of so many steps, fresh and stored groups mixed, the second phase's reference its own start;
+    `every`: steps between checkpoints."""
+    second = {"data": {"replay": 0.5}, "train": {"steps": mixed, "updates": 2}, "objective": {"beta": 0.3}}
+    phases = [{"name": "fresh", "train": {"steps": fresh}}, {"name": "mixed", **second}]
     return tiny(
         tmp_path,
         phases=phases,
         policy__reference="phase",
-        train__checkpoint_every=3,
+        train__checkpoint_every=every,
         train__schedule="cosine",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
         evaluate__every=5,
