@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import multiprocessing.process
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pretended  # noqa: F401  a guard of a GPU has to be there before the first backward pass
 import pytest
 import torch
 import transformers
 from postgres import postgres, postgres_url  # noqa: F401  fixtures
-from tiers import tier_of, tier_of_file
+from tiers import TESTS, tier_of, tier_of_file
 
 from agro.config import NewModel
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
+
+# A thousand runs write the versions of the same libraries, and cards of one template.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
+jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)  # type: ignore[method-assign]
 
 gc.disable()  # what the libraries and 8,000 tests allocate on import is looked through again and again else
 
@@ -26,6 +33,11 @@ gc.disable()  # what the libraries and 8,000 tests allocate on import is looked 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[1] / "../shared"
+# Files and folders of tests whose runs draw no page, unless a test is marked `report`.
+WITHOUT_PAGES = (
+    *("api", "cli/test_commands.py", "docs", "door", "engines", "examples", "place", "reproductions"),
+    "train",
+)
 ALPHABET = "abcdefgh "
 
 
@@ -127,6 +139,18 @@ def shared_model():
         return folder
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def _without_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures take longer than the tiny runs of these tests."""
+    makes_no_run = request.node.get_closest_marker("check")
+    is_about_pages = request.node.get_closest_marker("report")
+    if makes_no_run or is_about_pages:
+        return
+    within = [request.path, *request.path.parents]
+    if any(TESTS / name in within for name in WITHOUT_PAGES):
+        monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
 
 
 @pytest.fixture(autouse=True)

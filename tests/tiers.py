@@ -7,6 +7,7 @@ listed itself. A marker `test` or `nightly` puts a test, or some of its cases, i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ PLACES = {
 TIER_OF = {place: tier for tier, places in PLACES.items() for place in places}
 
 
+@cache  # it is asked once a test
 def tier_of_file(path: Path) -> str | None:
     """None if neither the file nor its folder is listed."""
     if not path.is_relative_to(TESTS):

@@ -60,6 +60,7 @@ def overrides(folder: Path, model: Path, held_out: int = 20, **changes: Any) -> 
     return [f"{key}={value}" for key, value in values.items()]
 
 
+@pytest.mark.report
 def test_half_train_on_and_the_best_to_the_end(tmp_path: Path, model: Path) -> None:
     asked = overrides(tmp_path, model, 2 * ENOUGH, data__store=fill(tmp_path / "log.db"))
     out = tmp_path / "race"

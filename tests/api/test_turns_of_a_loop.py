@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 sys.path += [str(Path(__file__).parents[1] / "train"), str(Path(__file__).parents[1] / "cli")]
@@ -146,15 +147,13 @@ def test_a_killed_turn_goes_on(tmp_path: Path, start: Path) -> None:
         n: ["loop", str(tmp_path / n / "s.db"), *asked, "--model", str(start)] for n in ("killed", "whole")
     }
     metrics = tmp_path / "killed/s.loop/1/metrics.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-m", "agro", *given["killed"]], stderr=subprocess.PIPE
-    ) as process:
-        deadline = time.monotonic() + 120
-        while (
-            not (metrics.exists() and metrics.read_bytes().count(b"\n") > 4) and time.monotonic() < deadline
-        ):
-            time.sleep(0.002)
-        process.kill()
+    said = tmp_path / "said"
+    process = forked.Process([sys.executable, "-m", "agro", *given["killed"]], stdout=said, stderr=said)
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 4) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     [turn] = LoopRecord.read(tmp_path / "killed/s.loop").turns
     assert turn.outcome == "under way"
     ends = [done(*given[name], "--promote").stdout for name in ("killed", "whole")]

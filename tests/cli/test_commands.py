@@ -42,6 +42,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.report
 def test_sample_score_check_export_and_train(model: Path, prompts: Path, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     done("sample", "--model", model, "--prompts", prompts, "--out", store, "-n", 3, "--max-new", 4)

@@ -23,43 +23,25 @@ from agro.logs.mapping import MAPPABLE
 from agro.runs.rundata import FOLLOWED, METRICS, TABLES
 
 CONFIGURATION = ROOT / "docs/configuration.md"
-ROOMS = (
-    "agro",
-    "agro.api",
-    "agro.config",
-    "agro.types",
-    "agro.objectives",
-    "agro.store",
-    "agro.samplers",
-    "agro.rewards",
-    "agro.rollout.evaluate",
-    "agro.models.policy",
-    "agro.rollout.envs",
-    "agro.rollout.engines",
-    "agro.rollout",
-    "agro.train.loop",
-    "agro.train.trainer",
-    "agro.train.monitors",
-    "agro.train.monitors.guard",
-    "agro.api.plan",
-)
+# Below agro: rooms whose names the documentation may use alone.
+ROOMS = """
+api config types objectives store samplers rewards rollout rollout.evaluate rollout.envs rollout.engines
+models.policy train.loop train.trainer train.monitors train.monitors.guard api.plan
+"""
 COMMANDS = {entry.name: command(entry.name).params for entry in commands.COMMANDS}
-FOREIGN = {
-    "compute_score",
-    "adv_estimator",
-    "kl_penalty",
-    "ppo_mini_batch_size",
-    "rollout_correction",
-    "train_batch_size",
-    "use_kl_in_reward",
-    "per_device_train_batch_size",
-    *peers.OPTIONS,
-    *peers.SETTINGS,
-    *peers.ALIASES,
-    *WITHOUT_EQUAL,
-    *("entry_point", "test_list", "test_setup_code", "reward_details"),
-    *("api_key", "memory_mb", "max_calls"),
-}  # of verl, TRL, HumanEval and MBPP; of meta; options of rewards
+# Of verl, TRL, HumanEval and MBPP; of meta; options of rewards.
+FOREIGN = """
+compute_score adv_estimator kl_penalty ppo_mini_batch_size rollout_correction train_batch_size
+use_kl_in_reward per_device_train_batch_size entry_point test_list test_setup_code reward_details api_key
+memory_mb max_calls
+"""
+# Orders of draws, arguments of rewards, and metrics of single objectives.
+OWN = """
+least_used age_weighted old_logp completion_ids answer_marker ratio_max clipped_share kl_sampled_prefixes
+likelihood_ratio reversed_share trap_ratio singletons_dropped ties_dropped explained_variance value_mean
+value_loss ordered_share implicit_margin ranked_share ranked_share_per_token ranked_share_anchor
+ranked_share_ideal reference_point imitation_loss observation_loss weight_mean kept_share
+"""
 
 
 def keys() -> set[str]:
@@ -83,47 +65,11 @@ SECTIONS = "|".join(RunConfig.model_fields)
 
 def words() -> set[str]:
     """What a word with an underscore may be."""
-    found = (
-        set(METRICS)
-        | set(FOLLOWED)
-        | set(MAPPABLE)
-        | {key.rsplit(".", 1)[-1] for key in KNOWN}
-        | set(objectives.names())
-        | set(recipes())
-        | set(options_docs.sources_of_agro())
-        | FOREIGN
-    )
+    found = {*METRICS, *FOLLOWED, *MAPPABLE, *OWN.split(), *objectives.names(), *recipes()}
+    found |= {*FOREIGN.split(), *peers.OPTIONS, *peers.SETTINGS, *peers.ALIASES, *WITHOUT_EQUAL}
+    found |= {key.rsplit(".", 1)[-1] for key in KNOWN} | set(options_docs.sources_of_agro())
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
-    found |= {
-        "least_used",
-        "age_weighted",
-        "old_logp",
-        "completion_ids",
-        "answer_marker",
-        "ratio_max",
-        "clipped_share",
-        "kl_sampled_prefixes",
-        "likelihood_ratio",
-        "reversed_share",
-        "trap_ratio",
-        "singletons_dropped",
-        "ties_dropped",
-        "explained_variance",
-        "value_mean",
-        "value_loss",
-        "ordered_share",
-        "implicit_margin",
-        "ranked_share",
-        "ranked_share_per_token",
-        "ranked_share_anchor",
-        "ranked_share_ideal",
-        "reference_point",
-        "imitation_loss",
-        "observation_loss",
-        "weight_mean",
-        "kept_share",
-    }
-    for room in ROOMS:
+    for room in ("agro", *(f"agro.{name}" for name in ROOMS.split())):
         module = importlib.import_module(room)
         found |= set(dir(module))
         for value in vars(module).values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 
+import forked
 import httpx
 import pytest
 import torch
@@ -32,18 +32,22 @@ TOKEN = "the-token-of-tests"
 CLIENTS = 8
 
 
-def started(folder, store, port: int = 0) -> tuple[subprocess.Popen, str]:
-    options = ["--store", str(store), "--port", str(port), "--batch", "4"]
-    process = subprocess.Popen(
+def started(folder, store) -> tuple[forked.Process, str]:
+    """The process, and the URL that it prints."""
+    options = ["--store", str(store), "--port", "0", "--batch", "4"]
+    said = store.with_name(f"stdout-{time.monotonic_ns()}")
+    errors = said.with_suffix(".errors")
+    process = forked.Process(
         [sys.executable, "-m", "agro", "serve", str(folder), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        stdout=said,
+        stderr=errors,
         env={**os.environ, "AGRO_TOKEN": TOKEN},
     )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("serving http://127.0.0.1:"), process.stderr and process.stderr.read()
+    while not (said.exists() and said.read_text().endswith("\n")):
+        assert process.poll() is None, errors.read_text()
+        time.sleep(0.02)
+    line = said.read_text()
+    assert line.startswith("serving http://127.0.0.1:"), errors.read_text()
     return process, line.split()[1]
 
 
@@ -62,12 +66,13 @@ def test_what_was_answered_is_stored_once(engine, tmp_path) -> None:
 
     for _ in range(2):
         process, url = started(tmp_path / "model", tmp_path / "s.db")
-        with process, ThreadPoolExecutor(CLIENTS) as pool:
+        with ThreadPoolExecutor(CLIENTS) as pool:
             running = [pool.submit(client, number, url) for number in range(CLIENTS)]
             before, deadline = len(answered), time.monotonic() + 60
             while len(answered) < before + 40 and time.monotonic() < deadline:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
+            process.wait()
             for each in running:
                 each.result()
     with Store.open(tmp_path / "s.db") as store:
@@ -96,8 +101,9 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
         assert sample.source == str(folder)
         return sample.version if isinstance(sample.version, int) else None  # in its midst others came
 
-    with process, ExitStack() as ending:
-        ending.callback(process.terminate)
+    with ExitStack() as ending:
+        ending.callback(process.wait)
+        ending.callback(process.send_signal, signal.SIGTERM)
         assert version() == -1  # no run of agro's made the first model
         with loop._edited() as record:
             record.served.append(1)

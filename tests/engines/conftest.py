@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from stand_in import NEW
@@ -19,11 +18,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "FIRST_PAUSE", 0.001)
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> str:
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a model, whose output layer is tied to the embedding."""
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "start")
-    return str(tmp_path / "start")
+    folder = tmp_path_factory.mktemp("model") / "start"
+    Policy.load(PolicyConfig(new=NEW), seed=0).save(folder)
+    return str(folder)
 
 
 @pytest.fixture

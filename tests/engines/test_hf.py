@@ -83,6 +83,16 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
 
+def as_each_alone(engine: HF, requests: list[Request], sampler: SamplerConfig, together: dict) -> None:
+    """Continuations by number have the tokens and log-probs that each request has by itself."""
+    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in requests}
+    assert together.keys() == alone.keys()
+    tolerance = rounding(*(d.logp for d in alone.values()))
+    for number, d in together.items():
+        assert d.tokens.tolist() == alone[number].tokens.tolist()
+        np.testing.assert_allclose(d.logp, alone[number].logp, **tolerance)
+
+
 def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
     """Short prompts fill the columns; those in use are moved to the left; then the long prompt enters."""
     monkeypatch.setattr(decoding_rows, "_SLACK", 1)
@@ -90,13 +100,8 @@ def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch
     end_with(policy)
     requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
     engine = HF(policy)
-    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in requests}
     together = {d.request.number: d for d in engine.decode(deque(requests), sampler, 3)}
-    assert together.keys() == alone.keys()
-    tolerance = rounding(*(d.logp for d in alone.values()))
-    for number, d in together.items():
-        assert d.tokens.tolist() == alone[number].tokens.tolist()
-        np.testing.assert_allclose(d.logp, alone[number].logp, **tolerance)
+    as_each_alone(engine, requests, sampler, together)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -104,23 +109,14 @@ def test_a_longer_prompt_than_any_before_may_come_while_others_are_decoded(tiny,
     """It is added while a row is live, or after all have finished."""
     policy, sampler = tiny(), SamplerConfig(batch=2)
     end_with(policy)
-    first, second, long = (
-        Request(0, [1, 4], 3),
-        Request(1, [1], 3 if fresh else 6),
-        Request(2, [1, *[5] * 9], 3),
-    )
+    requests = [Request(0, [1, 4], 3), Request(1, [1], 3 if fresh else 6), Request(2, [1, *[5] * 9], 3)]
     engine = HF(policy)
-    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in (first, second, long)}
-    waiting, together = deque([first, second]), {}
+    waiting, together = deque(requests[:2]), {}
     for done in engine.decode(waiting, sampler, 3):
         if not together:
-            waiting.append(long)
+            waiting.append(requests[2])
         together[done.request.number] = done
-    assert together.keys() == alone.keys()
-    tolerance = rounding(*(d.logp for d in alone.values()))
-    for number, d in together.items():
-        assert d.tokens.tolist() == alone[number].tokens.tolist()
-        np.testing.assert_allclose(d.logp, alone[number].logp, **tolerance)
+    as_each_alone(engine, requests, sampler, together)
 
 
 def test_a_response_that_is_continued_is_the_one_that_was_not_interrupted(tiny):

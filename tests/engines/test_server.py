@@ -266,12 +266,6 @@ def magnified(policy: Policy, folder: Path) -> Policy:
     return Policy.load(PolicyConfig(model=str(folder)))
 
 
-@pytest.fixture
-def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
-
-
-@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("raw", [False, True])
 def test_raw_log_probs_stop_the_run_before_the_weights_move(
     policy: Policy, tmp_path: Path, raw: bool
@@ -289,7 +283,6 @@ def test_raw_log_probs_stop_the_run_before_the_weights_move(
     assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
 
 
-@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize(
     ("sampler", "raw", "stops"),
     [
@@ -321,7 +314,6 @@ def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
             assert all((s.behavior_logp[s.action] == 0).all() for s in store.samples())
 
 
-@pytest.mark.usefixtures("without_report")
 def test_a_run_that_samples_behind_http(tmp_path: Path) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
     start = Policy.load(PolicyConfig(new=NEW), seed=3)

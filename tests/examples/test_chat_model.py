@@ -23,16 +23,8 @@ def test_the_commands_of_the_notebook_exist() -> None:
     ]
     assert "hasn't been" in (FOLDER / "README.md").read_text(encoding="utf-8")
     assert "!python benchmarks/gpu.py --within 540" in text
-    assert [command.split()[0] for command in commands] == [
-        "train",
-        "train",
-        "sample",
-        "score",
-        "check",
-        "train",
-        "train",
-        "compare",
-    ]
+    names_of_commands = [command.split()[0] for command in commands]
+    assert " ".join(names_of_commands) == "train train sample score check train train compare"
     names: dict[str, str] = {}
     [setting] = [cell["source"] for cell in notebook["cells"] if "OPTIONS = (\n" in cell["source"]]
     exec("MODEL =" + "".join(setting).split("MODEL =")[1], names)

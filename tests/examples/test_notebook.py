@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.report  # a notebook shows the page
 FOLDER = Path(__file__).parents[2] / "examples/notebooks"
 
 

@@ -14,12 +14,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the reproductions aren't installed
 
 
-@pytest.fixture(autouse=True)
-def _without_report(monkeypatch) -> None:
-    """The page of each run would take half of the time."""
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _forked_commands() -> Iterator[None]:
     """Their commands needn't import the libraries again."""

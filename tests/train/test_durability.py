@@ -13,22 +13,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_resume import config, same
+from test_resume import config as two_phases
+from test_resume import same
 from tiers import some
 from tiny_runs import fill_store, metrics, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
 from agro.train.learner import Local
 
 
+def config(folder: Path) -> RunConfig:
+    """7 steps. The second phase, whose reference is its start, begins after 3. Checkpoints: 3, 5 and 7."""
+    return two_phases(folder, fresh=3, mixed=4, every=2)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
-    """15 steps.
-
-    The second phase, whose reference is its start, begins after step 7. Checkpoints: 7, 13 and 15.
-    """
     folder = tmp_path_factory.mktemp("undisturbed")
     return Trainer(config(folder), folder / "run").run()
 
@@ -58,25 +61,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_gone_back_to(
     how: str, tmp_path: Path, undisturbed: Path, capsys
 ) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
-    named = damage(tmp_path / "run" / "checkpoints" / "step-00000015", how, random.Random(how))
+    named = damage(tmp_path / "run" / "checkpoints" / "step-00000007", how, random.Random(how))
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     said = capsys.readouterr().err
     assert named in said
-    assert "step 13" in said
+    assert "step 5" in said
     same(tmp_path / "run", undisturbed)
     with Store.open(tmp_path / "run" / "store.db") as store:
         assert not store.tables.damage()
 
 
 def test_a_damaged_reference_is_made_again_or_named(tmp_path: Path, undisturbed: Path) -> None:
-    """Step 7 is the reference of steps 8 to 15: without it only the end of the run, step 15, is whole."""
+    """Step 3 is the reference of steps 4 to 7: without it only the end of the run, step 7, is whole."""
     shutil.copytree(undisturbed, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    damage(checkpoints / "step-00000007", "flipped byte", random.Random(0))
+    damage(checkpoints / "step-00000003", "flipped byte", random.Random(0))
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     same(tmp_path / "run", undisturbed)
-    damage(checkpoints / "step-00000015", "cut off", random.Random(0))
-    with pytest.raises(Refused, match=r"(?s)checkpoint.*step-00000015/.*step-00000007/.*step-00000007/"):
+    damage(checkpoints / "step-00000007", "cut off", random.Random(0))
+    with pytest.raises(Refused, match=r"(?s)checkpoint.*step-00000007/.*step-00000003/.*step-00000003/"):
         Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
 
 
@@ -85,11 +88,11 @@ def test_a_damaged_row_of_the_commits_is_named_and_passed_over(
 ) -> None:
     shutil.copytree(undisturbed, tmp_path / "run")
     with sqlite3.connect(tmp_path / "run" / "store.db") as db:
-        db.execute("UPDATE commits SET step = 14 WHERE step = 15")
+        db.execute("UPDATE commits SET step = 6 WHERE step = 7")
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     said = capsys.readouterr().err
-    assert "row 6 of the commits" in said
-    assert "step 13" in said
+    assert "row 4 of the commits" in said
+    assert "step 5" in said
     same(tmp_path / "run", undisturbed)
 
 
@@ -103,7 +106,7 @@ def test_a_damaged_draw_is_refused_by_its_row(tmp_path: Path, undisturbed: Path)
     for beside in ("-wal", "-shm"):  # a log of another file would spoil the new one
         (tmp_path / "run" / f"store.db{beside}").unlink(missing_ok=True)
     (tmp_path / "new.db").replace(tmp_path / "run" / "store.db")
-    damage(tmp_path / "run" / "checkpoints" / "step-00000015", "no file", random.Random(0))
+    damage(tmp_path / "run" / "checkpoints" / "step-00000007", "no file", random.Random(0))
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     assert weights(tmp_path / "run") == weights(undisturbed)
 
@@ -117,7 +120,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
     log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"{", b"\xff"), *lines[4:]]))
     Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
     assert "metrics.jsonl:4; dropped" in capsys.readouterr().err
-    assert [m["step"] for m in metrics(tmp_path / "run")] == [i for i in range(16) if i != 3]
+    assert [m["step"] for m in metrics(tmp_path / "run")] == [i for i in range(8) if i != 3]
 
 
 def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, capsys) -> None:
@@ -189,7 +192,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         save(self, folder)
 
     monkeypatch.setattr(Local, "save", no_room)
-    with pytest.raises(Unwritable, match=r"step-00000003: .*the disk is full.*make room"):
+    with pytest.raises(Unwritable, match=r"step-00000002: .*the disk is full.*make room"):
         Trainer(config(undisturbed.parent), run).run()
     monkeypatch.undo()
     ballast[0].unlink()

@@ -141,7 +141,7 @@ def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -
 
 
 def test_log_probs_are_the_streams(tmp_path: Path) -> None:
-    local = learner(tiny(tmp_path))
+    local = learner(tiny(tmp_path, train__micro_batch=4))
     take_step(local, 1)
     drawn = batch(local)
     for which, policy in (("policy", local.policy), ("reference", local.reference)):

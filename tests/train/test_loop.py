@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import (
     RESPONSE_ROUNDING,
+    REWARDS,
     before_step,
     fill_store,
     logp_rounding,
@@ -20,6 +21,7 @@ from tiny_runs import (
     weights,
     write_prompts,
 )
+from tiny_runs import run_tiny as run
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
@@ -30,8 +32,10 @@ from agro.train.learner import Local
 from agro.types import Sample
 
 
-def run(tmp_path: Path, name: str = "run", **changes) -> Path:
-    return Trainer(tiny(tmp_path, **changes), tmp_path / name).run()
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run as it is, which no test changes."""
+    return run(tmp_path_factory.mktemp("fresh"))
 
 
 @pytest.mark.report
@@ -59,17 +63,17 @@ def test_a_fresh_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
     Policy.load(RunConfig.of({"policy": {"model": str(folder / "model")}}).policy)
 
 
-def test_config_json_alone_makes_the_same_run(tmp_path: Path) -> None:
-    first = run(tmp_path)
-    again = Trainer(RunConfig.load(first / "config.json"), tmp_path / "again").run()
-    assert weights(first) == weights(again)
-    other = Trainer(RunConfig.load(first / "config.json", ["train.seed=1"]), tmp_path / "other").run()
-    assert weights(first) != weights(other)
+def test_config_json_alone_makes_the_same_run(fresh: Path, tmp_path: Path) -> None:
+    again = Trainer(RunConfig.load(fresh / "config.json"), tmp_path / "again").run()
+    assert weights(fresh) == weights(again)
+    other = Trainer(RunConfig.load(fresh / "config.json", ["train.seed=1"]), tmp_path / "other").run()
+    assert weights(fresh) != weights(other)
 
 
-def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path) -> None:
-    one, all_ = run(tmp_path, "one", train__micro_batch=1), run(tmp_path, "all", train__micro_batch=64)
-    a, b = (load_file(f / "model" / "model.safetensors") for f in (one, all_))
+def test_the_micro_batch_changes_nothing_but_rounding(fresh: Path, tmp_path: Path) -> None:
+    """The passes of the other run have all 12 responses."""
+    one = run(tmp_path, train__micro_batch=1)
+    a, b = (load_file(f / "model" / "model.safetensors") for f in (one, fresh))
     assert all(torch.allclose(a[k], b[k], atol=2e-4) for k in a)
 
 
@@ -160,10 +164,8 @@ def test_failed_rewards_stay_unknown_and_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first error of each kind is shown; before, only their number was."""
-    reward = str(Path(__file__).parent / "reward.py")
-    folder = run(
-        tmp_path, reward__name=f"{reward}:half_fails", reward__max_failed=1.0, objective={"name": "rloo"}
-    )
+    half = {"reward__name": f"{REWARDS}:half_fails", "reward__max_failed": 1.0}
+    folder = run(tmp_path, **half, objective={"name": "rloo"})
     shown = capsys.readouterr().err
     assert shown.count("a reward is unknown, the first for this reason: returned nan\n") == 1
     assert shown.count("first for this reason") == 1
@@ -175,7 +177,7 @@ def test_failed_rewards_stay_unknown_and_are_counted(
     with Store.open(folder / "store.db", read_only=True) as store:
         assert store.counts().failed == failed
     with pytest.raises(Refused, match=r"(?s)12 of 12.*no judge today"):
-        run(tmp_path, "stopped", reward__name=f"{reward}:always_fails")
+        run(tmp_path, "stopped", reward__name=f"{REWARDS}:always_fails")
 
 
 def break_gradients(monkeypatch, passes: int) -> None:
@@ -226,63 +228,49 @@ def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
     assert rows[0]["groups"] == 8
 
 
-def refused(tmp_path: Path, match: str, **changes) -> None:
-    with pytest.raises(Refused, match=match):
-        run(tmp_path, "refused", **changes)
-    assert not (tmp_path / "refused" / "model").exists()
-
-
 def test_refusals_come_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
+    """Unscored logs with the way out."""
     monkeypatch.setattr(Policy, "load", lambda *a, **k: pytest.fail("a model was loaded"))
     fill_store(tmp_path / "log.db")
-    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    refused(
-        tmp_path,
-        r"(?s)objective grpo needs behavior_logp: 0 of 32 rows have it, 32 don't "
-        r".*sample 1 .*sample 2 .*sample 3 .*What to do",
-        data=log,
-        objective={"name": "grpo"},
-    )
-    phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "grpo", "objective": {"name": "grpo"}}]
-    refused(tmp_path, "objective grpo needs behavior_logp: 0 of 32 rows have it", data=log, phases=phases)
-    refused(
-        tmp_path,
-        r"agro_onpolicy needs .*staleness 0.* data\.replay = 1",
-        data=log,
-        objective={"name": "agro_onpolicy", "beta": 0.1},
-    )
-    refused(tmp_path, "log.db has expert; expected", data={**log, "roles": ["expert"]})
-    refused(tmp_path, "log.db has no samples that data.roles", data={**log, "min_reward": 2.0})
-    refused(tmp_path, "nothing.db doesn't exist", data={**log, "store": str(tmp_path / "nothing.db")})
-    refused(
-        tmp_path,
-        "20 of 20 held-out prompts are in the training data",
-        data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(20)),
-    )
-
-
-def test_unscored_logs_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "log.db") as store:
+    with Store.open(tmp_path / "unscored.db") as store:
         store.append([Sample("1>", "2"), Sample("1>", "3")])
-    refused(
-        tmp_path,
-        "objective agro needs reward: 0 of 2 rows have it.*agro score",
-        data={"store": str(tmp_path / "log.db"), "replay": 1.0},
-    )
+    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    sft, grpo = {"name": "sft"}, {"name": "grpo"}
+    phases = [{"name": "sft", "objective": sft}, {"name": "grpo", "objective": grpo}]
+    on_policy = {"name": "agro_onpolicy", "beta": 0.1}
+    asked = write_prompts(tmp_path / "held.jsonl", range(20))
+    both = {"prompts": asked, "eval_prompts": asked}
+    lacking = "objective grpo needs behavior_logp: 0 of 32 rows have it"
+    for words, changes in (
+        (f"(?s){lacking}, 32 don't .*sample 1 .*sample 2 .*sample 3 .*What to do", {"objective": grpo}),
+        (lacking, {"phases": phases}),
+        (r"agro_onpolicy needs .*staleness 0.* data\.replay = 1", {"objective": on_policy}),
+        ("log.db has expert; expected", {"data__roles": ["expert"]}),
+        ("log.db has no samples that data.roles", {"data__min_reward": 2.0}),
+        ("nothing.db doesn't exist", {"data__store": str(tmp_path / "nothing.db")}),
+        (
+            "objective agro needs reward: 0 of 2 rows have it.*agro score",
+            {"data__store": str(tmp_path / "unscored.db")},
+        ),
+        ("20 of 20 held-out prompts are in the training data", {"data": both}),
+    ):
+        with pytest.raises(Refused, match=words):
+            run(tmp_path, "refused", **{"data": log, **changes})
+        assert not (tmp_path / "refused" / "model").exists()
 
 
-def test_a_run_does_not_write_over_another(tmp_path: Path) -> None:
-    run(tmp_path)
+def test_a_run_does_not_write_over_another(fresh: Path) -> None:
     with pytest.raises(Refused, match="there is a run in this folder"):
-        run(tmp_path)
+        run(fresh.parent)
     with pytest.raises(Refused, match=r"train\.lr was 0\.01, now it is 1\.0$"):
-        Trainer(tiny(tmp_path, train__lr=1.0), tmp_path / "run", resume=True).run()
+        run(fresh.parent, resume=True, train__lr=1.0)
 
 
 def test_samples_of_another_run_have_no_age(tmp_path: Path) -> None:
     """Another run counts its optimizer steps by itself: version 5 there isn't version 5 here."""
-    run(tmp_path, "first", data__store=str(tmp_path / "shared.db"))
-    rows = metrics(run(tmp_path, "second", data={"store": str(tmp_path / "shared.db"), "replay": 1.0}))
+    shared = {"store": str(tmp_path / "shared.db")}
+    run(tmp_path, "first", data__store=shared["store"])
+    rows = metrics(run(tmp_path, "second", data=shared | {"replay": 1.0}, train__steps=2))
     assert all(m["staleness_mean"] is None for m in rows)
 
 
@@ -304,8 +292,8 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with (tmp_path / "run" / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(Refused, match="another process is training in this folder"):
-            run(tmp_path)
-    run(tmp_path)
+            run(tmp_path, train__steps=1)
+    run(tmp_path, train__steps=1)
 
 
 def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsys) -> None:
@@ -319,12 +307,12 @@ def test_a_run_with_nothing_to_train_on_stops_and_says_why(tmp_path: Path, capsy
 def test_a_refused_start_does_not_block_the_corrected_one(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no such folder"):
         run(tmp_path, policy={"model": str(tmp_path / "typo")})
-    run(tmp_path)
+    run(tmp_path, train__steps=1)
 
 
 def test_limits_of_a_reward_may_change_on_resuming(tmp_path: Path) -> None:
-    run(tmp_path)
-    Trainer(tiny(tmp_path, reward__timeout=99.0, reward__max_failed=1.0), tmp_path / "run", resume=True).run()
+    run(tmp_path, train__steps=1)
+    run(tmp_path, resume=True, train__steps=1, reward__timeout=99.0, reward__max_failed=1.0)
     assert RunConfig.load(tmp_path / "run" / "config.json").reward.timeout == 99
     with pytest.raises(Refused, match="expected the folder of the run"):
         Trainer(tiny(tmp_path), resume=True)

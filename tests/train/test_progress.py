@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import pty
-import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
+import forked
 import pytest
 from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
 
@@ -135,28 +137,28 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     """A real pseudo-terminal: the stage is redrawn in place, and its line is cleared at the end."""
     config = tiny(tmp_path, data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(100, 110)))
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""}
-    command = [
-        sys.executable,
-        "-m",
-        "agro",
-        "train",
-        str(write_toml(tmp_path / "c.json", config)),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        said = b""
-        try:
+    said = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
             while part := os.read(ours, 65536):
-                said += part
-        except OSError:  # the other end is closed
-            pass
-        os.close(ours)
-        assert process.stdout is not None
-        assert process.stdout.read() == b""
-    assert process.returncode == 0
+                said.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    file = write_toml(tmp_path / "c.json", config)
+    process = forked.Process(
+        [sys.executable, "-m", "agro", "train", str(file), "--out", str(tmp_path / "run")],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": ""},
+        stdout=tmp_path / "stdout",
+        stderr=Path(os.ttyname(theirs)),
+    )
+    code = process.wait(120)
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    assert code == 0, said.decode()
+    assert (tmp_path / "stdout").read_text() == ""
     text = said.decode()
     assert len(metrics(tmp_path / "run")) == 7
     for part in ("sampling 0/12", "scoring", "updating 1/1", "evaluating", "saving", "train 6/6  loss"):

@@ -11,16 +11,7 @@ import pytest
 import torch
 from rounding import rounding
 from safetensors.torch import load_file
-from tiny_runs import (
-    RESPONSE_ROUNDING,
-    before_step,
-    done,
-    fill_store,
-    metrics,
-    tiny,
-    weights,
-    whole_and_resumed,
-)
+from tiny_runs import RESPONSE_ROUNDING, before_step, done, fill_store, interrupted, metrics, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import LoRA, PolicyConfig, RunConfig
@@ -54,8 +45,10 @@ def train(config: RunConfig, out: Path, *monitors: Monitor, resume: bool = False
     return Trainer(config, out, monitors=monitors, resume=resume).run()
 
 
-def resumes(config: RunConfig, folder: Path) -> None:
-    whole_and_resumed(lambda _: config, folder, 3)
+def resumes(config: RunConfig, whole: Path) -> None:
+    """A run that ends by Ctrl-C and is resumed ends as the run `whole`."""
+    interrupted(config, whole.with_name("resumed"), 3)
+    assert weights(train(config, whole.with_name("resumed"), resume=True)) == weights(whole)
 
 
 def test_a_moving_average(tmp_path: Path) -> None:
@@ -69,7 +62,7 @@ def test_a_moving_average(tmp_path: Path) -> None:
         torch.testing.assert_close(seen.reference[i][name], expected)
     stored = load_file(out / "checkpoints/step-00000006/reference.safetensors")
     assert torch.equal(stored[name], seen.reference[-1][name])
-    resumes(config, tmp_path)
+    resumes(config, out)
 
 
 def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
@@ -83,7 +76,7 @@ def test_a_copy_renewed_every_few_steps(tmp_path: Path) -> None:
     rows = metrics(tmp_path / "run")
     assert rows[2]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)  # renewed a moment ago
     assert rows[3]["kl_ref"] != pytest.approx(0.0, abs=RESPONSE_ROUNDING)
-    resumes(config, tmp_path)
+    resumes(config, tmp_path / "run")
 
 
 def base(folder: Path, seed: int = 0) -> str:
@@ -132,7 +125,7 @@ def test_an_adapter_trains_and_resumes(tmp_path: Path) -> None:
     logp = [p.streams(tokens, lengths, mask)["logp"][mask].detach() for p in (plain, merged, alone)]
     torch.testing.assert_close(logp[1], logp[2], **rounding(logp[2]))
     assert not torch.allclose(logp[0], logp[1], atol=1e-3)
-    resumes(config, tmp_path)
+    resumes(config, out)
 
 
 def config(tmp_path: Path, name: str = "log.db", **changes):

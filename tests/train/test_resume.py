@@ -33,22 +33,16 @@ from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
 
 
-def config(tmp_path: Path) -> RunConfig:
-    """Two phases, fresh and stored groups mixed, the second phase's reference its own start."""
-    phases = [
-        {"name": "fresh", "train": {"steps": 7}},
-        {
-            "name": "mixed",
-            "data": {"replay": 0.5},
-            "train": {"steps": 8, "updates": 2},
-            "objective": {"beta": 0.3},
-        },
-    ]
+def config(tmp_path: Path, fresh: int = 7, mixed: int = 8, every: int = 3) -> RunConfig:
+    """Two phases of so many steps, fresh and stored groups mixed, the second phase's reference its own start;
+    `every`: steps between checkpoints."""
+    second = {"data": {"replay": 0.5}, "train": {"steps": mixed, "updates": 2}, "objective": {"beta": 0.3}}
+    phases = [{"name": "fresh", "train": {"steps": fresh}}, {"name": "mixed", **second}]
     return tiny(
         tmp_path,
         phases=phases,
         policy__reference="phase",
-        train__checkpoint_every=3,
+        train__checkpoint_every=every,
         train__schedule="cosine",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
         evaluate__every=5,
@@ -228,13 +222,14 @@ def run(folder: Path, name: str = "run", resume: bool = False, **changes) -> Pat
 
 
 def test_more_steps_are_those_of_a_longer_run(tmp_path: Path) -> None:
-    longer = run(tmp_path, "longer", train__steps=7)
-    run(tmp_path, train__steps=4)
-    out = run(tmp_path, resume=True, train__steps=7)
+    """Each of several passes."""
+    longer = run(tmp_path, "longer", train__steps=7, train__micro_batch=4)
+    run(tmp_path, train__steps=4, train__micro_batch=4)
+    out = run(tmp_path, resume=True, train__steps=7, train__micro_batch=4)
     assert weights(out) == weights(longer)
     assert [m["step"] for m in metrics(out)] == list(range(1, 8))
     with pytest.raises(Refused, match="last phase had 7, now it has 5"):
-        run(tmp_path, resume=True, train__steps=5)
+        run(tmp_path, resume=True, train__steps=5, train__micro_batch=4)
 
 
 def test_the_last_of_several_phases_may_grow(tmp_path: Path) -> None:

@@ -30,16 +30,19 @@ from agro.train.publications import ProcessReport, Publications
 ROUNDED = 1e-5  # nats: float32 in batches of other shapes
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> str:
-    Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "start")
-    return str(tmp_path / "start")
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    Policy.load(tiny(folder).policy, seed=0).save(folder / "start")
+    return str(folder / "start")
 
 
 def run_of(tmp_path: Path, start: str, url: str, **changes: Any) -> RunConfig:
+    """Of three steps of four responses, each of which is a request."""
     policy = {"model": start, **changes.pop("policy", {})}
     engine = {"kind": "server", "url": url, **changes.pop("engine", {})}
-    return tiny(tmp_path, policy=policy, engine=engine, **changes)
+    few = {"sampler__n": 2, "train__groups": 2, "train__steps": 3}
+    return tiny(tmp_path, policy=policy, engine=engine, **few | changes)
 
 
 @pytest.mark.parametrize("push", ["adapter", "reload"])
@@ -47,7 +50,7 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
     """Adapters are the default of such runs; with reload the merged model is pushed."""
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
         engine = {} if push == "adapter" else {"push": push}
-        changes = {"policy": {"lora": {"rank": 2}}, "engine": engine, "train__steps": 3}
+        changes = {"policy": {"lora": {"rank": 2}}, "engine": engine}
         run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
     rows = metrics(run)[1:] if metrics(run)[0]["step"] == 0 else metrics(run)
     assert [row["staleness_max"] for row in rows] == [0, 0, 0]
@@ -72,7 +75,7 @@ def test_a_server_sleeps_while_the_weights_move(
 
         monkeypatch.setattr(Learner, name, seen)
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"policy": {"lora": {"rank": 2}}, "engine": {"sleep": True}, "train__steps": 3}
+        changes = {"policy": {"lora": {"rank": 2}}, "engine": {"sleep": True}}
         held = {
             "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
             "evaluate__every": 1,
@@ -96,7 +99,7 @@ def test_collectors_sample_with_a_server(
     report = Publications.report
     monkeypatch.setattr(Publications, "report", lambda self, own: (reports.append(own), report(self, own)))
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
+        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
         config = run_of(tmp_path, start, url, policy=policy, **changes)
         trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
         trained.start()
@@ -121,8 +124,8 @@ def test_collectors_sample_with_a_server(
 def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str) -> None:
     """It hangs up at the beginning, and again in the middle, when it is started again without weights."""
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0, "train__steps": 3}
-        config = run_of(tmp_path, start, url, engine={"retries": 0}, **changes)
+        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
+        config = run_of(tmp_path, start, url, engine={"retries": 0}, sampler__n=3, train__groups=4, **changes)
         state.dead = True
         base = {name: weight.clone() for name, weight in state.engine.policy.model.state_dict().items()}
 
@@ -158,7 +161,7 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
 @pytest.mark.nightly
 def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
     with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
-        config = run_of(tmp_path, start, url, train__steps=3)
+        config = run_of(tmp_path, start, url)
         file = write_toml(tmp_path / "config.json", config)
         torchrun("-m", "agro", "train", str(file), "--out", str(tmp_path / "run"), cwd=tmp_path)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]

@@ -36,55 +36,50 @@ def why(monitor: Signal, phase: Phase, row: dict[str, Any], step: int = 1) -> st
     return view.metrics["no_signal"]
 
 
+AGRO = {"name": "agro", "beta": 0.1}
+SFT, REINFORCE, RLOO = ({"name": name} for name in ("sft", "reinforce", "rloo"))
+KTO, TOPR = {"name": "kto", "beta": 0.1}, {"name": "topr", "baseline": 0.5}
+OF_THE_STEP = AGRO | {"baseline": "step"}
+NO_GRADIENT = {"grad_norm": 0.0}
+SAME = EQUAL | {"reward_std": 0.0} | NO_GRADIENT
+
+
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    ("objective", "row", "expected"),
     [
-        (GOOD, None),
-        (EQUAL, "equal rewards within groups"),
-        (ZERO, "all rewards are 0"),
-        (EQUAL | {"reward_std": 0.0}, "all rewards are equal"),
-        (GOOD | {"reward_mean": 0.0}, None),  # rewards of both signs
-        (GOOD | {"grad_norm": 0.0}, "a gradient of 0"),
-        (GOOD | {"grad_norm": None}, None),  # skipped for a gradient that isn't finite
-        ({"groups": 0, "groups_equal": 0}, "no valid response"),
+        (AGRO, GOOD, None),
+        (AGRO, EQUAL, "equal rewards within groups"),
+        (AGRO, ZERO, "all rewards are 0"),
+        (AGRO, EQUAL | {"reward_std": 0.0}, "all rewards are equal"),
+        (AGRO, GOOD | {"reward_mean": 0.0}, None),  # rewards of both signs
+        (AGRO, GOOD | NO_GRADIENT, "a gradient of 0"),
+        (AGRO, GOOD | {"grad_norm": None}, None),  # skipped for a gradient that isn't finite
+        (AGRO, {"groups": 0, "groups_equal": 0}, "no valid response"),
+        # Equal rewards matter to an objective that compares them; `sft` imitates whatever they are.
+        *((SFT, EQUAL, None), (SFT, ZERO, None), (REINFORCE, EQUAL, None), (REINFORCE, ZERO, None)),
+        *((RLOO, EQUAL, "equal rewards within groups"), (RLOO, ZERO, "all rewards are 0")),
+        # `kto` learns from thumbs down too, with its gradient; where that is 0, rewards of 0 teach nothing.
+        *((KTO, ZERO, None), (TOPR, ZERO, None)),
+        *((each, ZERO | NO_GRADIENT, "all rewards are 0") for each in (REINFORCE, KTO, TOPR)),
+        # One reward for all is named, and not the gradient, also where no groups are compared.
+        (OF_THE_STEP, SAME, "all rewards are equal"),
+        (OF_THE_STEP, SAME | {"grad_norm": 1.0}, None),  # βρ differs, so the KL is trained on
     ],
 )
-def test_the_reason_of_a_step(tmp_path: Path, row: dict[str, Any], expected: str | None) -> None:
-    assert why(*signal(tmp_path), row) == expected
+def test_the_reason_of_a_step(
+    tmp_path: Path, objective: dict[str, Any], row: dict[str, Any], expected: str | None
+) -> None:
+    assert why(*signal(tmp_path, objective=objective), row) == expected
 
 
-def test_equal_rewards_matter_to_an_objective_that_compares_them(tmp_path: Path) -> None:
-    """`sft` imitates whatever the rewards. `kto` learns from thumbs down too, with its gradient; `reinforce`
-    without a baseline has none at rewards of 0."""
-    for objective, equal, zero in (
-        ({"name": "sft"}, None, None),
-        ({"name": "reinforce"}, None, None),
-        ({"name": "rloo"}, "equal rewards within groups", "all rewards are 0"),
-    ):
-        monitor, phase = signal(tmp_path, objective=objective)
-        assert (why(monitor, phase, EQUAL), why(monitor, phase, ZERO)) == (equal, zero)
-
-
-def test_rewards_of_0_teach_nothing_where_the_gradient_is_0(tmp_path: Path) -> None:
-    for objective in ({"name": "reinforce"}, {"name": "kto", "beta": 0.1}, {"name": "topr", "baseline": 0.5}):
-        monitor, phase = signal(tmp_path, objective=objective)
-        assert why(monitor, phase, ZERO) is None
-        assert why(monitor, phase, ZERO | {"grad_norm": 0.0}) == "all rewards are 0"
-
-
-def test_one_reward_for_all_is_named_and_not_the_gradient(tmp_path: Path) -> None:
-    """Also where an objective compares no groups: of the step's mean, or of a critic."""
+def test_of_one_reward_for_all_the_line_names_it_and_no_rate(tmp_path: Path) -> None:
     said: list[str] = []
-    step = {"objective": {"name": "agro", "beta": 0.1, "baseline": "step"}, "train__steps": 1}
-    monitor, phase = signal(tmp_path, said.append, **step)
-    same = EQUAL | {"reward_std": 0.0, "grad_norm": 0.0}
-    assert why(monitor, phase, same) == "all rewards are equal"
+    why(*signal(tmp_path, said.append, objective=OF_THE_STEP, train__steps=1), SAME)
     assert "all rewards are equal (each is 0.5, in 4 groups). What to do: see whether the reward" in said[0]
     assert "train.lr" not in said[0]
-    assert why(monitor, phase, same | {"grad_norm": 1.0}) is None  # βρ differs, so the KL is trained on
 
 
-@pytest.mark.parametrize("row", [ZERO | {"grad_norm": 0.0}, EQUAL | {"grad_norm": 0.0}])
+@pytest.mark.parametrize("row", [ZERO | NO_GRADIENT, EQUAL | NO_GRADIENT])
 def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
     """Not where that is done already, and not for fresh samples, whose prompts are to be changed."""
     for data, advised in (

@@ -42,7 +42,7 @@ def policies() -> tuple[Policy, Policy]:
 
 def make_policies() -> tuple[Policy, Policy]:
     """A policy in float64 and another as its reference."""
-    spec = config.NewModel(alphabet="abcdef", hidden=16, layers=2, heads=2, context=64)
+    spec = config.NewModel(alphabet="abcdef", hidden=16, layers=1, heads=2, context=64)
     made = [Policy.load(config.PolicyConfig(new=spec, temperature=1.3), seed=s) for s in (0, 1)]
     for p in made:
         p.model.double()

@@ -16,12 +16,28 @@ from rounding import rounding
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted
+from agro.io.worker import load_file
+from agro.rewards import function
 from agro.store import Store
 from agro.train.feed import Feed, Valid
 from agro.train.monitors import Monitor, View
 from agro.types import Sample
 
 DIGITS = "0123456789"
+REWARDS = Path(__file__).parent / "reward.py"
+_rewards, _Pool = load_file(str(REWARDS)), function.Pool
+
+
+def _pool(location: str, options: Any, **given: Any) -> Any:
+    """Functions of reward.py are called in this process: one of their own would take a quarter of a tiny run.
+    What such processes do is the matter of tests/rewards, and other files have them here too."""
+    file, _, name = location.rpartition(":")
+    if file != str(REWARDS):
+        return _Pool(location, options, **given)
+    return function.Inline(getattr(_rewards, name), options)
+
+
+function.Pool = _pool  # type: ignore[assignment,misc]
 
 
 def write_prompts(path: Path, numbers: range) -> str:
@@ -37,9 +53,10 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
         "policy": {"new": {"alphabet": DIGITS + ">", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
         "data": {"prompts": write_prompts(folder / "prompts.jsonl", range(60))},
         "sampler": {"n": 3, "max_new": 3},
-        "reward": {"name": f"{Path(__file__).parent / 'reward.py'}:digits"},
+        "reward": {"name": f"{REWARDS}:digits"},
         "objective": {"name": "agro", "beta": 0.1},
-        "train": {"steps": 6, "groups": 4, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
+        # The 12 responses of a step are one pass; tests of several passes set train.micro_batch.
+        "train": {"steps": 6, "groups": 4, "micro_batch": 16, "lr": 1e-2, "checkpoint_every": 2},
     }
     for key, value in changes.items():
         *sections, last = key.split("__")
@@ -48,6 +65,13 @@ def tiny(folder: Path, **changes: Any) -> RunConfig:
             at = at.setdefault(section, {})
         at[last] = deepcopy(value)
     return RunConfig.of(values)
+
+
+def run_tiny(
+    folder: Path, name: str = "run", *monitors: Monitor, resume: bool = False, **changes: Any
+) -> Path:
+    """The tiny run with these changes, in FOLDER/NAME."""
+    return Trainer(tiny(folder, **changes), folder / name, monitors=monitors, resume=resume).run()
 
 
 def copied(digit: str) -> str:
