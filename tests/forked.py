@@ -19,7 +19,12 @@ from pathlib import Path
 # Also what a command imports when it needs it: of a tiny run that takes nine tenths of the time.
 PRELOADED = [
     *("agro.cli.program", "agro.cli.runs", "agro.api.reporting_trainer", "agro.train.trainer", "agro.store"),
-    *("agro.place.collector", "agro.place.status", "agro.rollout.engines.hf", "agro.rollout.engines.fused"),
+    *(
+        "agro.place.collector",
+        "agro.place.placement",
+        "agro.rollout.engines.hf",
+        "agro.rollout.engines.fused",
+    ),
     *("agro.pages.run.page", "transformers.models.llama.modeling_llama", "torch.distributed.fsdp"),
 ]
 _context = multiprocessing.get_context("forkserver")

@@ -24,12 +24,11 @@ from starlette.routing import Route
 from agro.config import SamplerConfig
 from agro.door.batch import Batch
 from agro.door.door import Door
-from agro.door.sessions import Call, Keeping, Recorder, Sessions, store_row
+from agro.door.sessions import Call, Keeping, Recorder, Sessions, check_name, store_row
 from agro.door.wire import INTERFACES, Chat, Event, Outcome, Problem, validated
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 from agro.pages.local_server import is_for_us
-from agro.rewards import check_name
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import recorded
 
