@@ -19,6 +19,7 @@ from agro.objectives import Evaluation, NotFinite, Objective, differentiate
 from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
+from agro.objectives.reduce import Groups
 from agro.objectives.table import entries
 from agro.store import SampleSummary
 
@@ -471,3 +472,14 @@ def test_an_option_called_imitation_of_a_function_of_ones_own_is_its_own() -> No
     assert out.loss == -3.0
     assert out.grad.tolist() == [[0.0, 3.0]]
     assert out.metrics == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_reduction_takes_any_dtype(dtype: torch.dtype) -> None:
+    groups = Groups.of(Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"]))
+    x_BT, v_N = torch.tensor([[1, 1, 1], [1, 1, 0]]).to(dtype), torch.tensor([1, 0]).to(dtype)
+    assert groups.sum_tokens(x_BT).tolist() == [2.0, 1.0]
+    assert groups.mean_tokens(x_BT).tolist() == [1.0, 0.5]
+    assert [groups.mean_rows(v_N).tolist(), groups.mean(v_N).tolist()] == [[1.0, 0.0], [0.5, 0.5]]
+    assert [groups.sum(v_N).tolist(), groups.largest(v_N).tolist()] == [[1.0], [1.0]]
+    assert groups.average_responses(v_N).item() == 0.5
