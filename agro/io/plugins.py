@@ -125,7 +125,7 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
     except Exception as error:
         if is_agros(part):
             raise
-        file = file_of(part.__init__ if inspect.isclass(part) else part)  # type: ignore[misc]
+        file = file_of(vars(part).get("__init__", part) if inspect.isclass(part) else part)
         raise Refused(f"{begin}: {explain(error, file)}") from error
 
 
@@ -134,7 +134,7 @@ def is_agros(part: Any) -> bool:
     return str(getattr(part, "__module__", "")).partition(".")[0] in AGROS
 
 
-def check_names(what: str, names: Any, known: Collection[str], kind: type = frozenset) -> None:
+def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] = frozenset) -> None:
     """Raise `Refused` unless `names` is a set, or a `kind`, of names that are known."""
     if not isinstance(names, (kind, set)):
         raise Refused(f"{what}: expected a {kind.__name__} of names, got {names!r:.80}")

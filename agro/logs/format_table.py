@@ -48,7 +48,7 @@ from agro.io.jsonlines import Line
 from agro.io.peers import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
 from agro.logs.exchanges import joined_key
-from agro.logs.mapping import CellInterpreter, check_map, evaluated, expand
+from agro.logs.mapping import CellInterpreter, check_expressions, check_map, evaluated, expand
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
 from agro.logs.records import unlisted
 from agro.logs.values import digest, identified, number_in
@@ -162,7 +162,8 @@ def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:
             f"--format {file}: {where}: {first['msg']}; expected {', '.join(Declaration.model_fields)}, of "
             f"which kind is one of {', '.join(get_args(Kind))}"
         ) from None
-    check_map(declared.map)
+    check_map(declared.map, f"--format {file}: [map]: ")
+    check_expressions(declared.map, f"--format {file}: [map]: ")
     for condition in (*declared.skip, *declared.refuse):
         if problem := syntax_problem(condition):
             raise Refused(f"--format {file}: {condition}: expected a JMESPath expression: {problem}")

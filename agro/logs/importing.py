@@ -33,10 +33,11 @@ from typing import Any, Unpack
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.files import digest_of_module
+from agro.io.json_values import problem_of
 from agro.io.record_files import Block, encoding_of, fingerprint, is_table, on_hub, read_records, record_block
 from agro.io.strictjson import dumps
-from agro.logs.format_table import Recognizer, blocks_of, format_at, joined
-from agro.logs.mapping import MAPPABLE, OPTIONAL, check_map
+from agro.logs.format_table import Recognizer, blocks_of, format_at, joined, lines_of
+from agro.logs.mapping import MAPPABLE, OPTIONAL, check_expressions, check_map
 from agro.logs.reading import Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.logs.values import scale_of
 from agro.rollout.prompts import load_prompts
@@ -228,9 +229,12 @@ def _check(options: Options) -> None:
 
 def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tuple[LogFile, Block]]:
     recognizer = Recognizer(options.get("format"), mapped=bool(options.get("mapping")))
-    limit = options.get("limit")
+    limit, mapping = options.get("limit"), options.get("mapping") or {}
     for path, digest in files:
         format = format_at(path) or recognizer.recognize_file(path)
+        if any(map(problem_of, mapping.values())):  # but a column may have that name
+            names = {name for line in islice(lines_of(path, format), LOOKED_AT) for name in line.value}
+            check_expressions(mapping, "--map ", names)
         file, remaining = LogFile(str(path), digest, None if format is None else format.name), limit
         for block in blocks_of(path, format):
             if remaining is None:

@@ -8,6 +8,7 @@ of the columns of a known format.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,15 +60,26 @@ def parse_map(items: Iterable[str]) -> dict[str, str]:
     return mapping
 
 
-def check_map(mapping: Mapping[str, str]) -> None:
-    """Raise `Refused` for a field that the record doesn't have."""
+def check_map(mapping: Mapping[str, str], where: str = "--map ") -> None:
+    """Raise `Refused` for a field that the record doesn't have. `where`: what messages begin with."""
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
             near = nearest(name, MAPPABLE)
             hint = f"did you mean {near}?" if near else f"the fields are {', '.join(MAPPABLE)}"
             raise Refused(
-                f"--map {name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
+                f"{where}{name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"
+            )
+
+
+def check_expressions(mapping: Mapping[str, str], where: str, names: Collection[str] = ()) -> None:
+    """Raise `Refused` for a column that is none of `names`, and no JMESPath expression."""
+    for name, column in mapping.items():
+        problems = filter(None, (problem_of(part) for part in _parse(column) if part))
+        if column not in names and (problem := next(problems, "")):
+            raise Refused(
+                f"{where}{name}={column}: expected a column or a JMESPath expression: {problem}. A column "
+                f"of that name is written in quotes, {json.dumps(column, ensure_ascii=False)}"
             )
 
 

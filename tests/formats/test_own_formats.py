@@ -87,8 +87,12 @@ def test_pairs_and_several_responses_of_a_record(tmp_path: Path, store: Store) -
     ("text", "message"),
     [
         ("title = 3\n[map]\nprompt = 'q'", "title: Input should be a valid string; expected title, kind"),
-        ("[map]\npromt = 'q'", "the record has no field promt; did you mean prompt"),
+        (
+            "[map]\npromt = 'q'",
+            r"own.toml: \[map\]: promt=q: .* no field promt; did you mean prompt",
+        ),
         ("[map]\nprompt = 'q'\n[skip]\n'a ==' = 'x'", "a ==: expected a JMESPath expression"),
+        ("[map]\nresponse = 'a['", r"own.toml: \[map\]: response=a\[: expected a column or a JMESPath"),
         ("rows = 1\n[map]\nprompt = 'q'", "rows: Extra inputs are not permitted"),
         ("[map", "expected TOML"),
         ("title = 'x'", "map: Field required"),
@@ -98,6 +102,16 @@ def test_a_file_that_is_no_declaration_is_refused(tmp_path: Path, text: str, mes
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(Refused, match=message):
         get(str(tmp_path / "own.toml"))
+
+
+def test_a_broken_expression_is_refused_once_and_a_column_of_that_name_is_read(
+    tmp_path: Path, store: Store
+) -> None:
+    log = write(tmp_path / "log.jsonl", [{"q": "1", "a (1": "x"}] * 2)
+    import_files(store, [log], mapping={"prompt": "q", "response": "a (1"})
+    assert [s.response for s in store.samples()] == ["x", "x"]
+    with pytest.raises(Refused, match=r'--map response=a\(1: .* written in quotes, "a\(1"'):
+        import_files(store, [log], mapping={"prompt": "q", "response": "a(1"})
 
 
 def test_a_missing_file_and_one_that_maps_no_response(tmp_path: Path, store: Store) -> None:
