@@ -10,6 +10,7 @@ It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -101,9 +102,22 @@ def find(name: str) -> tuple[Any, str]:
     try:
         return attrgetter(path)(module), ""
     except AttributeError:
-        names = [k for k, v in vars(module).items() if inspect.isroutine(v) and not k.startswith("_")]
-        it_has = f"it has {', '.join(names) or 'no function'}"
-        return None, f"{module_name} has no {path!r}{nearest(path, names, 0.5, it_has)}"
+        names = public_names(module, module_name)
+        it_has = f"it has {', '.join(names) or 'no public name'}"
+        return None, f"{module_name} has no {path!r}{nearest(path, names, 0.6, it_has)}"
+
+
+def public_names(module: Any, path: str) -> list[str]:
+    """The public functions, classes and objects of a module; of a file without those that it imports, as a
+    package does to offer them."""
+    imported = set()
+    if path.endswith(".py"):
+        with open(path, encoding="utf-8") as file:
+            nodes = list(ast.walk(ast.parse(file.read())))
+        for node in nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                imported |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+    return [name for name in vars(module) if not name.startswith("_") and name not in imported]
 
 
 def load_file(path: str) -> Any:

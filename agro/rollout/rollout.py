@@ -28,7 +28,15 @@ from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
 from agro.rewards import Reward, Score
-from agro.rollout.engines import Continuation, Engine, Request, check_section, declared, engine_of_user
+from agro.rollout.engines import (
+    Continuation,
+    Engine,
+    Request,
+    called_with,
+    check_section,
+    declared,
+    engine_of_user,
+)
 from agro.rollout.envs import Environment, checked
 from agro.rollout.envs.process import load_environment
 from agro.types import ROUNDING, UNKNOWN_VERSION, Messages, Prompt, Role, Sample, thought_in
@@ -383,7 +391,7 @@ class Rollout:
         if answered != asked:
             raise Refused(f"engine {name} answered {answered} of {asked} requests")
 
-    def _problem(self, done: Continuation) -> str:
+    def _problem(self, done: Any) -> str:
         """What isn't as `Continuation` says; "" where nothing is."""
         ids, logp, room, vocabulary = done.tokens, done.logp, done.request.room, self.encoder.vocab_size
         if not (isinstance(ids, np.ndarray) and isinstance(logp, np.ndarray)):
@@ -565,18 +573,9 @@ def load_engine(
             return VLLM(settings, policy, say)
         return Server(settings, policy.encoder, say=say, level=sleep_level(settings, policy))
     make = engine_of_user(settings.kind)
-    given: dict[str, Any] = {"encoder": policy.encoder, "say": say}
-    if "shares_weights" in declared(make):
-        given = {"policy": policy, "version": version}
-    try:
-        engine = make(*given.values(), **settings.options)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Refused(
-            f"engine.options: {settings.kind} was called with ({', '.join(given)}) and the options "
-            f"{', '.join(settings.options) or 'none'}: {explain(error, '')}"
-        ) from error
+    given = (policy, version) if "shares_weights" in declared(make) else (policy.encoder, say)
+    with plugins.errors_of(make, called_with(settings)):
+        engine = make(*given, **settings.options)
     missing = [name for name in ATTRIBUTES if not hasattr(engine, name)]
     if missing:
         raise Refused(

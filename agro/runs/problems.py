@@ -120,7 +120,9 @@ def problems(run: RunData) -> list[Problem]:
         report += phase_problems([row for row in run.rows if row["phase"] == phase], run.config.phase(phase))
     for name, title in COUNTED.items():
         if total := run.total(name):
-            report.append(Problem(title, count(total)))
+            is_still = name == "skipped" and run.total("lr") is None
+            detail = "No update moved the policy" if is_still else ""
+            report.append(Problem(title, count(total), detail, serious=is_still))
     signal, share = without_signal(run), without_share(run)
     if signal is not None and signal.is_said:
         value = f"{signal.text}, {signal.reasons[0]}"

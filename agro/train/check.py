@@ -26,7 +26,7 @@ from agro.objectives.needs import (
     grouping,
     ordered,
 )
-from agro.rollout.engines import capabilities, check_section
+from agro.rollout.engines import capabilities, check_options, check_section
 from agro.runs.rundata import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
@@ -217,6 +217,7 @@ def _check_data(config: RunConfig, prefix: str) -> None:
 def _check_engine(config: RunConfig, prefix: str) -> None:
     """Settings of a phase that the engine can't serve."""
     engine, can = config.engine, capabilities(config.engine.kind)
+    check_options(engine)
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     sglang = engine.dialect == "sglang"

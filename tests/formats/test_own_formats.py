@@ -111,7 +111,7 @@ def test_a_broken_expression_is_refused_once_and_a_column_of_that_name_is_read(
     import_files(store, [log], mapping={"prompt": "q", "response": "a (1"})
     assert [s.response for s in store.samples()] == ["x", "x"]
     with pytest.raises(Refused, match=r'--map response=a\(1: .* written in quotes, "a\(1"'):
-        import_files(store, [log], mapping={"prompt": "q", "response": "a(1"})
+        import_files(store, [log], mapping={"prompt": "q", "response": "a(1"}, replace=True)
 
 
 def test_a_missing_file_and_one_that_maps_no_response(tmp_path: Path, store: Store) -> None:

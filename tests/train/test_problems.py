@@ -177,6 +177,14 @@ def test_kto_that_leaves_a_log_of_single_responses_does_not_end_with_done(tmp_pa
     assert last["eval_kl_ref"] > 3 * 0.69
 
 
+def test_a_run_whose_updates_were_all_skipped_did_not_end_well(tmp_path: Path) -> None:
+    skipped = {"loss": None, "lr": None, "skipped": 1}
+    [problem] = problems(load_run(write_run(tmp_path, [AUC, skipped])))
+    assert (problem.text, problem.serious) == ("updates skipped: 1", True)
+    [problem] = problems(load_run(write_run(tmp_path, [AUC, skipped, {"lr": 0.1, "skipped": 0}])))
+    assert not problem.serious
+
+
 def test_a_run_that_does_not_move_says_so_while_it_trains(tmp_path: Path, capsys) -> None:
     store = single_responses(tmp_path / "log.db")
     with Store.open(Path(store)) as opened:

@@ -7,6 +7,7 @@ begins with nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.config import SamplerConfig
+from agro.config import EngineConfig, SamplerConfig
 from agro.config.sections import Section
 from agro.errors import Refused
 from agro.io import plugins
@@ -153,10 +154,25 @@ def declared(engine: Any) -> frozenset[Capability]:
 
     Raises `Refused` for what isn't a set of `CAPABILITIES`.
     """
-    can = getattr(engine, "can", frozenset())
+    can: Any = getattr(engine, "can", frozenset())
     name = getattr(engine, "__name__", type(engine).__name__)
     plugins.check_names(f"engine {name}: can", can, CAPABILITIES)
     return frozenset(can)
+
+
+def called_with(settings: EngineConfig) -> str:
+    """What the class of a user's engine is called with, for messages."""
+    given = "policy, version" if "shares_weights" in capabilities(settings.kind) else "encoder, say"
+    options = ", ".join(settings.options) or "none"
+    return f"engine.options: {settings.kind} was called with ({given}) and the options {options}"
+
+
+def check_options(settings: EngineConfig) -> None:
+    """Raise `Refused` where the class of a user's engine doesn't take its arguments, before it is made."""
+    if settings.kind not in ENGINES:
+        make = engine_of_user(settings.kind)
+        with plugins.errors_of(make, called_with(settings)):
+            inspect.signature(make).bind(None, None, **settings.options)
 
 
 def check_section(
