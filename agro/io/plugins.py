@@ -26,7 +26,6 @@ from agro.io.peers import nearest
 from agro.io.worker import explain, file_of, find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
-AGROS = ("agro", "agro_formats", "agro_grade", "agro_papers")
 
 
 @cache
@@ -130,8 +129,9 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
 
 
 def is_agros(part: Any) -> bool:
-    """Whether a function or class is of a package of agro."""
-    return str(getattr(part, "__module__", "")).partition(".")[0] in AGROS
+    """Whether a function or class is of agro, or of a package beside it, `agro_…`."""
+    package = str(getattr(part, "__module__", "")).partition(".")[0]
+    return package.partition("_")[0] == "agro"
 
 
 def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] = frozenset) -> None:
