@@ -604,3 +604,12 @@ def test_calls_that_are_messages_of_their_own_belong_to_their_turn() -> None:
     assert [m["content"] for m in messages[2:4]] == ["sunny", '{"hour": 9}']
     with pytest.raises(Refused, match=r"prompt\[0\].tool_calls\[0\]: expected a call of a tool"):
         normalized([{"role": "tool_call", "content": "weather in Rome"}], "prompt")
+
+
+@pytest.mark.parametrize(
+    "empty", [{"tool_calls": None}, {"tool_calls": []}, {"name": None}, {"reasoning_content": ""}]
+)
+def test_a_key_without_a_value_makes_no_other_prompt(empty: dict[str, Any]) -> None:
+    """As `model_dump()` of a client's message writes them: the same prompt, so of the same group."""
+    asked = [{"role": "user", "content": "A color?"}, {"role": "assistant", "content": "Blue?"}]
+    assert normalized([message | empty for message in asked], "prompt") == asked
