@@ -33,7 +33,7 @@ def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **
         weight=[w for _, w, _ in rows],
         reward=[r for _, _, r in rows],
         ref_logp=logp,
-        age=[0] * len(rows),
+        staleness=[0] * len(rows),
         extra={"stored_value": [0.0] * len(rows)},
     )
     return objectives.evaluate(name, logp, batch, **options)
@@ -136,7 +136,7 @@ def test_what_looks_along_a_response_says_which_option_does(name: str, option: s
         group=[0, 0, 0],
         response=["a", "b", "b"],
         ref_logp=[[0.0, -1.0]] * 3,
-        age=[0] * 3,
+        staleness=[0] * 3,
         ids=["one", "two", "three"],
     )
     said = rf'^objective {name}: {option} = "triangular" .* that of two is in several rows; use "sequence"$'

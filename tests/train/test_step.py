@@ -309,8 +309,8 @@ def test_collate_keeps_unknown_unknown(policies) -> None:
     assert batch.behavior_logp is not None
     assert batch.behavior_logp[1].isnan().all()
     assert batch.reward[1].isnan()
-    assert batch.age[0] == 3
-    assert batch.age[1].isnan()
+    assert batch.staleness[0] == 3
+    assert batch.staleness[1].isnan()
 
 
 def sample(tokens: list[int], prompt: int, **fields) -> Sample:
@@ -379,7 +379,7 @@ def test_collate_puts_everything_in_its_place() -> None:
     assert batch.votes.tolist() == [[3, 1], [2, 4]]
     assert batch.group.tolist() == [0, 1, 1, 1]
     assert batch.response.tolist() == [0, 1, 1, 2]  # an episode is one of its prompt
-    np.testing.assert_array_equal(batch.age, [4, nan, nan, 9])  # of its oldest token
+    np.testing.assert_array_equal(batch.staleness, [4, nan, nan, 9])  # of its oldest token
     assert list(batch.role) == ["log", "expert", "expert", "policy"]
     assert batch.ids == tuple(f"sample {i} (prompt {p})" for i, p in [(3, "a"), (4, "b"), (5, "b"), (6, "b")])
 
