@@ -37,7 +37,7 @@ from mutants import Mutant  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
 STEP = ["tests/train/test_step.py"]
-HF = "tests/engines/test_hf.py"
+HF = ["tests/engines/test_hf.py", "tests/engines/test_fused.py"]
 OBJECTIVES = [
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))),
     "tests/proof/test_expectation.py",
@@ -50,8 +50,8 @@ AREAS = {
     "agro/train/step.py": STEP,
     "agro/models/logprobs.py": ["tests/models/test_logprobs.py", "tests/models/test_policy.py"],
     "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py"],
-    "agro/rollout/engines/hf.py": [HF],
-    "agro/rollout/engines/decoding_rows.py": [HF],
+    "agro/rollout/engines/hf.py": HF,
+    "agro/rollout/engines/decoding_rows.py": HF,
     "agro/store/draw_rules.py": ["tests/store/test_draw_rules.py", "tests/store/test_pairs.py"],
     "agro/train/collate.py": [*STEP, "tests/train/test_references.py"],
     "agro/train/phases.py": ["tests/train/test_schedule.py"],
