@@ -44,6 +44,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agro.errors import Refused
 from agro.io import plugins
 from agro.io.column_paths import syntax_problem, value_at
+from agro.io.datasets import on_hub
 from agro.io.jsonlines import Line
 from agro.io.nearest import nearest
 from agro.io.record_files import Block, read_blocks, read_records, record_blocks
@@ -286,7 +287,7 @@ class Recognizer:
 
     def recognize_file(self, path: Path) -> Format | None:
         """The format of a file whose records stand on several lines; None of others."""
-        if not path.is_file():
+        if not (path.is_file() or on_hub(path) or (path / "state.json").is_file()):
             return None
         if self._named is not None:
             return self._named if self._named.gather else None
