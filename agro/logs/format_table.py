@@ -286,7 +286,9 @@ class Recognizer:
         self.known: dict[tuple[str, ...], str | None] = {}  # the format's name, by the keys of a record
 
     def recognize_file(self, path: Path) -> Format | None:
-        """The format of a file whose records stand on several lines; None of others."""
+        """The format of what holds no plain records, or has them on several lines; None of others."""
+        if format := format_at(path):
+            return format
         if not (path.is_file() or on_hub(path) or (path / "state.json").is_file()):
             return None
         if self._named is not None:
