@@ -230,7 +230,7 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
     recognizer = Recognizer(options.get("format"), mapped=bool(options.get("mapping")))
     limit = options.get("limit")
     for path, digest in files:
-        format = format_at(path) or recognizer.recognize_file(path)
+        format = recognizer.recognize_file(path)
         file, remaining = LogFile(str(path), digest, None if format is None else format.name), limit
         for block in blocks_of(path, format):
             if remaining is None:
