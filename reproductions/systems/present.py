@@ -140,7 +140,7 @@ def _evaluation(folder: Path) -> list[Row]:
 
 
 def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> float:
-    """SharpeRatio@k of policies by their estimates (arXiv 2311.18207, section 3): (best@k − J(μ))/std@k of the
+    """SharpeRatio@k of policies by estimates (arXiv 2311.18207, section 3): (best@k − J(μ))/std@k of the
     true values of the k with the highest ones. NaN where these are equal. The official code differs: a
     standard deviation with k − 1, and 0 for a negative numerator."""
     chosen = np.argsort(-estimated, kind="stable")[:k]
