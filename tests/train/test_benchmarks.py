@@ -53,16 +53,8 @@ def test_the_parts_fit_into_the_time_that_a_command_has(gpu: Any, capsys: pytest
 
 @pytest.mark.parametrize("name", some(["start", "correct", "fast", "learns"], every=4))
 def test_a_part_runs_with_tiny_shapes(tmp_path: Path, name: str) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks/gpu.py"),
-        "--within",
-        "60",
-        "--small",
-        "--device",
-        "cpu",
-    ]
-    command += ["--out", str(tmp_path), "--parts", name, "--commit", "abc"]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--within", "60", "--small"]
+    command += ["--device", "cpu", "--out", str(tmp_path), "--parts", name, "--commit", "abc"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (tmp_path / "log.txt").read_text()[-3000:]
     result = json.loads((tmp_path / "result.json").read_text())
