@@ -326,20 +326,10 @@ def test_collate_puts_everything_in_its_place() -> None:
     """
     dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
     logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
-    version = np.array([7, 7, 7, 5], dtype=np.int32)
+    known = {"token_reward": dense, "behavior_logp": logp, "version": np.array([7, 7, 7, 5], dtype=np.int32)}
     batch = collate(
         [
-            sample(
-                [4, 5, 6, 7],
-                2,
-                reward=1.0,
-                token_reward=dense,
-                behavior_logp=logp,
-                version=version,
-                id=3,
-                prompt_id="a",
-                episode="e",
-            ),
+            sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
             sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
             sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
             sample(
@@ -367,12 +357,8 @@ def test_collate_puts_everything_in_its_place() -> None:
         batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
     )
     assert batch.extra["token_reward"].dtype == torch.float64
-    assert batch.reward.tolist() == [
-        1.75,
-        2.0,
-        2.0,
-        0.75,
-    ]  # with the token rewards, which alone are a reward too
+    # With the token rewards, which alone are a reward too.
+    assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]
     assert batch.pairs is not None
     assert batch.votes is not None
     assert batch.pairs.tolist() == [[3, 1], [2, 3]]
