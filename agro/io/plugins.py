@@ -10,8 +10,10 @@ Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
@@ -21,9 +23,10 @@ from typing import Any, Literal
 
 from agro.errors import Refused
 from agro.io.peers import nearest
-from agro.io.worker import find
+from agro.io.worker import explain, file_of, find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
+AGROS = ("agro", "agro_formats", "agro_grade", "agro_papers")
 
 
 @cache
@@ -107,6 +110,39 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
         near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
         raise Refused(f"{setting}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
     return f"{path}:{attribute}"
+
+
+@contextmanager
+def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
+    """Refuse what a function or class of the user's raises, with its line; the message begins with `begin`.
+
+    What one of agro's own raises is a bug, whose traceback is needed.
+    """
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if is_agros(part):
+            raise
+        file = file_of(part.__init__ if inspect.isclass(part) else part)  # type: ignore[misc]
+        raise Refused(f"{begin}: {explain(error, file)}") from error
+
+
+def is_agros(part: Any) -> bool:
+    """Whether a function or class is of a package of agro."""
+    return str(getattr(part, "__module__", "")).partition(".")[0] in AGROS
+
+
+def check_names(what: str, names: Any, known: Collection[str], kind: type = frozenset) -> None:
+    """Raise `Refused` unless `names` is a set, or a `kind`, of names that are known."""
+    if not isinstance(names, (kind, set)):
+        raise Refused(f"{what}: expected a {kind.__name__} of names, got {names!r:.80}")
+    for name in names:
+        if name not in known:
+            near = nearest(str(name), known, 0.4)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            raise Refused(f"{what}: unknown name {name!r}; {hint}")
 
 
 class DeferredModule(ModuleType):

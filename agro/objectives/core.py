@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from agro.errors import Refused
-from agro.io.worker import explain
 from agro.objectives.needs import (
     GROUPS,
     NEEDS,
@@ -345,21 +344,8 @@ def entry_of(name: str, target: Any) -> Objective:
 
 @cache
 def _of_function(name: str, function: Callable[..., Terms]) -> Objective:
-    """The entry of a user's function, whose errors are refusals that name the line."""
-
-    @wraps(function)
-    def call(*args: Any, **options: Any) -> Terms:
-        try:
-            terms = function(*args, **options)
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused(f"objective {name}: {explain(error, function.__code__.co_filename)}") from error
-        if not isinstance(terms, Terms):
-            raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")
-        return terms
-
+    """The entry of a user's function."""
     needs = {REWARD, GROUPS}
     if "beta" in inspect.signature(function).parameters:
         needs.add(REF_LOGP)
-    return Objective(call, name, requires=always(*needs), couples=coupling("step"))
+    return Objective(function, name, requires=always(*needs), couples=coupling("step"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import torch
 
 from agro.errors import Refused
+from agro.io import plugins
 from agro.objectives.core import (
     Gradient,
     Objective,
     Options,
     Streams,
+    Terms,
     blank,
     masked,
     wanted_streams,
@@ -99,8 +102,17 @@ def differentiate(
             f"objective {name}: weight: all of the {len(part.weight)} rows weigh 0: nothing to learn from"
         )
     leaves = {s: _leaf(name, s, streams[s], part, keep) for s in wanted_streams(needs)}
-    terms = objective.function(leaves, part, **objective.function_options(options))
+    with plugins.errors_of(objective.function, f"objective {name}"):
+        terms = objective.function(leaves, part, **objective.function_options(options))
+    if not isinstance(terms, Terms):
+        raise Refused(f"objective {name}: expected Terms(loss, …), got {type(terms).__name__}")
     target = terms.loss if terms.surrogate is None else terms.surrogate
+    if not (isinstance(target, torch.Tensor) and target.numel() == 1 and target.requires_grad):
+        raise Refused(
+            f"objective {name}: expected a loss that is one number and depends on the policy, got "
+            f"{target!r:.80}. What to do: compute it of streams, not all of it detached, and average it "
+            "(Groups.average_responses)"
+        )
     found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
     gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, found, strict=True)}
     metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
@@ -114,7 +126,8 @@ def differentiate(
     grads = gradients
     if keep is not None:  # 0 in the dropped rows
         grads = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
-    _check_gradients(name, needs, grads, streams, batch, rows)
+    is_own_loss = not math.isfinite(loss) and not plugins.is_agros(objective.function)
+    _check_gradients(name, needs, grads, streams, batch, rows, is_own_loss=is_own_loss)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
@@ -195,14 +208,27 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
 
 
 def _check_gradients(
-    name: str, needs: set[Need], grads: Streams, streams: Streams, batch: Batch, rows: Tensor | None
+    name: str,
+    needs: set[Need],
+    grads: Streams,
+    streams: Streams,
+    batch: Batch,
+    rows: Tensor | None,
+    *,
+    is_own_loss: bool,
 ) -> None:
+    """`is_own_loss`: whether a function of the user's returned a loss that isn't finite."""
     for stream, grad in grads.items():
         bad_B = ~grad.isfinite().view(len(grad), -1).all(1)
         if rows is not None:
             bad_B = bad_B & torch.zeros_like(bad_B).index_fill(0, rows, True)
         if bad_B.any():
             row = int(bad_B.int().argmax())
+            if is_own_loss:
+                raise NotFinite(
+                    f"objective {name}: the loss of {name} isn't finite, nor is its gradient in "
+                    f"{batch.ids[row]}{_largest_ratios(needs, streams, batch, row)}"
+                )
             raise NotFinite(
                 f"objective {name}: the gradient of stream {stream} isn't finite in {batch.ids[row]} (a "
                 f"ratio that overflows?){_largest_ratios(needs, streams, batch, row)}. What to do: leave "

@@ -151,7 +151,7 @@ class GroupSize(Need):
         groups = Groups.of(batch)
         if not self.but_experts:
             return groups.n < self.least
-        policy_G = groups.sum((~groups.by_expert).double())
+        policy_G = groups.sum(~groups.by_expert)
         return (policy_G > 0) & (policy_G < self.least)
 
     def without(self, batch: Batch) -> Batch:

@@ -20,7 +20,10 @@ EPS = 1e-6  # added to a standard deviation that is divided by
 
 @dataclass(frozen=True)
 class Groups:
-    """The responses of a batch [N] and their groups [G]: rows of one episode are one response."""
+    """The responses of a batch [N] and their groups [G]: rows of one episode are one response.
+
+    Sums and means take numbers of any dtype, or truth values, and are float64.
+    """
 
     batch: Batch
     group: Tensor  # [N]
@@ -54,12 +57,12 @@ class Groups:
 
     def sum_tokens(self, x: Tensor) -> Tensor:
         """[B,T] -> [N]: the sum over the mask and over the rows of a response."""
-        rows = torch.where(self.batch.mask, x, 0.0).sum(1)
+        rows = torch.where(self.batch.mask, x.double(), 0.0).sum(1)
         return torch.zeros_like(self.group, dtype=torch.float64).index_add(0, self.batch.response, rows)
 
     def mean_rows(self, v: Tensor) -> Tensor:
         """[B] -> [N]: the mean over the rows of a response."""
-        rows = torch.bincount(self.batch.response)
+        rows, v = torch.bincount(self.batch.response), v.double()
         return torch.zeros_like(rows, dtype=torch.float64).index_add(0, self.batch.response, v) / rows
 
     def mean_tokens(self, x: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ class Groups:
 
     def sum(self, v: Tensor) -> Tensor:
         """[N] -> [G]"""
-        return torch.zeros_like(self.weight).index_add(0, self.group, v)
+        return torch.zeros_like(self.weight).index_add(0, self.group, v.double())
 
     def mean(self, v: Tensor) -> Tensor:
         """[N] -> [N]: the mean of each response's group."""
@@ -89,7 +92,7 @@ class Groups:
 
     def largest(self, v: Tensor) -> Tensor:
         """[N] -> [G]"""
-        return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v, "amax")
+        return torch.full_like(self.weight, -torch.inf).scatter_reduce(0, self.group, v.double(), "amax")
 
     @property
     def best(self) -> Tensor:
@@ -275,5 +278,6 @@ class Pairs:
 
     def average(self, v_P: Tensor) -> Tensor:
         """[P] -> []: the mean over the pairs of a group, then over groups; one without a pair counts 0."""
-        total_G = torch.zeros_like(self.groups.weight).index_add(0, self.groups.group[self.winner], v_P)
+        group_P = self.groups.group[self.winner]
+        total_G = torch.zeros_like(self.groups.weight).index_add(0, group_P, v_P.double())
         return self.groups.average(total_G / self.count.clamp(min=1))

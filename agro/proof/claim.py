@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from agro.io import plugins
+from agro.objectives.needs import NEEDS
 from agro.proof import formulas
 from agro.proof.formulas import CorrectionWeight, Situation, group_baseline
 
@@ -52,6 +54,9 @@ class Claims:
     estimates: tuple[str, int] | None = None
     """An option with three estimates, each of less variance than the one before on responses of this
     length."""
+
+    def __post_init__(self) -> None:
+        plugins.check_names("Claims: needs", self.needs, NEEDS, tuple)
 
     @property
     def judged(self) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused, without_secrets
+from agro.io import plugins
 from agro.io.worker import explain
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -369,21 +370,34 @@ class Rollout:
 
     def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """What the engine makes. Raises `Refused` for what isn't as `Engine` says: it may be anybody's."""
-        name, vocabulary = type(self.engine).__name__, self.encoder.vocab_size
-        for done in self.engine.decode(waiting, sampler, seed):
-            ids, logp, room = done.tokens, done.logp, done.request.room
-            problem = ""
-            if not 1 <= len(ids) <= room:
-                problem = f"1 to {room} tokens, got {len(ids)}"
-            elif logp.shape != ids.shape:
-                problem = f"a log-prob for each of {len(ids)} tokens, got an array {list(logp.shape)}"
-            elif ids.min() < 0 or ids.max() >= vocabulary:
-                problem = f"ids from 0 to {vocabulary - 1}, got {ids.min()} to {ids.max()}"
-            elif (logp > ROUNDING).any():
-                problem = f"log-probs of at most 0, got {logp.max():g}"
-            if problem:
-                raise Refused(f"engine {name}: response {done.request.number}: expected {problem}")
-            yield done
+        name, asked, answered = type(self.engine).__name__, len(waiting), 0
+        with plugins.errors_of(self.engine.decode, f"engine {name}: decode"):
+            for done in self.engine.decode(waiting, sampler, seed):
+                if not isinstance(done, Continuation):
+                    raise Refused(f"engine {name}: expected a Continuation, got {done!r:.80}")
+                if problem := self._problem(done):
+                    raise Refused(f"engine {name}: response {done.request.number}: expected {problem}")
+                remaining = len(waiting)
+                yield done
+                answered, asked = answered + 1, asked + len(waiting) - remaining  # it may have led to others
+        if answered != asked:
+            raise Refused(f"engine {name} answered {answered} of {asked} requests")
+
+    def _problem(self, done: Continuation) -> str:
+        """What isn't as `Continuation` says; "" where nothing is."""
+        ids, logp, room, vocabulary = done.tokens, done.logp, done.request.room, self.encoder.vocab_size
+        if not (isinstance(ids, np.ndarray) and isinstance(logp, np.ndarray)):
+            kinds = f"{type(ids).__name__} and {type(logp).__name__}"
+            return f"tokens and log-probs as NumPy arrays, got {kinds}"
+        if not 1 <= len(ids) <= room:
+            return f"1 to {room} tokens, got {len(ids)}"
+        if logp.shape != ids.shape:
+            return f"a log-prob for each of {len(ids)} tokens, got an array {list(logp.shape)}"
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            return f"ids from 0 to {vocabulary - 1}, got {ids.min()} to {ids.max()}"
+        if (logp > ROUNDING).any():
+            return f"log-probs of at most 0, got {logp.max():g}"
+        return ""
 
     def _responses(
         self, prompt_of: dict[int, Prompt], waiting: deque[Request], sampler: SamplerConfig, seed: int

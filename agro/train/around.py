@@ -17,6 +17,7 @@ from agro.config import RunConfig, Section
 from agro.config.override import explain
 from agro.errors import Refused, refuse
 from agro.io import plugins
+from agro.rollout import CollectResult
 from agro.rollout.engines import capabilities
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from agro.rollout.envs import Environment
     from agro.runs.folder import Run
     from agro.store import Store
+    from agro.train.learner import Learner
     from agro.train.phases import Phase
-    from agro.train.source import InlineSource, Source
+    from agro.train.source import FillRequest, InlineSource, Source
     from agro.types import Prompt
 
 SourceCapability = Literal[
@@ -123,6 +125,35 @@ class SourceWrapper:
     problems: Callable[[Phase, Any], Mapping[str, object]] = lambda phase, options: {}
     """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
 
+    def __post_init__(self) -> None:
+        plugins.check_names("SourceWrapper: needs", self.needs, SOURCE_CAPABILITIES)
+        if not callable(self.can):
+            raise Refused(f"SourceWrapper: can: expected a function, got {self.can!r:.80}")
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """A source that another one was put into. What it raises, or returns, may be wrong: it is refused."""
+
+    made: Source
+    begin: str  # of messages
+    store: Store
+
+    def fill(self, wanted: FillRequest) -> CollectResult:
+        with plugins.errors_of(self.made.fill, f"{self.begin}: fill"):
+            filled = self.made.fill(wanted)
+        if not isinstance(filled, CollectResult):
+            raise Refused(f"{self.begin}: fill: expected a CollectResult (agro.rollout), got {filled!r:.80}")
+        try:
+            self.store.tables.check_ids(list(filled.ids))
+        except Refused as error:
+            raise Refused(f"{self.begin}: fill: expected ids of samples: {error}") from None
+        return filled
+
+    def publish(self, learner: Learner) -> None:
+        with plugins.errors_of(self.made.publish, f"{self.begin}: publish"):
+            self.made.publish(learner)
+
 
 def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]:
     """What `source.around` names, and its options.
@@ -151,7 +182,26 @@ def source_abilities(config: RunConfig) -> Abilities:
     if config.source.around is None:
         return inner
     wrapper, options = wrapper_of(config)
-    return wrapper.can(inner, options)
+    begin = f"source.around = {config.source.around}: can"
+    with plugins.errors_of(wrapper.can, f"{begin} was called with (inner, options)"):
+        can = wrapper.can(inner, options)
+    plugins.check_names(begin, can, SOURCE_CAPABILITIES)
+    return frozenset(can)
+
+
+def put_around(source: Source, context: Context) -> Source:
+    """What `source.around` makes of a source. Raises `Refused` where it can't, or it isn't a `Source`."""
+    wrapper, options = wrapper_of(context.config)
+    begin = f"source.around = {context.config.source.around}"
+    with plugins.errors_of(wrapper.make, f"{begin} was called with (source, context, options)"):
+        made = wrapper.make(source, context, options)
+    missing = [name for name in ("fill", "publish") if not callable(getattr(made, name, None))]
+    if missing:
+        raise Refused(
+            f"{begin}: expected a source (agro.train.source.Source), got {made!r:.80} without "
+            f"{' and '.join(missing)}"
+        )
+    return made
 
 
 def check_around(phase: Phase, prefix: str) -> None:
@@ -166,4 +216,6 @@ def check_around(phase: Phase, prefix: str) -> None:
     for need, setting in lacking(config).items():
         text = f"needs a source that {SOURCE_CAPABILITIES[need]}, but {setting}"
         problems[f"{text}. What to do: change one of the two"] = need in wrapper.needs
-    refuse({**problems, **wrapper.problems(phase, options)}, begin)
+    with plugins.errors_of(wrapper.problems, f"{begin}: problems"):
+        problems |= wrapper.problems(phase, options)
+    refuse(problems, begin)

@@ -29,6 +29,7 @@ from typing import Protocol
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io import plugins
 from agro.io.files import remove
 from agro.models.encoding import Encoder, InvalidSample
 from agro.models.published import load_published
@@ -159,7 +160,8 @@ class InlineSource:
             return
         folder = self.weights / f"v{learner.version:08d}"  # servers keep what they know of a path
         learner.publish(folder)
-        engine.load(folder, learner.version)
+        with plugins.errors_of(engine.load, f"engine {type(engine).__name__}: load"):
+            engine.load(folder, learner.version)
         for other in self.weights.glob("v*"):
             if other != folder:
                 remove(other)

@@ -30,7 +30,7 @@ from agro.store.location import Location, located
 from agro.store.shared import leased, trainer_of
 from agro.store.split import Clusters, write_clusters
 from agro.train import inputs
-from agro.train.around import Context, wrapper_of
+from agro.train.around import CheckedSource, Context, put_around
 from agro.train.check import (
     check_config,
     check_heldout,
@@ -306,6 +306,8 @@ class BaseTrainer:
         source, monitors = self._source(phase, position, values), self._monitors(phase, learner, trained)
         if isinstance(source, Monitor):  # whose fits are in checkpoints
             monitors = [source, *monitors]
+        if phase.config.source.around is not None:
+            source = CheckedSource(source, f"source.around = {phase.config.source.around}", self.store)
         started = self.store, self.folder.id, self.activity
         return Feed(phase, source, learner, *started, values, position.cached), monitors
 
@@ -334,7 +336,6 @@ class BaseTrainer:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
             return source
-        wrapper, options = wrapper_of(config)
         context = Context(
             config,
             inline,
@@ -346,7 +347,7 @@ class BaseTrainer:
             self.environments.get(phase.name),
             self.progress.say,
         )
-        return wrapper.make(source, context, options)
+        return put_around(source, context)
 
     def _rollout(self, phase: Phase) -> Rollout:
         environment = phase.config.environment

@@ -30,6 +30,7 @@ class Generate:
 
     def __init__(self, encoder: Encoder, say: Callable[[str], None], dtype: str = "float32") -> None:
         self.ends, self.dtype = list(encoder.eos_ids), getattr(torch, dtype)
+        self.model: Any = None
         self.version, self.proposed, self.accepted, self.failures = -1, 0, 0, 0
         self.measured: Mapping[str, Any] = {}
         self.check: Callable[[], None] = lambda: None
@@ -63,4 +64,4 @@ class Generate:
             yield Continuation(request, tokens.numpy().astype(np.int64), chosen, self.version)
 
     def close(self) -> None:
-        del self.model
+        self.model = None

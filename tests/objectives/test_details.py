@@ -19,6 +19,7 @@ from agro.objectives import Evaluation, NotFinite, Objective, differentiate
 from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
 from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
+from agro.objectives.reduce import Groups
 from agro.objectives.table import entries
 from agro.store import SampleSummary
 
@@ -503,3 +504,14 @@ def test_observations_that_are_not_marked_are_refused_by_row() -> None:
         objectives.evaluate(
             "rloo", -np.ones((2, 2)), batch, observations=0.5, streams={"observed_logp": np.zeros((2, 2))}
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_reduction_takes_any_dtype(dtype: torch.dtype) -> None:
+    groups = Groups.of(Batch.of(mask=[[False, True, True]] * 2, reward=[1.0, 0.0], group=["a", "a"]))
+    x_BT, v_N = torch.tensor([[1, 1, 1], [1, 1, 0]]).to(dtype), torch.tensor([1, 0]).to(dtype)
+    assert groups.sum_tokens(x_BT).tolist() == [2.0, 1.0]
+    assert groups.mean_tokens(x_BT).tolist() == [1.0, 0.5]
+    assert [groups.mean_rows(v_N).tolist(), groups.mean(v_N).tolist()] == [[1.0, 0.0], [0.5, 0.5]]
+    assert [groups.sum(v_N).tolist(), groups.largest(v_N).tolist()] == [[1.0], [1.0]]
+    assert groups.average_responses(v_N).item() == 0.5

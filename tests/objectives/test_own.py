@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from agro.cli import app
 from agro.errors import Refused
-from agro.objectives import Evaluation, evaluate, get
+from agro.objectives import Evaluation, NotFinite, evaluate, get
+from agro.proof.claim import Claims
 from agro.types import Batch
 
 SOURCE = '''
@@ -40,6 +41,14 @@ declared = Objective(ratio, "a test", lambda options: {REWARD, BEHAVIOR_LOGP}, l
 
 def returns_a_number(streams: Streams, batch: Batch) -> Terms:
     return streams["logp"].sum()
+
+
+def without_the_policy(streams: Streams, batch: Batch) -> Terms:
+    return Terms(Groups.of(batch).reward.sum())
+
+
+def not_finite(streams: Streams, batch: Batch) -> Terms:
+    return Terms(streams["logp"].sum() / 0.0)
 
 
 NOTHING = 3
@@ -146,6 +155,10 @@ def test_errors_of_a_function_name_its_line(file: str) -> None:
         of(name, beta="much")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="expected Terms"):
         of(f"{file}:returns_a_number")
+    with pytest.raises(Refused, match="expected a loss that is one number and depends on the policy"):
+        of(f"{file}:without_the_policy")
+    with pytest.raises(NotFinite, match=r"the loss of .*mine.py:not_finite isn't finite"):
+        of(f"{file}:not_finite")
     batch = Batch.of(mask=[[False, True, True]] * 3, reward=[1.0, 0.0, 0.5], group=["a"] * 3)
     with pytest.raises(Refused, match=r"ratio: TypeError: .*mine.py:18"):
         evaluate(f"{file}:ratio", LOGP, batch)
@@ -153,6 +166,11 @@ def test_errors_of_a_function_name_its_line(file: str) -> None:
     copy.write_text("x = 1\ny = x / 0\n")
     with pytest.raises(Refused, match=r"ZeroDivisionError: .*broken.py:2"):
         get(f"{copy}:f")
+
+
+def test_a_claim_with_an_unknown_need_is_refused() -> None:
+    with pytest.raises(Refused, match=r"Claims: needs: unknown name 'rewards'; did you mean reward\?"):
+        Claims(lambda s: s.p, "unknown", ("rewards",))
 
 
 def test_nothing_is_proved_of_it(file: str) -> None:

@@ -133,7 +133,7 @@ def test_what_finished_is_stored_when_a_later_response_raises(
     def fail() -> None:
         raise RuntimeError("no more")
 
-    with Store.open(tmp_path / "s.db") as store, pytest.raises(RuntimeError, match="no more"):
+    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match=r"decode: .*no more"):
         made(Rollout(encoder, Fake(BACKWARD, 4, fail)), store, Numbers())
     assert [s.meta["index"] for s in stored(tmp_path / "s.db")] == [5, 2, 0]
     assert all(s.reward is None for s in stored(tmp_path / "s.db"))

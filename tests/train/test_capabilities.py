@@ -196,12 +196,35 @@ class Wrong(Generate):
         ("{'logp': done.logp[1:]}", r"expected a log-prob for each of \d tokens, got an array"),
         ("{'tokens': done.tokens + 99}", r"expected ids from 0 to \d+, got \d+ to \d+"),
         ("{'logp': 1 - done.logp}", "expected log-probs of at most 0, got"),
+        ("{'tokens': done.tokens.tolist()}", "tokens and log-probs as NumPy arrays, got list and ndarray"),
+        ("{'tokens': 1 / 0}", r"decode: ZeroDivisionError: division by zero \(wrong\.py:10\)"),
     ],
 )
 def test_what_it_says_wrong_is_refused(change: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(WRONG.replace("{folder!r}", repr(str(Path(ENGINE).parent))).replace("{change}", change))
     with pytest.raises(Refused, match=f"engine Wrong: .*{message}"):
+        Trainer(tiny(tmp_path, engine__kind=f"{file}:Wrong"), tmp_path / "run").run()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("can = {'share_weights'}", "Wrong: can: .* 'share_weights'; did you mean shares_weights"),
+        ("can = []", r"Wrong: can: expected a frozenset of names, got \[\]"),
+        ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:8"),
+        (
+            "def decode(self, waiting, *_): waiting.clear(); yield from ()",
+            r"Wrong answered 0 of \d+ requests",
+        ),
+        ("def decode(self, *_): yield 3", "engine Wrong: expected a Continuation, got 3"),
+    ],
+)
+def test_a_wrong_engine_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    begin = WRONG.replace("{folder!r}", repr(str(Path(ENGINE).parent))).partition("    def decode")[0]
+    file.write_text(f"{begin}    {line}\n")
+    with pytest.raises(Refused, match=message):
         Trainer(tiny(tmp_path, engine__kind=f"{file}:Wrong"), tmp_path / "run").run()
 
 
@@ -331,6 +354,64 @@ def test_one_that_says_nothing_can_do_nothing(tmp_path: Path) -> None:
     ):
         check_config(resting(tmp_path, source={**here, "kind": "elsewhere"}))
     check_config(resting(tmp_path, source={**plain, "kind": "elsewhere"}))
+
+
+SOURCE = """
+from agro.train.around import SourceWrapper
+from agro.train.source import joined
+
+class Plain:
+    def __init__(self, source, context, options):
+        self.source = source
+    def fill(self, wanted):
+        return self.source.fill(wanted)
+    def publish(self, learner):
+        self.source.publish(learner)
+
+class Wrong(Plain):
+    {line}
+
+WRAPPED = SourceWrapper(Wrong{fields})
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "fields", "message"),
+    [
+        ("fill = None", "", r"WRAPPED: expected a source .*, got <.*Wrong object .* without fill$"),
+        ("def fill(self, wanted): pass", "", r"fill: expected a CollectResult .*, got None"),
+        ("def fill(self, wanted): return wanted.nothing", "", r"fill: AttributeError: .*\(own\.py:14\)"),
+        (
+            "def fill(self, wanted): return joined([self.source.fill(wanted)], (999,))",
+            "",
+            r"no .* the id 999",
+        ),
+        ("def publish(self): pass", "", r"publish: TypeError: .*takes 1 positional argument"),
+        ("def publish(self, learner): 1 / 0", "", r"publish: ZeroDivisionError.*\(own\.py:14\)"),
+        ("def __init__(self): pass", "", r"was called with \(source, context, options\): TypeError: "),
+        ("pass", ", can={'whole_groups'}", r"own\.py can't be imported: .*can: expected a function"),
+        (
+            "pass",
+            ", can=lambda inner: inner",
+            r"can was called with \(inner, options\): TypeError: .*takes 1",
+        ),
+        (
+            "pass",
+            ", can=lambda inner, options: {'wholegroups'}",
+            r"'wholegroups'; did you mean whole_groups\?",
+        ),
+        (
+            "pass",
+            ", needs={'sample_chosen'}",
+            r"needs: .* 'sample_chosen'; did you mean samples_chosen_prompts",
+        ),
+    ],
+)
+def test_a_wrong_source_is_refused(line: str, fields: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SOURCE.replace("{line}", line).replace("{fields}", fields))
+    config = resting(tmp_path, source={"around": f"{tmp_path}/own.py:WRAPPED"}, train__steps=1)
+    with pytest.raises(Refused, match=message):
+        Trainer(config, tmp_path / "run").run()
 
 
 def test_a_phase_with_another_source_does_not_inherit_options(tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ def squared_consistency(
     loss = groups.average(factor_G * groups.sum(off_N.square()))
     several_G = groups.n > 1
     variance_G = torch.where(several_G, groups.variance(u_N), 0.0)  # of one response there is none
-    share = groups.average(several_G.double())
+    share = groups.average(several_G)
     return Terms(loss, metrics={"consistency": groups.average(0.5 * variance_G) / share})
 
 

@@ -74,12 +74,12 @@ def _logp_of(batch: Batch, anchor: str) -> Tensor:
     """[B,T]"""
     anchor_BT = ANCHORS[anchor].of(batch)
     assert anchor_BT is not None
-    return anchor_BT.double()
+    return anchor_BT
 
 
 def mean_of_won(pairs: Pairs, v_P: Tensor) -> Tensor:
     """[] the mean over the pairs with a winner, averaged as the loss is."""
-    won, v_P = pairs.won(), v_P[~pairs.tie].double()
+    won, v_P = pairs.won(), v_P[~pairs.tie]
     return won.average(v_P) / won.average(torch.ones_like(v_P))
 
 

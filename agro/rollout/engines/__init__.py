@@ -149,9 +149,14 @@ def engine_of_user(kind: str) -> Callable[..., Engine]:
 
 
 def declared(engine: Any) -> frozenset[Capability]:
-    """What an engine, or a class of engines, can do; nothing where it says nothing."""
-    can: frozenset[Capability] = getattr(engine, "can", frozenset())
-    return can
+    """What an engine, or a class of engines, can do; nothing where it says nothing.
+
+    Raises `Refused` for what isn't a set of `CAPABILITIES`.
+    """
+    can = getattr(engine, "can", frozenset())
+    name = getattr(engine, "__name__", type(engine).__name__)
+    plugins.check_names(f"engine {name}: can", can, CAPABILITIES)
+    return frozenset(can)
 
 
 def check_section(
