@@ -1,5 +1,4 @@
-"""What agro reports to the person who runs it, besides results, and what no report has: secrets, and what a
-terminal would obey."""
+"""Errors and warnings for the person who runs agro. Secrets and terminal escapes are removed from all output."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Column(NamedTuple):
     """An input of `Batch.of`."""
 
     axes: str  # B rows, T tokens, P pairs, 2 winner and loser
-    expected: str = ""  # what values are refused that `is_bad` flags
+    expected: str = ""  # a good value in words; those that `is_bad` flags are refused
     is_bad: Callable[[Tensor, Tensor], Tensor] | None = None  # of (values, mask [B,T])
     is_float: bool = True  # a floating tensor keeps its dtype, other numbers become float64; else int64
 
@@ -68,7 +68,7 @@ class Batch:
     ref_logp: Tensor | None = None  # [B,T]
     behavior_logp: Tensor | None = None  # [B,T]
     old_logp: Tensor | None = None  # [B,T] of the trained policy when the batch was drawn
-    old_value: Tensor | None = None  # [B,T] of what comes before each token, when the batch was drawn
+    old_value: Tensor | None = None  # [B,T] value of the prefix before each token, when the batch was drawn
     pairs: Tensor | None = None  # [P,2] rows (winner, loser)
     votes: Tensor | None = None  # [P,2]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
