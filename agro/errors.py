@@ -1,4 +1,5 @@
-"""Errors and warnings for the person who runs agro. Secrets and terminal escapes are removed from all output."""
+"""Errors and warnings for the person who runs agro, and what is removed from all output: secrets and terminal
+escapes."""
 
 from __future__ import annotations
 

@@ -129,13 +129,13 @@ class Passes:
         self.micro, self.check, self.offload = micro, check, offload
 
     def tolerating(self) -> AbstractContextManager[None]:
-        """Around the gradient of single rows, whose errors may be ignored here: the evaluation of the complete
-        step, which follows, raises them."""
+        """Around the gradient of single rows. Errors may be ignored here: the evaluation of the complete step
+        raises them."""
         return nullcontext()
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
-        """The passes to compute here: row numbers, or None for a pass without rows, which keeps the ranks of a
-        sharded model in step."""
+        """The passes to compute here: row numbers, or None for a pass without rows, by which the ranks of a
+        sharded model stay in step."""
         return list(parts)
 
     def gather(self, streams: Mapping[str, Tensor]) -> None:
