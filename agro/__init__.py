@@ -57,7 +57,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "train":
-        return import_module("agro.train")  # the package, which can be called
+        return import_module("agro.train")  # a package that can be called: it calls agro.api.train
     if name not in _HOMES:
         raise AttributeError(f"module 'agro' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

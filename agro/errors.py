@@ -1,5 +1,5 @@
-"""What agro reports to the person who runs it, besides results, and what no report has: secrets, and what a
-terminal would obey."""
+"""Errors and warnings for the person who runs agro, and what is removed from all output: secrets and terminal
+escapes."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io.json_values import entry, objects, omit, text, unpacked
-from agro.io.jsonlines import Line, content
+from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
-from agro.logs.records import grouped, settings, token_fields
+from agro.logs.records import grouped, settings, token_fields, unlisted
 from agro.logs.values import a_list, number, of_length, parsed, total, wrong
 from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
@@ -374,24 +374,19 @@ def read_human_eval(row: Row, context: Context) -> list[Item]:
     return _program(row, context, number(row.get("passed"), "passed"))
 
 
-def is_evalplus(path: Path) -> bool:
-    return path.name.endswith("eval_results.json")
-
-
-def evalplus_records(path: Path) -> Iterator[Line]:
+def gather_evalplus(lines: Iterator[Line]) -> Iterator[Line]:
     """The solutions of all problems in EvalPlus' file of results."""
-    import ijson
+    return unlisted(lines, _solutions)
 
-    number = 0
-    try:
-        with content(path) as (file, _):
-            for name, solutions in ijson.kvitems(file, "eval", use_float=True):
-                for solution in solutions if isinstance(solutions, list) else [solutions]:
-                    number += 1
-                    read = partial(lambda task, one: {"task_id": task, **entry(one, task)}, name, solution)
-                    yield line_of(f"{path}:{number}", number, read)
-    except ijson.JSONError as error:
-        raise Refused(f"{path}: expected EvalPlus' results, with `eval`: {error}") from None
+
+def _solutions(results: Row) -> list[Any] | None:
+    if "eval" not in results:  # one of them, a line each
+        return None
+    found = list[Any]()
+    for task, solutions in entry(results["eval"], "eval").items():
+        for one in solutions if isinstance(solutions, list) else [solutions]:
+            found.append({"task_id": task, **one} if isinstance(one, dict) else one)
+    return found
 
 
 def read_evalplus(row: Row, context: Context) -> list[Item]:

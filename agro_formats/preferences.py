@@ -20,12 +20,10 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
-from agro.io.record_files import on_hub, read_records
 from agro.logs.mapping import Columns, Parser, at, heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
 from agro.logs.records import Record, assistant, exchange, system, until_reply, user
 from agro.logs.values import integer, listed, number, one_of, plain, total, wrong
-from agro.store.copying import ENDINGS
 
 
 def read_nectar(row: Row, context: Context) -> list[Item]:
@@ -218,7 +216,6 @@ _LABELS = (
     *("spam", "fails_task", "lang_mismatch", "pii", "not_appropriate", "hate_speech", "sexual_content"),
     *("quality", "toxicity", "humor", "helpfulness", "creativity", "violence"),
 )
-_MESSAGE = {"message_id", "text", "role"}
 
 
 def read_tree(row: Row, context: Context) -> list[Item]:
@@ -229,8 +226,7 @@ def read_tree(row: Row, context: Context) -> list[Item]:
         root, name, common = row, "message", dict[str, Any]()
     else:
         raise Refused(
-            "a message without its tree; expected a table of messages in a file that ends with "
-            f"{', '.join(ENDINGS)}, or trees"
+            "a message without its tree; expected a file whose first record is one as well, or trees"
         )
     items = []
     todo: list[tuple[list[dict[str, Any]], Any, str]] = [([], root, name)]  # after the turns before it
@@ -272,29 +268,12 @@ def _replied(
     }
 
 
-def is_table(path: Path) -> bool:
-    """Whether a file's first record is a message."""
-    if on_hub(path):
-        return str(path).lower().startswith("hub:openassistant/oasst")
-    if not (path.is_dir() or path.name.endswith(ENDINGS)):
-        return False
-    try:
-        line = next(read_records(path), None)
-    except Refused:  # which reading it says again
-        return False
-    return line is not None and is_message(line.value)
-
-
-def is_message(row: Row) -> bool:
-    return row.keys() >= _MESSAGE and row["role"] in list(_ROLES) and "replies" not in row
-
-
-def trees(path: Path) -> Iterator[Line]:
+def trees(lines: Iterator[Line]) -> Iterator[Line]:
     """The trees of a table. A tree's messages are one after the other, each below the one that it answers."""
     tree: Line | None = None
     above: dict[str, dict[str, Any]] = {}
     wrong: list[Line] = []
-    for line in read_records(path):
+    for line in lines:
         message = {**line.value, "replies": []}
         parent = str(line.value.get("parent_id"))
         if line.error is None and line.value.get("parent_id") is None:

@@ -8,6 +8,7 @@ import importlib.metadata
 import multiprocessing.process
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,26 @@ from postgres import postgres, postgres_url  # noqa: F401  fixtures
 from tiers import TESTS, tier_of, tier_of_file
 
 from agro.config import NewModel
+from agro.models import policy
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
 
-# A thousand runs write the versions of the same libraries, and cards of one template.
+
+@functools.cache
+def _files_of_new_model(spec: NewModel, seed: int) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        new_model(folder, spec, seed)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _write_new_model(folder: str, spec: NewModel, seed: int) -> None:
+    for name, content in _files_of_new_model(spec, seed).items():
+        (Path(folder) / name).write_bytes(content)
+
+
+# Thousands of runs load one of a few new models, and write versions of the same libraries and cards of one
+# template. tests/models/test_pretrained.py says that a new model has the same bytes each time.
+policy.new_model = _write_new_model  # type: ignore[assignment]
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)  # type: ignore[method-assign]
 

@@ -25,7 +25,7 @@ from agro.config.override import merge
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
 from agro.models.adapters import is_adapter
-from agro.models.footprint import SIZES, Footprint, host_memory, is_shape, on_meta
+from agro.models.footprint import SIZES, Footprint, host_memory, on_meta
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
 
@@ -213,6 +213,12 @@ def for_card(choice: Choice, limit: float) -> str:
         at_once = int((limit - found.resting) / found.serving(tokens, 1))
         choice.put("sampler.batch", min(MOST_AT_ONCE, at_once))
     return ""
+
+
+def is_shape(name: str) -> bool:
+    """Whether a model has no weights: it is a size of `SIZES`, or a folder without them."""
+    folder = Path(name).expanduser()
+    return name in SIZES or (folder.is_dir() and not any(folder.glob("*.safetensors")))
 
 
 def answers(config: RunConfig, limit: float, given: Collection[str]) -> list[str]:

@@ -25,7 +25,7 @@ from torch import nn
 from agro.config import RunConfig
 from agro.io.numbers import count, duration, size
 from agro.models.encoding import InvalidSample
-from agro.models.footprint import Footprint, Shape, saved_for_backward
+from agro.models.footprint import Footprint, Shape, activations, saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import cores, parameters
 from agro.objectives.core import wanted_streams
@@ -83,6 +83,33 @@ class Rates(NamedTuple):
     scoring: float  # forward alone
     sampling: float | None  # one of as many responses as are decoded at once
     saved: float
+
+
+@dataclass(frozen=True)
+class LoadedFootprint(Footprint):
+    """The memory of a run that is loaded, of which `loaded` bytes are known, and not counted.
+
+    `on_cpu`: memory that sampling and other passes used isn't there for a pass, for the C library keeps it in
+    pieces that seldom fit again.
+    """
+
+    loaded: float
+    on_cpu: bool
+
+    @property
+    def resting(self) -> float:
+        """With the moments, and the average of the weights if there is one."""
+        train = self.config.train
+        each = 2 if train.optimizer == "adamw_8bit" else 8
+        return self.loaded + self.shape.trained * (each + 4 * (train.weights_average is not None))
+
+    def peak_of(self, tokens: int, sequences: int, length: int) -> float:
+        """The most bytes at once, of a pass of so many tokens, and of so many sequences of `length` tokens
+        that are sampled."""
+        if not self.on_cpu:
+            return max(self.peak(tokens, 0), self.resting + self.serving(length, sequences))
+        again = activations(self.shape.text, self.shape.saved, tokens, self.config.train, self.itemsize)
+        return self.training(tokens) + self.serving(length, sequences) + sum(again)
 
 
 @dataclass
@@ -270,10 +297,10 @@ class Machine:
         text = model.config.get_text_config()
         trained = sum(w.numel() for w in self.policy.trained().values())
         shape = Shape(text, 0, 0, 0, 0, trained, rates.saved / text.num_hidden_layers)
-        footprint = Footprint(config, shape, loaded=loaded, adds_up=self.policy.device.type == "cpu")
+        footprint = LoadedFootprint(config, shape, 0.0, loaded, self.policy.device.type == "cpu")
         largest = max(positions(self.policy, rows) for rows in step.passes)
         longest = max((row.length for row in step.fresh), default=0)
-        return int(footprint.peak(largest, at_once, longest))
+        return int(footprint.peak_of(largest, at_once, longest))
 
 
 class PlanningTrainer(BaseTrainer):

@@ -414,7 +414,8 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
     print(f"{counting}; the mean weight is {_row(value['mean_weight'])}")
     if value["caution"]:
         print(value["caution"].capitalize())
-    print(f"estimate: {_row(value['estimate'])}")
+    for name, estimate in value["estimates"].items():
+        print(f"  {name.replace('_', ' ')}: {_row(estimate)}")
 
 
 def write_blind(

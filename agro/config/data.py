@@ -198,7 +198,7 @@ class DataConfig(Section):
     (α of AILBoost, arXiv 2404.08513). Samples of unknown staleness aren't drawn"""
     reward_power: Positive | None = None
     """of order = "age_weighted": groups are drawn by that weight times the mean over their responses of
-    (|reward| + 1e-6)^this, out of `candidates` by age alone (α of FreshPER, arXiv 2604.16918: 0.6)"""
+    (|reward| + 1e-6)^this, out of `candidates` by staleness alone (α of FreshPER, arXiv 2604.16918: 0.6)"""
     candidates: Count = 4
     """of order = "closest" (adaptive replay buffer, arXiv 2512.10510): groups, drawn uniformly, that the
     policy scores for each one that is trained on, which costs a forward pass over their responses. A group is

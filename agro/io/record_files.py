@@ -92,14 +92,10 @@ def read_blocks(path: str | Path, most: int | None = None) -> Iterator[Block]:
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
-            first = 1
-            for batch, is_ours in batches(path):
-                last = first + len(batch) - 1
-                yield Block((first, last), partial(arrow_lines, str(path), batch, is_ours, first))
-                first = last + 1
+            yield from _parquet_blocks(path)
         elif is_table(path):
             yield from record_blocks(_table(path, file), most)
-        elif is_sheet(path):
+        elif path.name.endswith((".xlsx", ".xlsm")):
             yield from record_blocks(_sheet(path, file), most)
         elif len(tables := columns(path)) == 1:
             rows = enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(*tables)}"), 1)
@@ -257,10 +253,6 @@ def _named(path: Path, first: list[str]) -> tuple[list[str], list[list[str]]]:
     if len(set(first)) < len(first):
         raise Refused(f"{path}: expected different columns, got {', '.join(first)}")
     return first, []
-
-
-def is_sheet(path: Path) -> bool:
-    return path.name.endswith((".xlsx", ".xlsm"))
 
 
 class _Sheet(NamedTuple):
@@ -424,7 +416,7 @@ def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
         with _readable(file), pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as batches:
             for batch in batches:
                 for start in range(0, len(batch), ROW_GROUP):
-                    yield from arrow_rows(batch.slice(start, ROW_GROUP))
+                    yield from _arrow_rows(batch.slice(start, ROW_GROUP))
 
 
 def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
@@ -478,11 +470,8 @@ def _sha(name: str) -> str:
         raise Refused(f"hub:{name}: can't be found on the hub: {error}") from None
 
 
-def batches(path: Path) -> Iterator[tuple[Any, bool]]:
-    """The rows of a Parquet file as batches of Arrow, and whether it is ours; see `arrow_lines`.
-
-    Raises `Refused` for a file that can't be read.
-    """
+def _parquet_blocks(path: Path) -> Iterator[Block]:
+    """The rows of a Parquet file, a block for each batch of Arrow."""
     from pyarrow import parquet
 
     with _readable(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -490,14 +479,17 @@ def batches(path: Path) -> Iterator[tuple[Any, bool]]:
         if len(set(names)) < len(names):
             raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
         is_ours = (file.schema_arrow.metadata or {}).items() >= OURS.items()
+        first = 1
         for batch in file.iter_batches(ROW_GROUP):
-            yield batch, is_ours
+            last = first + len(batch) - 1
+            yield Block((first, last), partial(_arrow_lines, str(path), batch, is_ours, first))
+            first = last + 1
 
 
-def arrow_lines(path: str, batch: Any, is_ours: bool, first: int) -> Iterator[Line]:
-    """The rows of a batch as records, from the number `first`. Raises `Refused` as `batches` does."""
+def _arrow_lines(path: str, batch: Any, is_ours: bool, first: int) -> Iterator[Line]:
+    """The rows of a batch as records, from the number `first`."""
     with _readable(path):
-        for number, (row, error) in enumerate(arrow_rows(batch), first):
+        for number, (row, error) in enumerate(_arrow_rows(batch), first):
             yield Line(f"{path}:{number}", number, _record_of(row, is_ours), error)
 
 
@@ -513,7 +505,7 @@ def _readable(path: str | Path) -> Iterator[None]:
         raise Refused(f"{path}: can't be read as Parquet or Arrow: {error}") from None
 
 
-def arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
+def _arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
     """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
     try:
         columns = map(_values, batch.columns)
@@ -523,8 +515,8 @@ def arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
             yield {}, f"can't be read: {error}"
             return
         middle = len(batch) // 2
-        yield from arrow_rows(batch.slice(0, middle))
-        yield from arrow_rows(batch.slice(middle))
+        yield from _arrow_rows(batch.slice(0, middle))
+        yield from _arrow_rows(batch.slice(middle))
     else:
         yield from ((row, None) for row in values)
 

@@ -46,7 +46,7 @@ from agro.io import plugins
 from agro.io.json_values import syntax_problem, value_at
 from agro.io.jsonlines import Line
 from agro.io.peers import nearest
-from agro.io.record_files import Block, read_blocks, read_records, record_blocks
+from agro.io.record_files import Block, on_hub, read_blocks, read_records, record_blocks
 from agro.logs.exchanges import joined_key
 from agro.logs.mapping import CellInterpreter, check_expressions, check_map, evaluated, expand
 from agro.logs.protocol import Carried, Context, Format, Item, Kind, Row, SkipRecord
@@ -286,8 +286,10 @@ class Recognizer:
         self.known: dict[tuple[str, ...], str | None] = {}  # the format's name, by the keys of a record
 
     def recognize_file(self, path: Path) -> Format | None:
-        """The format of a file whose records stand on several lines; None of others."""
-        if not path.is_file():
+        """The format of what holds no plain records, or has them on several lines; None of others."""
+        if format := format_at(path):
+            return format
+        if not (path.is_file() or on_hub(path) or (path / "state.json").is_file()):
             return None
         if self._named is not None:
             return self._named if self._named.gather else None

@@ -282,7 +282,7 @@ class _Trial(NamedTuple):
 def _tried(path: Path, options: Options) -> _Trial | None:
     """What comes of the first records with these options; None where it can't be read so."""
     try:
-        format = format_at(path) or Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
+        format = Recognizer(None, mapped=bool(options.get("mapping"))).recognize_file(path)
         lines = list(islice(lines_of(path, format), ROWS))
         file = LogFile(str(path), "", None if format is None else format.name)
         found, _ = Reader(options, {}).read(file, Known({}, {}), record_block(lines))
@@ -313,20 +313,19 @@ def _with_examples(proposal: Proposal, found: _Trial, lines: Sequence[Line]) -> 
         reward = None if proposal.is_paired else sample.reward
         return Example(raw, reward, as_text(sample.prompt), sample.response)
 
+    rewards = {i: sample.reward for i, sample in enumerate(found.samples) if sample.reward is not None}
+    best, worst = list(range(min(EXAMPLES, len(found.samples)))), list[int]()
     if proposal.is_paired:
         shown = _few([(found.samples[w].prompt_id, (w, x)) for w, x in found.pairs])
-        return replace(
-            proposal, best=tuple(example(w) for w, _ in shown), worst=tuple(example(x) for _, x in shown)
-        )
-    rewards = {i: sample.reward for i, sample in enumerate(found.samples) if sample.reward is not None}
-    if not proposal.is_judged or not rewards:
-        return replace(proposal, best=tuple(map(example, range(min(EXAMPLES, len(found.samples))))))
-    order = sorted(rewards, key=lambda i: rewards[i])
-    middle = (rewards[order[0]] + rewards[order[-1]]) / 2
-    high = _few([(found.samples[i].prompt_id, i) for i in reversed(order) if rewards[i] > middle])
-    low = _few([(found.samples[i].prompt_id, i) for i in order if rewards[i] < middle])
-    count = min(len(high), len(low))
-    return replace(proposal, best=tuple(map(example, high[:count])), worst=tuple(map(example, low[:count])))
+        best, worst = [w for w, _ in shown], [x for _, x in shown]
+    elif proposal.is_judged and rewards:
+        order = sorted(rewards, key=lambda i: rewards[i])
+        middle = (rewards[order[0]] + rewards[order[-1]]) / 2
+        high = _few([(found.samples[i].prompt_id, i) for i in reversed(order) if rewards[i] > middle])
+        low = _few([(found.samples[i].prompt_id, i) for i in order if rewards[i] < middle])
+        count = min(len(high), len(low))
+        best, worst = high[:count], low[:count]
+    return replace(proposal, best=tuple(map(example, best)), worst=tuple(map(example, worst)))
 
 
 def _few(items: Sequence[tuple[str, Any]]) -> list[Any]:

@@ -231,7 +231,7 @@ def _blocks(files: Sequence[tuple[Path, str]], options: Options) -> Iterator[tup
     recognizer = Recognizer(options.get("format"), mapped=bool(options.get("mapping")))
     limit, mapping = options.get("limit"), options.get("mapping") or {}
     for path, digest in files:
-        format = format_at(path) or recognizer.recognize_file(path)
+        format = recognizer.recognize_file(path)
         if any(map(problem_of, mapping.values())):  # but a column may have that name
             names = {name for line in islice(lines_of(path, format), LOOKED_AT) for name in line.value}
             check_expressions(mapping, "--map ", names)

@@ -57,7 +57,6 @@ class Privacy:
         self.dropped = Counter(dict.fromkeys(drop, 0))  # records that had the field
         self.redacted = Counter({f"pattern {text}": 0 for text in patterns})  # matches by kind
         self.tokens = 0  # records whose tokens were dropped, since their text changed
-        self._patterns = tuple(patterns)
         self._paths = {name: _path(name) for name in drop}
         self._rules = [(kind, re.compile(text), to) for kind, text, to in PATTERNS if redact]
         for text in patterns:
@@ -70,14 +69,6 @@ class Privacy:
                     f"--redact-pattern {text}: expected an expression that doesn't match the empty text"
                 )
             self._rules.append((f"pattern {text}", expression, "[redacted]"))
-
-    def take_counts(self) -> tuple[Counter[str], Counter[str], int]:
-        """`dropped`, `redacted` and `tokens` since they were taken last; all names are in both."""
-        counts = self.dropped, self.redacted, self.tokens
-        self.dropped = Counter(dict.fromkeys(self.dropped, 0))
-        self.redacted = Counter({f"pattern {text}": 0 for text in self._patterns})
-        self.tokens = 0
-        return counts
 
     def apply(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without what isn't to be stored; the given one isn't changed."""

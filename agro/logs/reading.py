@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from agro.errors import AgroWarning, Refused
-from agro.io.json_values import is_unknown
+from agro.io.json_values import entry, is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
 from agro.io.record_files import Block, on_hub
 from agro.logs.exchanges import settle
@@ -183,15 +183,17 @@ class Reader:
         self._options, self._prompts, self._joined = options, prompts, joined or {}
         self._mapping = dict(options.get("mapping") or {})
         self._recognizer = Recognizer(options.get("format"), mapped=bool(self._mapping))
-        self._privacy = Privacy(
-            options.get("drop") or (), options.get("redact", False), options.get("redact_patterns") or ()
-        )
+        self._new_privacy()  # which refuses what can't be meant
+
+    def _new_privacy(self) -> Privacy:
+        drop, patterns = self._options.get("drop") or (), self._options.get("redact_patterns") or ()
+        return Privacy(drop, self._options.get("redact", False), patterns)
 
     def read(self, file: LogFile, state: Known, block: Block) -> tuple[BlockResult, Known]:
         """What came of the next records of a file, of which those before them left `state`."""
         result = self._result = BlockResult()
         self._file = file
-        self._recognizer.known = dict(state.known)
+        self._recognizer.known, self._privacy = dict(state.known), self._new_privacy()
         self._context = Context(
             Path(file.path),
             self._options.get("rewards") or {},
@@ -214,7 +216,8 @@ class Reader:
                 continue
             for part in parts:
                 self._read_part(part, line)
-        result.dropped, result.redacted, result.tokens_dropped = self._privacy.take_counts()
+        result.dropped, result.redacted = self._privacy.dropped, self._privacy.redacted
+        result.tokens_dropped = self._privacy.tokens
         result.worded = int("words" in self._context.notes)
         return result, Known(self._context.notes, self._recognizer.known)
 
@@ -327,9 +330,7 @@ class Reader:
         if prompt is None:
             raise Refused(f"prompt_id: the file of prompts has no {key!r}")
         fields = {name: value for name, value in record.items() if name != "id"}
-        meta = fields.get("meta") or {}
-        if not isinstance(meta, dict):
-            raise Refused(f"meta: expected an object, got {meta!r:.80}")
+        meta = entry(fields.get("meta"), "meta")
         columns = {name: value for name, value in prompt.columns.items() if fields.get(name) is None}
         return fields | {"prompt": prompt.text, "prompt_id": prompt.id, "meta": {**columns, **meta}}
 

@@ -1,4 +1,4 @@
-"""Bytes of a run, counted from the shape of its model, or measured as far as it is loaded.
+"""Bytes of a run on one GPU, counted from the shape of its model: nothing is loaded.
 
 A model on torch's `meta` device has shapes and no numbers. All of it tells how many weights there are, one
 and two of its layers what a layer saves of a token for the backward pass; other layers are taken to be alike.
@@ -72,12 +72,6 @@ def shape(name: str, lora: LoRA | None, dtype: str) -> Shape:
     adapter = trained[0] + (text.num_hidden_layers - 1) * (trained[1] - trained[0])
     trains = weights if lora is None else adapter
     return Shape(text, context_of(model), weights, sum(linear), max(linear), trains, saved[1] - saved[0])
-
-
-def is_shape(name: str) -> bool:
-    """Whether a model has no weights: it is a size of `SIZES`, or a folder without them."""
-    folder = Path(name).expanduser()
-    return name in SIZES or (folder.is_dir() and not any(folder.glob("*.safetensors")))
 
 
 def on_meta(name: str, dtype: str, layers: int | None = None) -> Any:
@@ -173,18 +167,11 @@ def cached(text: Any, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of a run: the trainer's memory, and beside it a server's, if the run starts one.
-
-    `loaded`: what is allocated once everything is loaded, where that is known; else it is counted. `adds_up`:
-    whether memory that sampling and other passes used isn't there for a pass: a CPU's C library keeps it in
-    pieces that seldom fit again.
-    """
+    """Of a run: the trainer's memory, and beside it a server's, if the run starts one."""
 
     config: RunConfig
     shape: Shape
-    others: float = 0.0  # of a reference and a reward's model of their own
-    loaded: float | None = None
-    adds_up: bool = False
+    others: float  # of a reference and a reward's model of their own
 
     @classmethod
     def of(cls, config: RunConfig) -> Footprint:
@@ -214,22 +201,14 @@ class Footprint:
     def resting(self) -> float:
         """Bytes of the trainer while others sample: weights, moments and reference."""
         trained, train = self.shape.trained, self.config.train
-        state = trained * (2 if train.optimizer == "adamw_8bit" else 8)
-        if train.weights_average is not None:
-            state += 4 * trained
-        if self.loaded is not None:
-            return self.loaded + state
-        state += 4 * trained * (2 if self.config.policy.lora else 1)
+        moments = 2 if train.optimizer == "adamw_8bit" else 8
+        state = trained * (moments + 4 * (2 if self.config.policy.lora else 1))
         return CONTEXT + self.others + SPARE * (self.weights(NF4) + state)
-
-    def kept(self, tokens: int) -> tuple[float, float]:
-        """See `activations`."""
-        return activations(self.shape.text, self.shape.saved, tokens, self.config.train, self.itemsize)
 
     def training(self, tokens: int) -> float:
         """Bytes of the trainer in a pass of so many tokens."""
         text, policy = self.shape.text, self.config.policy
-        waiting, layer = self.kept(tokens)
+        waiting, layer = activations(text, self.shape.saved, tokens, self.config.train, self.itemsize)
         if policy.quantize is not None:
             layer += 2 * self.shape.widest  # unpacked for a product
         largest = max(layer, logits(tokens, text.vocab_size, policy.chunk))
@@ -237,18 +216,15 @@ class Footprint:
 
     def serving(self, tokens: int, sequences: int) -> float:
         """Bytes of what samples so many sequences at once: a server, or the trainer's own process."""
-        if not self.config.engine.starts_server:
-            held = cached(self.shape.text, self.itemsize) * tokens
-            return float(SPARE * sequences * (held + 8 * self.shape.text.vocab_size))
-        held = cached(self.shape.text, 2) * tokens * sequences
+        is_served = self.config.engine.starts_server
+        held = cached(self.shape.text, 2 if is_served else self.itemsize) * tokens * sequences
+        if not is_served:
+            return float(SPARE * (held + 8 * sequences * self.shape.text.vocab_size))
         return SERVER + self.weights(NF4_SERVED) + 4 * self.shape.trained + held  # two adapters in bfloat16
 
-    def peak(self, tokens: int, sequences: int, length: int | None = None) -> float:
-        """The most bytes at once, of a pass of so many tokens and of so many sequences that are sampled, each
-        of `length` tokens (None: as many). A server that sleeps has hardly any while the trainer trains."""
-        training, serving = self.training(tokens), self.serving(length or tokens, sequences)
-        if self.adds_up:  # with what a pass before this one kept
-            return training + serving + sum(self.kept(tokens))
+    def peak(self, tokens: int, sequences: int) -> float:
+        """The most bytes at once. A server that sleeps has hardly any while the trainer trains."""
+        training, serving = self.training(tokens), self.serving(tokens, sequences)
         if not self.config.engine.starts_server:
             return max(training, self.resting + serving)
         if not self.config.engine.sleep:

@@ -190,7 +190,7 @@ class GroupBaseline(Ingredient):
         if kind == "mean":
             return gradient
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
-        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # else 0
+        compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # 0 of a response in no pair
         if self.judged:
             pairs = Pairs.of(batch)
             in_pair = torch.cat([pairs.winner, pairs.loser])

@@ -300,7 +300,7 @@ FRESH = ColumnNeed(
     "train on fresh samples alone (data.replay = 0, train.updates = 1), or use agro, which is right at any "
     "staleness",
     what="samples of staleness 0 (made by the present weights)",
-    field="age",
+    field="staleness",
     must_be=0.0,
     fresh_only=True,
 )

@@ -65,22 +65,19 @@ def installed() -> dict[str, Objective]:
 
     Raises `Refused` where a name is there twice.
     """
-    return {name: entry for name, (entry, _) in _with_points().items()}
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[0]
 
 
 def registered(name: str) -> str:
     """The entry point that has an objective; the name itself of a reference."""
-    return _with_points()[name][1] if name in _with_points() else name
-
-
-def _with_points() -> dict[str, tuple[Objective, str]]:
-    """Entries of installed packages, and the entry point of each."""
-    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))
+    return _installed(tuple(plugins.installed("objectives", tuple(OBJECTIVES)).items()))[1].get(name, name)
 
 
 @cache
-def _installed(points: tuple[tuple[str, str], ...]) -> dict[str, tuple[Objective, str]]:
-    found: dict[str, tuple[Objective, str]] = {}
+def _installed(points: tuple[tuple[str, str], ...]) -> tuple[dict[str, Objective], dict[str, str]]:
+    """Entries, and the entry point of each."""
+    found: dict[str, Objective] = {}
+    point_of: dict[str, str] = {}
     for point, _ in points:
         part = plugins.load("objectives", point, "objective.name")
         for name, target in (part if isinstance(part, dict) else {point: part}).items():
@@ -89,8 +86,8 @@ def _installed(points: tuple[tuple[str, str], ...]) -> dict[str, tuple[Objective
                     f"objectives of {point}, an installed package: there is an objective {name}. What to do: "
                     "uninstall that package, or give its objective another name"
                 )
-            found[name] = core.entry_of(name, target), point
-    return found
+            found[name], point_of[name] = core.entry_of(name, target), point
+    return found, point_of
 
 
 def entries() -> dict[str, Objective]:

@@ -228,7 +228,7 @@ def _expected_gradient(name: str, *, own_rows: bool) -> Tensor:
         group=torch.arange(len(pairs)).repeat_interleave(4).tolist(),
         response=range(len(episodes)) if own_rows else (torch.arange(len(episodes)) // 2).tolist(),
         ref_logp=torch.stack([torch.zeros(len(episodes)), ref_logp[episodes, turns]], 1),
-        age=[0] * len(episodes),
+        staleness=[0] * len(episodes),
     )
     out = objectives.evaluate(
         name, torch.stack(columns, 1).detach(), batch, beta=0 if name == "rloo" else beta

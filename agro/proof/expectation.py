@@ -42,7 +42,7 @@ class DataDistribution:
     reward: Tensor  # [X,O]
     response: Tensor | None = None  # [O]; None: the responses themselves
     noise: Tensor | None = None  # [X,O] probability of the outcome given its response; None: 1
-    age: float = 0.0  # optimizer steps; NaN: unknown
+    staleness: float = 0.0  # optimizer steps; NaN: unknown
     judged: bool = False
     stored_value: Tensor | None = None  # [X] V* of the prompts, where it was estimated before
     old: Enumerable | None = None  # the policy when the batch was drawn; None: the behavior
@@ -146,7 +146,7 @@ class AllGroups:
             judgments = {"pairs": pairs, "votes": torch.tensor(VOTES).expand(len(pairs), 2)}
         batch = Batch.of(
             group=(number_X1 * len(orders) + group).flatten().tolist(),
-            age=torch.full((len(prompt),), self.data.age, dtype=torch.float64),
+            staleness=torch.full((len(prompt),), self.data.staleness, dtype=torch.float64),
             weight=self._weight(),
             **judgments,
             **_rows(self.data, self.reference, prompt, outcome),
@@ -221,8 +221,10 @@ def drawn_groups(data: DataDistribution, reference: Enumerable, n: int, generato
     assert data.expert is None
     prompt = torch.arange(data.behavior.space.prompts).repeat_interleave(n)
     outcome = torch.multinomial(data.probability(), n, replacement=True, generator=generator)
-    age = torch.full((len(prompt),), data.age, dtype=torch.float64)
-    return Batch.of(group=prompt.tolist(), age=age, **_rows(data, reference, prompt, outcome.flatten()))
+    staleness = torch.full((len(prompt),), data.staleness, dtype=torch.float64)
+    return Batch.of(
+        group=prompt.tolist(), staleness=staleness, **_rows(data, reference, prompt, outcome.flatten())
+    )
 
 
 def meaning_of(outcome: Tensor) -> Tensor:

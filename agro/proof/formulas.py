@@ -267,7 +267,7 @@ def squared_norm(s: Situation) -> Tensor:
 def group_baseline(
     s: Situation, kind: str, maximum: float | None = None, power: float = 1.0, normalize: bool = False
 ) -> Tensor:
-    """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b a baseline of the group (statement 26).
+    """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b a baseline of the group.
 
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
     by the largest one where all are below 1. b is R̄_w, the mean by w, for "weighted"; that by

@@ -328,13 +328,11 @@ class Database(ABC):
 
     def check_ids(self, ids: list[int]) -> None:
         """Raise `Refused` unless there are samples of all these ids."""
-        missing = self.run(
-            "SELECT value FROM json_each(?) "
-            "WHERE NOT EXISTS (SELECT 1 FROM samples WHERE id = value) LIMIT 3",
-            [self.listed(ids)],
-        )
+        sql = "SELECT id FROM samples WHERE id IN (SELECT value FROM json_each(?))"
+        stored = {i for (i,) in self.run(sql, [self.listed(ids)])}
+        missing = [str(i) for i in ids if i not in stored]
         if missing:
-            raise Refused(f"{self.path}: no sample has the id {', '.join(str(i) for (i,) in missing)}")
+            raise Refused(f"{self.path}: no sample has the id {', '.join(missing[:3])}")
 
     def note_changes(self, ids: Iterable[int]) -> None:
         """Record that what groups may be drawn of these samples' changed."""

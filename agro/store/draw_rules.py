@@ -18,10 +18,13 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
-PLACE_BITS = 63  # of the place of a group
-PER_INTERVAL, SLOTS = 32, 160  # groups of an interval of places: 32 to 64 on average, and never above 160
+PLACE_BITS = 63  # of the place of a group: a hash that puts groups in an order, see `place_of`
+PER_INTERVAL, SLOTS = (
+    32,
+    160,
+)  # groups of an interval of places: 32 to 64 on average; more than 160 is next to impossible
 NEGLIGIBLE = 1e-16  # a weight below this share of the largest is 0
-TRIALS = 64  # for each group that is drawn by age
+TRIALS = 64  # for each group that is drawn by its staleness
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class DrawRule:
     `data.spread` only where the rewards of its eligible responses differ, or with `equal` where they don't.
     The rows of one episode are one response, eligible when all of them are. All eligible responses of a group
     are drawn, or `data.group_size` of them. Groups with fewer than `min_group` eligible responses are not
-    drawn. With `pairs` only eligible responses with a judgment against another one are drawn, one that has a
-    winner unless `ties`.
+    drawn. With `pairs` only eligible responses with a judgment against another one are drawn; unless `ties`,
+    only judgments with a winner count.
     """
 
     groups: int
@@ -43,7 +46,7 @@ class DrawRule:
     scored_only: bool = True
     pairs: bool = False
     ties: bool = False  # whether judgments with equal votes are pairs too
-    equal: bool = False  # only groups of equal rewards, where data.spread is a share
+    equal: bool = False  # only groups of equal rewards: the second rule where data.spread is a share
     fewer: bool = False  # take as many groups as there are, where there are fewer
     wait: float = 0.0  # seconds to wait for other processes to add enough groups
 
@@ -192,8 +195,8 @@ def _by_age(groups: DrawableGroups, n: int, decay: float, at: At, taken: Collect
 
 
 def pick_likely(log_weight: Mapping[str, float], n: int, at: At) -> list[str]:
-    """`n` of these groups, without replacement, by exp(log_weight): those with the largest sums of that
-    exponent and Gumbel noise."""
+    """`n` of these groups, without replacement, by exp(log_weight): those with the largest log_weight plus
+    Gumbel noise (arXiv 1903.06059)."""
 
     def key(group: str) -> tuple[float, str]:
         uniform = (noise(at.seed, at.step, "closest", group) + 0.5) / 2**64

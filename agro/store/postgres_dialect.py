@@ -73,11 +73,9 @@ _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
     # By an index, however many the planner expects.
     (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
-    (r"FROM json_each\((\?\d*)\)", r"FROM unnest(CAST(\1 AS BIGINT[])) AS value"),
     (r"INDEXED BY \w+", ""),
     (r"\btemp\.", "pg_temp."),
     (r"CROSS JOIN (\w+(?: \w+)?) ON", r"JOIN \1 ON"),
-    (r"\bIS NOT (\?\d*)", r"IS DISTINCT FROM \1"),
     (r"\bIS (\?\d*|\w\.\w+)", r"IS NOT DISTINCT FROM \1"),
     (r"json_group_array\(DISTINCT CAST\(source AS TEXT\)\)", "CAST(jsonb_agg(DISTINCT source) AS TEXT)"),
 ]

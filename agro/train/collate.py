@@ -74,7 +74,7 @@ def collate(
         group=[s.prompt_id for s in samples],
         response=[i if s.episode is None else (s.prompt_id, s.episode) for i, s in enumerate(samples)],
         behavior_logp=behavior,
-        age=[staleness(s, version) for s in samples],
+        staleness=[staleness(s, version) for s in samples],
         role=[s.role for s in samples],
         extra=extra,
         pairs=[(row[p.winner], row[p.loser]) for p in pairs] or None,

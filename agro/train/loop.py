@@ -74,7 +74,7 @@ class Loop:
         self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
         self.activity, self.build = activity, build
         self.saved = -1  # the last step with a checkpoint; -1: none has one
-        self.stop = ""  # why the run ends after its first step, where the measurement before it requests that
+        self.stop = ""  # set where the measurement at step 0 asks to stop: the run then ends after step 1
 
     def run(self, published: int = 0) -> Position:
         """All steps that remain. It writes a checkpoint before it raises `Interrupted` or `Refused`.
@@ -82,7 +82,9 @@ class Loop:
         `published`: the newest version that other processes may have sampled with.
         """
         position = self.go_back()
-        if published > position.version:  # by steps that are lost: no later weights may have their version
+        if (
+            published > position.version
+        ):  # other processes sampled with lost weights: don't use their versions again
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
@@ -151,7 +153,7 @@ class Loop:
         """One step. It can be stopped before the weights move, or after the step is done."""
         train = phase.config.train
         began = time.perf_counter()
-        # Not at the end of a step: where it fails, the step before is done and can be committed.
+        # At the beginning of a step: where it fails, the step before can still be committed.
         self.feed.source.publish(self.learner)
         data = self.feed.take(position)
         sampled = time.perf_counter()

@@ -153,7 +153,7 @@ def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]
     off_BT = (step.streams["logp"] - batch.behavior_logp).abs()
     known_BT = batch.mask & batch.behavior_logp.isfinite()
     compared_BT = known_BT & torch.tensor(comparable, device=off_BT.device)[:, None]
-    off, off_fresh = off_BT[compared_BT], off_BT[compared_BT & (batch.age == 0)[:, None]]
+    off, off_fresh = off_BT[compared_BT], off_BT[compared_BT & (batch.staleness == 0)[:, None]]
     metrics: dict[str, float] = {}
     if len(off):
         metrics |= {"logp_diff_mean": off.mean().item(), "logp_diff_max": off.max().item()}
@@ -190,7 +190,7 @@ def kl_of(batch: Batch, logp: Tensor) -> float:
     """Mean over responses of Σ_t log π − log π_ref, in nats; see `describe_step`."""
     assert batch.ref_logp is not None
     ratio_BT = logp - batch.ref_logp
-    is_stale = batch.age > 0
+    is_stale = batch.staleness > 0
     if not is_stale.any() or batch.behavior_logp is None:
         return ratio_BT[batch.mask].sum().item() / len(batch.response.unique())
     groups = Groups.of(batch)

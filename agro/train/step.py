@@ -6,7 +6,7 @@ Then each micro-batch back-propagates Σ g · stream. Where a micro-batch contai
 depends on (the row, or its complete group), its own forward pass is enough to compute g.
 
 The batch and g are on the CPU: an objective reads small numbers in many ways, each of which would wait for a
-GPU. So a GPU is waited for once for the first pass, or where there is none once for each micro-batch.
+GPU. So a GPU is waited for once in the first pass, or without a first pass once a micro-batch.
 
 The limits of a pass are halved when memory runs out.
 """
@@ -31,7 +31,7 @@ from agro.objectives.core import blank, wanted_streams
 from agro.objectives.needs import OBSERVED_LOGP
 from agro.types import Batch
 
-SMALL = 1 << 16  # elements below which a copy costs more than it frees
+SMALL = 1 << 16  # tensors of fewer elements stay on the GPU: a copy costs more than it frees
 TOKENS = 2048  # of a pass, where the configuration names no limit
 R = TypeVar("R")
 
@@ -129,11 +129,13 @@ class Passes:
         self.micro, self.check, self.offload = micro, check, offload
 
     def tolerating(self) -> AbstractContextManager[None]:
-        """Around the gradient of single rows. What it ignores is found again over the complete step."""
+        """Around the gradient of single rows. Errors may be ignored here: the evaluation of the complete step
+        raises them."""
         return nullcontext()
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
-        """The passes to compute here: row numbers, or None for a pass over nothing."""
+        """The passes to compute here: row numbers, or None for a pass without rows, by which the ranks of a
+        sharded model stay in step."""
         return list(parts)
 
     def gather(self, streams: Mapping[str, Tensor]) -> None:
@@ -309,7 +311,7 @@ def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
 def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
     """Micro-batches that each contain all that their rows' gradients depend on; None where one is too large.
 
-    A response in several rows couples them, so by "row" is meant by response.
+    A response in several rows couples them, so "row" means by response.
     """
     assert batch.lengths is not None
     member = {"step": torch.zeros_like(batch.group), "group": batch.group, "row": batch.response}[couples]

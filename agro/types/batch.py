@@ -25,7 +25,7 @@ class Column(NamedTuple):
     """An input of `Batch.of`."""
 
     axes: str  # B rows, T tokens, P pairs, 2 winner and loser
-    expected: str = ""  # what values are refused that `is_bad` flags
+    expected: str = ""  # a good value in words; those that `is_bad` flags are refused
     is_bad: Callable[[Tensor, Tensor], Tensor] | None = None  # of (values, mask [B,T])
     is_float: bool = True  # a floating tensor keeps its dtype, other numbers become float64; else int64
 
@@ -34,7 +34,7 @@ _LOGP = Column("BT", "a log-prob (at most 0; NaN where unknown)", lambda x, mask
 COLUMNS = {
     "reward": Column("B", "a finite number, or NaN where it is unknown", lambda x, _: x.isinf()),
     "weight": Column("B", "a finite number, 0 or more", lambda x, _: ~(x.isfinite() & (x >= 0))),
-    "age": Column("B"),
+    "staleness": Column("B"),
     "ref_logp": _LOGP,
     "behavior_logp": _LOGP,
     "old_logp": _LOGP,
@@ -52,8 +52,8 @@ class Batch:
     """The tensors of one optimizer step: complete groups, whatever their origins and staleness.
 
     `mask` [B,T] marks the tokens to learn from. Per-token inputs are NaN where they are unknown. Floating
-    inputs are float64 unless they came as tensors. `age` is the staleness. `tokens` and `lengths` are None
-    where an objective is evaluated on given log-probs, without a model.
+    inputs are float64 unless they came as tensors. `tokens` and `lengths` are None where an objective is
+    evaluated on given log-probs, without a model.
     """
 
     mask: Tensor  # [B,T] bool
@@ -61,14 +61,14 @@ class Batch:
     group: Tensor  # [B] 0 … G-1
     response: Tensor  # [B] 0 … N-1: rows of one episode are one response
     weight: Tensor  # [B]; one value a group
-    age: Tensor  # [B] staleness in optimizer steps, 0 = fresh; NaN: unknown
+    staleness: Tensor  # [B] in optimizer steps, 0 = fresh; NaN: unknown
     group_names: tuple[str, ...]  # [G]
     role: tuple[str, ...]  # [B]
     ids: tuple[str, ...]  # [B] names of the rows in messages
     ref_logp: Tensor | None = None  # [B,T]
     behavior_logp: Tensor | None = None  # [B,T]
     old_logp: Tensor | None = None  # [B,T] of the trained policy when the batch was drawn
-    old_value: Tensor | None = None  # [B,T] of what comes before each token, when the batch was drawn
+    old_value: Tensor | None = None  # [B,T] value of the prefix before each token, when the batch was drawn
     pairs: Tensor | None = None  # [P,2] rows (winner, loser)
     votes: Tensor | None = None  # [P,2]
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -84,12 +84,11 @@ class Batch:
         where it is unknown. `group` [B]: any hashable values.
 
         Optional: `ref_logp`, `behavior_logp`, `old_logp`, `old_value` [B,T], where a row of None or NaN is
-        unknown;
-        `age` [B], the staleness in optimizer steps, 0 = fresh; `role`, one for all rows or [B] ("policy" by
+        unknown; `staleness` [B], in optimizer steps, 0 = fresh; `role`, one for all rows or [B] ("policy" by
         default); `weight` [B] (1 by default); `pairs` [P,2], rows (winner, loser), and their `votes` [P,2],
-        equal ones of a tie, which is no pair to an objective that doesn't read votes;
-        `extra`, a dict of named arrays; `response` [B], equal for the rows of one response (by default a
-        row is one); `tokens` [B,T], `lengths` [B]; `ids` [B], the names of the rows in messages.
+        where equal votes are a tie, which objectives that don't read votes leave out; `extra`, a dict of
+        named arrays; `response` [B], equal for the rows of one response (by default a row is one);
+        `tokens` [B,T], `lengths` [B]; `ids` [B], the names of the rows in messages.
 
         Raises `Refused` naming the column and the row.
         """
@@ -107,7 +106,7 @@ class Batch:
             "role": "policy",
             "response": range(B),
             "weight": [1.0] * B,
-            "age": [math.nan] * B,
+            "staleness": [math.nan] * B,
         }
         supplied |= {name: value for name, value in optional.items() if value is not None}
         groups = _hashables(group, B, "group")

@@ -117,14 +117,18 @@ def text_of(content: Any, location: str) -> str:
 
 
 def _is_normal(message: Any) -> bool:
+    """Whether the message has this module's form; keys without a value would make it another prompt."""
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
         and message["role"] not in (*_CALLING, *_ANSWERING)
         and message.keys().isdisjoint(_OTHER_NAMES)
+        and all(value not in (None, []) for value in message.values())
         and isinstance(message.get("reasoning_content", ""), str)
-        and all(map(_is_normal_call, message.get("tool_calls", ())))
+        and message.get("reasoning_content") != ""
+        and isinstance(message.get("tool_calls", []), list)
+        and all(map(_is_normal_call, message.get("tool_calls", [])))
     )
 
 

@@ -36,8 +36,14 @@ from _pytest.runner import runtestprotocol  # noqa: E402
 from mutants import Mutant  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402, F401
 
-STEP = ["tests/train/test_step.py"]
-HF = "tests/engines/test_hf.py"
+
+def named(folder: str, names: str) -> list[str]:
+    """Files of tests."""
+    return [f"tests/{folder}/test_{name}.py" for name in names.split()]
+
+
+STEP = named("train", "step")
+HF = named("engines", "hf fused")
 OBJECTIVES = [
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))),
     "tests/proof/test_expectation.py",
@@ -48,13 +54,13 @@ AREAS = {
     "agro/objectives": OBJECTIVES,
     "agro_papers/methods": OBJECTIVES,
     "agro/train/step.py": STEP,
-    "agro/models/logprobs.py": ["tests/models/test_logprobs.py", "tests/models/test_policy.py"],
-    "agro/rollout/engines/draw.py": ["tests/engines/test_draw.py"],
-    "agro/rollout/engines/hf.py": [HF],
-    "agro/rollout/engines/decoding_rows.py": [HF],
-    "agro/store/draw_rules.py": ["tests/store/test_draw_rules.py", "tests/store/test_pairs.py"],
-    "agro/train/collate.py": [*STEP, "tests/train/test_references.py"],
-    "agro/train/phases.py": ["tests/train/test_schedule.py"],
+    "agro/models/logprobs.py": named("models", "logprobs policy"),
+    "agro/rollout/engines/draw.py": named("engines", "draw"),
+    "agro/rollout/engines/hf.py": HF,
+    "agro/rollout/engines/decoding_rows.py": HF,
+    "agro/store/draw_rules.py": named("store", "draw_rules pairs drawing candidates split"),
+    "agro/train/collate.py": [*STEP, *named("train", "references value kept reward_parts feed preferences")],
+    "agro/train/phases.py": named("train", "schedule plan trust_region feed consistency reward_parts"),
 }
 FILES = [p for area in AREAS for p in (sorted((ROOT / area).glob("*.py")) or [ROOT / area])]
 TESTS = list(dict.fromkeys(test for tests in AREAS.values() for test in tests))

@@ -70,7 +70,7 @@ class Fresh:
     tokens: Tensor  # [R,B,T]
     mask: Tensor  # [R,B,N]
     behavior: Tensor
-    age: int
+    staleness: int
 
 
 class Racer:
@@ -124,12 +124,14 @@ class Racer:
             ref = world.reference(tokens, mask)
         right = (tokens[:, world.stack.prompt :] == world.fresh.answers[at]).all(1)
         names = [world.fresh.names[i] for i in at]
-        age = torch.full((count,), float(fresh.age))
-        return Rows(names, ["policy"] * count, tokens, mask, fresh.behavior[r], ref, right.double(), age)
+        staleness = torch.full((count,), float(fresh.staleness))
+        return Rows(
+            names, ["policy"] * count, tokens, mask, fresh.behavior[r], ref, right.double(), staleness
+        )
 
     def _draw(self) -> list[Rows]:
         """Earlier groups, any of them alike, an update older now; none before the first update."""
-        self.own = deque((group._replace(age=group.age + 1) for group in self.own), maxlen=STORED)
+        self.own = deque((group._replace(staleness=group.staleness + 1) for group in self.own), maxlen=STORED)
         rng = random.Random(f"{self.trial.seed}/{len(self.rewards)}/own")
         return rng.sample(list(self.own), min(self.replayed, len(self.own)))
 
@@ -147,7 +149,7 @@ class Racer:
             behavior_logp=_after_prompt(rows.behavior.where(rows.mask, torch.nan), torch.nan),
             ref_logp=_after_prompt(rows.ref.double(), 0.0) if REF_LOGP in self.needs else None,
             old_logp=_after_prompt(logp.double(), 0.0) if OLD_LOGP in self.needs else None,
-            age=rows.age,
+            staleness=rows.staleness,
             role=rows.roles,
             extra=extra,
         )
@@ -233,15 +235,15 @@ def train(
     sampler = weights
     for update in range(updates):
         watch(update, weights)
-        age = update % plan.sync_every
-        if age == 0:
+        staleness = update % plan.sync_every
+        if staleness == 0:
             sampler = weights.clone()
-        fresh = None if plan.log else _sample(racers, world, sampler, update, age)
+        fresh = None if plan.log else _sample(racers, world, sampler, update, staleness)
         _update(racers, world, weights, fresh)
     return racers, weights
 
 
-def _sample(racers: Sequence[Racer], world: World, weights: Tensor, update: int, age: int) -> Fresh:
+def _sample(racers: Sequence[Racer], world: World, weights: Tensor, update: int, staleness: int) -> Fresh:
     """A run's responses depend on its seed, the number of the update, and the weights."""
     n = racers[0].plan.n
     numbers = [[i for i in next(racer.asked) for _ in range(n)] for racer in racers]
@@ -249,7 +251,7 @@ def _sample(racers: Sequence[Racer], world: World, weights: Tensor, update: int,
     shape = (len(numbers[0]), world.stack.length)
     uniform = [np.random.default_rng([racer.trial.seed, update]).random(shape) for racer in racers]
     drawn = world.stack.draw(weights, prompts, torch.tensor(np.stack(uniform)))
-    return Fresh(numbers, torch.cat([prompts, drawn.tokens], 2), drawn.mask, drawn.logp, age)
+    return Fresh(numbers, torch.cat([prompts, drawn.tokens], 2), drawn.mask, drawn.logp, staleness)
 
 
 def _update(racers: Sequence[Racer], world: World, weights: Tensor, fresh: Fresh | None) -> None:

@@ -187,7 +187,7 @@ class Rows(NamedTuple):
     behavior: Tensor  # [B,N] the recorded log-probs
     ref: Tensor  # [B,N] those of the reference; NaN where they aren't needed
     reward: Tensor  # [B]
-    age: Tensor  # [B] NaN: unknown
+    staleness: Tensor  # [B] NaN: unknown
 
     def part(self, at: Sequence[int]) -> Rows:
         """These rows."""
@@ -239,8 +239,8 @@ class World:
             mask[i, : end - P] = True
         reward = torch.tensor([sample.reward or 0.0 for sample in samples], dtype=torch.float64)
         names, ref = [sample.prompt_id for sample in samples], self.reference(tokens, mask)
-        age = torch.full((count,), torch.nan)
-        return Rows(names, ["log"] * count, tokens, mask, behavior, ref, reward, age)
+        staleness = torch.full((count,), torch.nan)
+        return Rows(names, ["log"] * count, tokens, mask, behavior, ref, reward, staleness)
 
     @torch.no_grad()
     def reference(self, tokens: Tensor, mask: Tensor) -> Tensor:

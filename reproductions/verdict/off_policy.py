@@ -9,9 +9,8 @@ write. The estimators see rewards and log-probs of logged responses alone.
 
 gain: the difference of two policies. values: the doubly robust estimate of one policy's value, of rewards at
 the end of a response or with each of its three tokens; "doubly robust, true V" is given the value of each
-prefix under the judged policy, which is the best that stored values could be. A log that is not estimable
-isn't counted.
-Writes the tables of README.md, off_policy.json and off_policy_values.json.
+prefix under the judged policy, which is the best that stored values could be. Only logs that are estimable
+are counted. Writes the tables of README.md, off_policy.json and off_policy_values.json.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_of_its_own_log_a_model_is_worth_what_it_got(folder: Path) -> None:
     found = report_of("eval", "--model", folder / "a", "--log", folder / "log.db")
     value = found["value"]
     assert (value["responses"], value["ess"], value["clusters"]) == (200, pytest.approx(200), 5)
-    assert value["estimate"]["value"] == pytest.approx(value["behavior"], abs=1e-5)
+    assert value["estimates"]["doubly_robust"]["value"] == pytest.approx(value["behavior"], abs=1e-5)
     assert value["answer"] == "not shown"
 
 
@@ -49,11 +49,12 @@ def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None
     with Store.open(out) as store:
         own = np.mean([s.response[:1] < "5" for s in store.samples()])
     asked = ("eval", "--model", folder / "b", "--log", folder / "log.db")
-    best = report_of(*asked)["value"]["estimate"]
+    best = report_of(*asked)["value"]["estimates"]["doubly_robust"]
     assert best["low"] - 0.05 <= own <= best["high"] + 0.05  # the share's own standard error is .02
     said = done(*asked).stdout
     assert "(doubly robust)" in said
-    assert "estimate: " in said
+    assert "  doubly robust: " in said
+    assert "  ips: " in said
 
 
 def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) ->
     found = report_of("eval", "--model", folder / "b", "--log", tmp_path / "few.db")
     assert found["value"]["answer"] == "not estimable"
     assert "of the log's responses count, and 30 are needed" in found["value"]["obstacle"]
-    assert found["value"]["estimate"] is None
+    assert found["value"]["estimates"] is None
     asked = ("eval", "--model", folder / "a", "--log")
     assert "no such file" in refused(*asked, tmp_path / "none.db")
     sampling = refused(*asked, folder / "log.db", "-n", 2, "--reward", "exact")

@@ -345,12 +345,9 @@ def test_wrong_spans_are_refused(opened, start: str, monkeypatch, spans, words: 
         "weight_versions": [dict(zip(("version", "start", "end"), span)) for span in spans],
     }
     monkeypatch.setattr(state, "answer", lambda *_: {"choices": [choice]})
+    made = engine(opened, policy, url, api="generate")
     with pytest.raises(Refused, match=words):
-        list(
-            engine(opened, policy, url, api="generate").decode(
-                deque([Request(0, [1], 3)]), SamplerConfig(), 0
-            )
-        )
+        list(made.decode(deque([Request(0, [1], 3)]), SamplerConfig(), 0))
 
 
 def test_the_key_is_sent_and_comes_from_the_environment(opened, start: str, monkeypatch) -> None:
@@ -359,11 +356,8 @@ def test_the_key_is_sent_and_comes_from_the_environment(opened, start: str, monk
     with pytest.raises(Refused, match=r"engine\.api_key: expected AGRO_TEST_KEY in the environment"):
         engine(opened, policy, url, api_key="env:AGRO_TEST_KEY")
     monkeypatch.setenv("AGRO_TEST_KEY", "s3cret")
-    list(
-        engine(opened, policy, url, api_key="env:AGRO_TEST_KEY").decode(
-            deque([Request(0, [1], 2)]), SamplerConfig(), 0
-        )
-    )
+    made = engine(opened, policy, url, api_key="env:AGRO_TEST_KEY")
+    list(made.decode(deque([Request(0, [1], 2)]), SamplerConfig(), 0))
     assert state.keys == ["Bearer s3cret"]
 
 

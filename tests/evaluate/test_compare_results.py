@@ -106,15 +106,8 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
     assert (easy["verdict"], hard["verdict"]) == ("better", "better")
     assert any("only_a" in note for note in document["not_compared"])
     assert any("only_b" in note for note in document["not_compared"])
-    shown = (
-        CliRunner()
-        .invoke(
-            app,
-            ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path)],
-            env={"COLUMNS": "300"},
-        )
-        .stdout
-    )
+    command = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path)]
+    shown = CliRunner().invoke(app, command, env={"COLUMNS": "300"}).stdout
     assert "both have also acc_norm,none (--metric NAME)" in shown
     assert "p is adjusted for 2 comparisons (Holm); alone p < .001." in shown
     assert "│ < .001 │" in shown  # not 0.0000

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
+from agro.api.fit import is_shape
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models import footprint
 from agro.models.adapters import adapted
-from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, is_shape, on_meta, states_on_meta
+from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, on_meta, states_on_meta
 from agro.models.logprobs import Head, Outputs, token_streams
 from agro.models.policy import recomputing
 

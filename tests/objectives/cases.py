@@ -320,7 +320,7 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "group": case.group,
         "response": case.response,
         "weight": case.weight,
-        "age": [0.0] * len(case.mask),
+        "staleness": [0.0] * len(case.mask),
         **{f: getattr(case, f) for f in DRAWN},
         "pairs": rows_of_pairs(case),
         "votes": case.votes or None,

@@ -188,7 +188,7 @@ def test_inputs_of_the_batch_may_be_tensors_arrays_or_lists(
         fields = {f: convert(getattr(case, f)) for f in ("mask", "reward", "weight", *FIELDS)}
         number = [list(dict.fromkeys(case.group)).index(g) for g in case.group]
         out = evaluate(
-            case, name, options, **fields, group=convert(number), age=convert(np.zeros(len(number)))
+            case, name, options, **fields, group=convert(number), staleness=convert(np.zeros(len(number)))
         )
         assert out.loss == reference.loss
         np.testing.assert_array_equal(out.grad, reference.grad)

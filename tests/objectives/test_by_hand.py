@@ -66,7 +66,7 @@ def of(
         "mask": [[False, True]] * n,
         "reward": reward or [np.nan] * n,
         "group": [0] * n,
-        "age": [0] * n,
+        "staleness": [0] * n,
         **dict.fromkeys(("ref_logp", "behavior_logp", "old_logp"), anchor),
     }
     batch = Batch.of(**fields | given.pop("batch", {}))

@@ -34,7 +34,7 @@ def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **
         weight=[w for _, w, _ in rows],
         reward=[r for _, _, r in rows],
         ref_logp=logp,
-        age=[0] * len(rows),
+        staleness=[0] * len(rows),
         extra={"stored_value": [0.0] * len(rows)},
     )
     return objectives.evaluate(name, logp, batch, **options)
@@ -137,7 +137,7 @@ def test_what_looks_along_a_response_says_which_option_does(name: str, option: s
         group=[0, 0, 0],
         response=["a", "b", "b"],
         ref_logp=[[0.0, -1.0]] * 3,
-        age=[0] * 3,
+        staleness=[0] * 3,
         ids=["one", "two", "three"],
     )
     said = rf'^objective {name}: {option} = "triangular" .* that of two is in several rows; use "sequence"$'
@@ -472,6 +472,38 @@ def test_an_option_called_imitation_of_a_function_of_ones_own_is_its_own() -> No
     assert out.loss == -3.0
     assert out.grad.tolist() == [[0.0, 3.0]]
     assert out.metrics == {}
+
+
+def test_observations_by_hand() -> None:
+    """Half of the mean of −log π of five answered tokens, one of which counts three times."""
+    observed = np.array([[0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 1, 0]], bool)
+    batch = Batch.of(
+        mask=[[0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0]],
+        reward=[1, 0, 1, 0],
+        group=["a", "a", "b", "b"],
+        weight=[1, 1, 3, 3],
+        extra={"observed": observed},
+    )
+    logp = -np.ones((4, 4))
+    answered = np.where(observed, [[0, 0, -0.3, -0.4], [0, 0, -0.7, 0], [0] * 4, [0, 0, -1.5, 0]], np.nan)
+    streams = {"observed_logp": answered}
+    plain = objectives.evaluate("rloo", logp, batch)
+    out = objectives.evaluate("rloo", logp, batch, observations=0.5, streams=streams)
+    mean = (0.3 + 0.4 + 0.7 + 3 * 1.5) / 6
+    assert out.metrics["observation_loss"] == pytest.approx(mean, abs=1e-15)
+    assert out.loss - plain.loss == pytest.approx(mean / 2, abs=1e-15)
+    np.testing.assert_array_equal(out.grad, plain.grad)
+    expected = -0.5 / 6 * observed * np.array([[1], [1], [3], [3]])
+    np.testing.assert_allclose(out.grads["observed_logp"], expected, rtol=0, atol=1e-15)
+
+
+def test_observations_that_are_not_marked_are_refused_by_row() -> None:
+    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1, 0], group=["a", "a"], ids=["one", "two"])
+    said = r"0 of 2 rows have it, 2 don't \(for one: one; two\)"
+    with pytest.raises(Refused, match=said):
+        objectives.evaluate(
+            "rloo", -np.ones((2, 2)), batch, observations=0.5, streams={"observed_logp": np.zeros((2, 2))}
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

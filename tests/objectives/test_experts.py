@@ -166,11 +166,11 @@ def test_hnpg_takes_old_responses_of_an_expert_for_its_value_alone() -> None:
     """V = 0.3: own r = 1, off by 0.7; the expert's r = 0, off by −0.3, and no gradient in its log-probs."""
     given: dict[str, Any] = {"mask": [[0, 1]] * 2, "reward": [1.0, 0.0], "group": "aa"}
     logp, values = [[0.0, -1.0]] * 2, {"value": [0.3, 0.3]}
-    batch = Batch.of(role=["policy", "expert"], age=[0.0, math.nan], **given)
+    batch = Batch.of(role=["policy", "expert"], staleness=[0.0, math.nan], **given)
     out = objectives.evaluate("hnpg", logp, batch, streams=values, offline=0.5)
     np.testing.assert_allclose(out.grad[:, 1], [-0.7, 0.0], rtol=1e-13)
     np.testing.assert_allclose(out.grads["value"], [-0.7, 0.5 * 0.3], rtol=1e-13)
-    stale = Batch.of(role=["policy", "policy"], age=[0.0, 3.0], **given)
+    stale = Batch.of(role=["policy", "policy"], staleness=[0.0, 3.0], **given)
     with pytest.raises(Refused, match=r"objective hnpg needs samples of staleness 0.*row 1"):
         objectives.evaluate("hnpg", logp, stale, streams=values)
 

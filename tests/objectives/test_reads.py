@@ -138,7 +138,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     unread = [f for f in (*DRAWN, "votes") if f not in needs]
     rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
     if "fresh" not in needs:
-        rows["age"] = [np.nan] * len(case.mask)
+        rows["staleness"] = [np.nan] * len(case.mask)
     given = {k: v for k, v in streams_of(case).items() if k in needs}
     extra = {
         k: v
@@ -171,7 +171,7 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     if "reward" not in needs:
         poisoned = poisoned.replace(reward=Poison())
     if "fresh" not in needs:
-        poisoned = poisoned.replace(age=Poison())
+        poisoned = poisoned.replace(staleness=Poison())
     streams = {"entropy": Poison(), **dict.fromkeys(streams_of(case), Poison()), **given}
     identical(whole, objectives.evaluate(name, case.logp, poisoned, streams=streams, **options))
 

@@ -23,7 +23,7 @@ SIX = {
     "behavior_logp": [[0.0, -1.0, -1.0]] * 6,
     "old_logp": [[0.0, -1.0, -1.0]] * 6,
     "old_value": [[0.0, 0.2, 0.3]] * 6,
-    "age": [0] * 6,
+    "staleness": [0] * 6,
     "pairs": [[0, 1], [2, 1], [5, 3]],
     "votes": [[3, 1], [1, 0], [2, 2]],
     "ids": [f"sample {i}" for i in range(1, 7)],
@@ -60,7 +60,7 @@ def without(need: str, rows: range) -> dict[str, Any]:
         values = np.array(EXTRA[need])  # [B] or [B,K]
         values[list(rows)] = np.nan
         return {"extra": EXTRA | {need: values.tolist()}}
-    field = "age" if need == "fresh" else need
+    field = "staleness" if need == "fresh" else need
     values = list(SIX[field])
     for i in rows:
         values[i] = None if isinstance(values[i], list) else np.nan
@@ -79,7 +79,7 @@ def test_a_need_unknown_in_some_rows(name: str, options: dict[str, Any], need: s
 
 @by_objective(WITHHELD)
 def test_a_need_unknown_everywhere(name: str, options: dict[str, Any], need: str) -> None:
-    field = "age" if need == "fresh" else need
+    field = "staleness" if need == "fresh" else need
     changes = without(need, range(6)) if need == "reward" else {field: None}
     if need in EXTRA:
         changes = {"extra": {}}
@@ -92,10 +92,10 @@ def test_one_token_without_its_log_prob_is_a_row_without() -> None:
     assert "5 of 6 rows have it, 1 don't (for one: sample 5)" in refusal("agro", {"beta": 0.1}, ref_logp=ref)
 
 
-@pytest.mark.parametrize("age", [1.0, 0.5, np.nan])
+@pytest.mark.parametrize("staleness", [1.0, 0.5, np.nan])
 @pytest.mark.parametrize("baseline", [False, True])
-def test_onpolicy_is_refused_on_anything_but_fresh_samples(age: float, baseline: bool) -> None:
-    said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, age=[0, 0, age, 0, 0, 0])
+def test_onpolicy_is_refused_on_anything_but_fresh_samples(staleness: float, baseline: bool) -> None:
+    said = refusal("agro_onpolicy", {"beta": 0.1, "baseline": baseline}, staleness=[0, 0, staleness, 0, 0, 0])
     assert "staleness 0" in said
     assert "5 of 6 rows have it, 1 don't (for one: sample 3)" in said
     assert "agro" in said.split("What to do")[1]
@@ -278,6 +278,19 @@ def test_describe_checks_the_options_it_is_given(options: dict[str, Any]) -> Non
 
 def test_the_names_of_the_contract_are_there() -> None:
     assert {"agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"} <= set(objectives.names())
+    columns = (
+        "ref_logp",
+        "behavior_logp",
+        "old_logp",
+        "staleness",
+        "role",
+        "weight",
+        "pairs",
+        "votes",
+        "extra",
+    )
+    batch = Batch.of(mask=[[0, 1]], reward=[1.0], group=["a"], **dict.fromkeys(columns))
+    assert all(hasattr(batch, name) for name in columns)
 
 
 def test_describe() -> None:

@@ -192,7 +192,7 @@ def test_with_one_response_a_prompt_the_update_is_the_group() -> None:
 
 
 def test_a_run_replays_its_own_earlier_groups(world) -> None:
-    """2 fresh groups an update, and from the second one on 2 of those before, of their age in updates."""
+    """2 fresh groups an update, and from the second one on 2 of those before, with their staleness."""
     trial = Trial("AGRO", "replay 0.5", 1e-3, 0.1)
     racer = Racer(trial, world, world.start[0].clone())
     seen = []
@@ -201,27 +201,27 @@ def test_a_run_replays_its_own_earlier_groups(world) -> None:
         seen.append(racer.rows(fresh, 0))
     assert [len(rows.names) for rows in seen] == [8, 16, 16]
     assert set(seen[1].names[8:]) == set(seen[0].names)
-    assert seen[1].age.tolist() == [0.0] * 8 + [1.0] * 8
-    assert set(seen[2].age[8:].tolist()) <= {1.0, 2.0}
+    assert seen[1].staleness.tolist() == [0.0] * 8 + [1.0] * 8
+    assert set(seen[2].staleness[8:].tolist()) <= {1.0, 2.0}
     assert trial.data.fresh_an_update == 8
 
 
 def test_the_sampler_keeps_its_weights(world, monkeypatch) -> None:
-    """With new weights every 10 updates these change at update 10 alone; their age is said."""
+    """With new weights every 10 updates these change at update 10 alone; their staleness is said."""
     drawn: list[torch.Tensor] = []
-    ages: list[int] = []
+    stalenesses: list[int] = []
     sample = runs._sample
 
-    def noted(racers, world, weights, update, age):
+    def noted(racers, world, weights, update, staleness):
         drawn.append(weights.clone())
-        ages.append(age)
-        return sample(racers, world, weights, update, age)
+        stalenesses.append(staleness)
+        return sample(racers, world, weights, update, staleness)
 
     monkeypatch.setattr(runs, "_sample", noted)
     runs.train([Trial("AGRO", "sync 10", 1e-3, 0.1)], world, 12)
     assert [drawn[0].equal(weights) for weights in drawn] == [True] * 10 + [False] * 2
     assert drawn[10].equal(drawn[11])
-    assert ages == [*range(10), 0, 1]
+    assert stalenesses == [*range(10), 0, 1]
 
 
 def test_all_prompts_differ(task) -> None:

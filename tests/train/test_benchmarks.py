@@ -53,19 +53,9 @@ def test_the_parts_fit_into_the_time_that_a_command_has(gpu: Any, capsys: pytest
 
 @pytest.mark.parametrize("name", some(["start", "correct", "fast", "learns"], every=4))
 def test_a_part_runs_with_tiny_shapes(tmp_path: Path, name: str) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks/gpu.py"),
-        "--within",
-        "60",
-        "--small",
-        "--device",
-        "cpu",
-    ]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path), "--parts", name, "--commit", "abc"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--within", "60", "--small"]
+    command += ["--device", "cpu", "--out", str(tmp_path), "--parts", name, "--commit", "abc"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (tmp_path / "log.txt").read_text()[-3000:]
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["commit"] == "abc"
@@ -237,15 +227,11 @@ def test_six_percent_slower_fails_and_four_dont(benchmark, monkeypatch, capsys) 
     assert checked(benchmark, monkeypatch, [2.08] * 5) == 0
 
 
-def test_what_a_repetition_doesnt_show_passes(benchmark, monkeypatch) -> None:
+def test_what_a_repetition_doesnt_show_one_slow_turn_and_a_machine_of_half_the_speed_pass(
+    benchmark, monkeypatch
+) -> None:
     assert checked(benchmark, monkeypatch, [2.2, 2.2, 2.2, 2.0, 2.0], [2.0] * 5) == 0
-
-
-def test_one_slow_turn_passes(benchmark, monkeypatch) -> None:
     assert checked(benchmark, monkeypatch, [2.0, 2.0, 9.0, 2.0, 2.0]) == 0
-
-
-def test_a_machine_that_is_twice_as_slow_passes(benchmark) -> None:
     now = {"ours": [4.0, 4.2, 4.0], "peer": [5.0, 5.25, 5.0]}
     assert not benchmark.is_slower(now, {"ours": [2.0], "peer": [2.5]})
 
@@ -305,17 +291,10 @@ def clock(monkeypatch):
     return run
 
 
-def test_measuring_isnt_counted(clock) -> None:
-    """.9 is reached by the second update: 12 s."""
+def test_minutes_are_those_of_updates_until_a_measurement_reaches_it(clock) -> None:
+    """.9 is reached by the second update, 12 s; measured every third one, 18 s; else it is unknown."""
     assert clock(3, 1)["minutes"] == pytest.approx(0.2)
-
-
-def test_only_measurements_count(clock) -> None:
-    """Of every third update: 18 s."""
     assert clock(4, 3)["minutes"] == pytest.approx(0.3)
-
-
-def test_what_isnt_reached_is_unknown(clock) -> None:
     assert clock(1, 1)["minutes"] is None
 
 

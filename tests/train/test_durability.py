@@ -146,12 +146,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """4 MiB of their own."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True
-        ).returncode
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small file system isn't permitted here")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)

@@ -171,9 +171,8 @@ def test_slow_prompts_let_no_collector_wait(tmp_path: Path) -> None:
             return made._claim(store, tiny(tmp_path, **source), 0)
 
         for max_age, more in ((None, [8, 9]), (1, [])):
-            assert [number for name in "abcd" for number in claim(name, max_age)] == list(
-                range(8)
-            )  # two steps
+            two_steps = [number for name in "abcd" for number in claim(name, max_age)]
+            assert two_steps == list(range(8))
             assert claim("e", max_age) == more
             store.requests.finish(made.id, range(GROUPS))
             assert claim("f", max_age) == []

@@ -80,9 +80,8 @@ def test_episodes_are_trained_on_and_measured(tmp_path: Path) -> None:
 
 
 def test_the_configured_reward_scores_the_last_turn(tmp_path: Path) -> None:
-    folder = run(
-        tmp_path, "run", "Silent", reward={"name": "exact"}, train__steps=2, objective={"name": "grpo"}
-    )
+    exact = {"reward": {"name": "exact"}, "objective": {"name": "grpo"}}
+    folder = run(tmp_path, "run", "Silent", train__steps=2, **exact)
     with Store.open(folder / "store.db", read_only=True) as store:
         for s in store.samples():
             assert s.reward == float(s.meta["last_turn"] == s.meta["answer"])

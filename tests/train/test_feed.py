@@ -123,7 +123,7 @@ def test_the_reference_is_of_the_rows_that_are_read(
     made = feed(tiny(tmp_path, **changes))
     batch = batch_of(made, 2, 5)
     assert batch.old_logp is None
-    assert batch.age.tolist() == [3, 3, 0, 0]
+    assert batch.staleness.tolist() == [3, 3, 0, 0]
     if known is None:
         assert batch.ref_logp is None
         return

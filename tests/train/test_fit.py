@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from agro.api import fit as fitting
 from agro.api import plan as planning
 from agro.api.fit import Limits, answers, fit
-from agro.api.plan import Rates
+from agro.api.plan import LoadedFootprint, Rates
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
@@ -76,10 +76,10 @@ def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """256 responses of 8 tokens make a pass of 2,048. It computes 3 of each and 5 of each prompt of 8, 928,
     and keeps 1 kB of each, twice with the layer that goes backward: 1.9 MB, and half in one of 1,024."""
 
-    def peak(of: Footprint, tokens: int, sequences: int, length: int) -> float:
+    def peak_of(of: LoadedFootprint, tokens: int, sequences: int, length: int) -> float:
         return sum(activations(of.shape.text, of.shape.saved, tokens, of.config.train, 4))
 
-    monkeypatch.setattr(Footprint, "peak", peak)
+    monkeypatch.setattr(LoadedFootprint, "peak_of", peak_of)
     train = {"micro_tokens": 2048, "micro_batch": None, "groups": 60}
     config = tiny(tmp_path, train=train, sampler={"n": 8, "max_new": 3})
     assert chosen(config, Limits(bytes=1e6), ("train.lr",)) == {"train.micro_tokens": 1024}

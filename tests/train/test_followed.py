@@ -115,7 +115,7 @@ def test_held_out_data_are_measured_before_they_are_followed(tmp_path: Path) -> 
 
     class Order(Monitor):
         def after(self, view: View) -> None:
-            seen.append([type(m).__name__ for m in trainer.parts.monitors])
+            seen.append([type(m).__name__ for m in trainer.parts[1]])
 
     trainer = Trainer(
         on_a_log(tmp_path, data__eval_prompts=held, train__steps=1), tmp_path / "run", monitors=[Order()]

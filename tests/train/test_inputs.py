@@ -41,15 +41,9 @@ def config(folder: Path) -> RunConfig:
     for name, seed in (("start", 0), ("reference", 1)):
         if not (folder / name).exists():
             another_model(folder / name, seed)
-    return tiny(
-        folder,
-        policy={
-            "model": str(folder / "start"),
-            "reference": "model",
-            "reference_model": str(folder / "reference"),
-        },
-        data={"prompts": str(folder / "prompts.jsonl"), "eval_prompts": held},
-    )
+    policy = {"model": str(folder / "start"), "reference": "model"}
+    policy["reference_model"] = str(folder / "reference")
+    return tiny(folder, policy=policy, data={"prompts": str(folder / "prompts.jsonl"), "eval_prompts": held})
 
 
 def one_prompt(path: Path, prompt: str) -> None:
@@ -173,11 +167,8 @@ def test_prompts_of_several_files_by_other_columns(tmp_path: Path) -> None:
         Trainer(tiny(tmp_path, data=data), tmp_path / "run").plan()
     trainer = Trainer(tiny(tmp_path, data={**data, "invalid_prompts": "drop"}), tmp_path / "run")
     assert "1 prompts are there twice" in describe(trainer.plan())
-    assert [(p.text, p.columns["answer"]) for p in trainer.prompts] == [
-        ("001>", "1"),
-        ("002>", "2"),
-        ("003>", "3"),
-    ]
+    read = [(p.text, p.columns["answer"]) for p in trainer.prompts]
+    assert read == [("001>", "1"), ("002>", "2"), ("003>", "3")]
     assert trainer.prompts[0].columns["level"] == "easy"
     data["columns"] = {"prompt": "task"}
     with pytest.raises(

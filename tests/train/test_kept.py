@@ -34,13 +34,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"min_p": 0.3},
     {"top_k": 6, "top_p": 0.9, "min_p": 0.05},
 ]
-WORDS = {
-    "alphabet": "0123456789>",
-    "hidden": 16,
-    "layers": 2,
-    "heads": 2,
-    "context": 24,
-}
+WORDS = {"alphabet": "0123456789>", "hidden": 16, "layers": 2, "heads": 2, "context": 24}
 PASSES = Passes(MicroBatch(sequences=4))
 
 
@@ -113,16 +107,8 @@ def test_the_mean_ratio_of_stale_samples_is_1(temperature: float) -> None:
     for token in kept:
         tokens = first.tokens[size].copy()
         tokens[at] = token
-        count = first.kept_count[size]
-        variants.append(
-            first.replace(
-                tokens=tokens,
-                action=first.action[size],
-                behavior_logp=first.behavior_logp[size],
-                kept=kept,
-                kept_count=count,
-            )
-        )
+        cut = {name: getattr(first, name)[size] for name in ("action", "behavior_logp", "kept_count")}
+        variants.append(first.replace(tokens=tokens, kept=kept, **cut))
     with torch.no_grad():
         z = logits(old, collate(variants[:1], 0))[0, at] / 1.3
     mu = z[torch.from_numpy(kept.astype(np.int64))].softmax(0)

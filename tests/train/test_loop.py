@@ -209,15 +209,9 @@ def test_too_many_skipped_updates_stop_the_run(tmp_path: Path, monkeypatch) -> N
 
 def test_rows_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db")
+    unfit = (("900>", "1" * 40, 1.0), ("900>", "x", 0.0), ("901>", "2", 1.0), ("901>", "y", 0.0))
     with Store.open(tmp_path / "log.db") as store:
-        store.append(
-            [
-                Sample("900>", "1" * 40, 1.0),
-                Sample("900>", "x", 0.0),
-                Sample("901>", "2", 1.0),
-                Sample("901>", "y", 0.0),
-            ]
-        )
+        store.append(Sample(*each) for each in unfit)
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
     rows = metrics(run(tmp_path, data=data, train__groups=10, train__steps=1))
     assert rows[0]["dropped_reasons"] == {

@@ -30,14 +30,9 @@ def three_phases(last: int = 2) -> list[dict]:
 
 
 def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_phase(tmp_path: Path) -> None:
-    def config(last: int):
-        return tiny(
-            tmp_path,
-            phases=three_phases(last),
-            policy__reference="phase",
-            train__checkpoint_every=1,
-            train__keep=1,
-        )
+    def config(last: int) -> RunConfig:
+        few = {"train__checkpoint_every": 1, "train__keep": 1}
+        return tiny(tmp_path, phases=three_phases(last), policy__reference="phase", **few)
 
     out = Trainer(config(2), tmp_path / "run", monitors=[StopAfter(5)]).run()
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000005"]
@@ -108,10 +103,8 @@ def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
 
 def test_patience_of_all_phases_and_evaluations_of_one(tmp_path: Path) -> None:
     phases = [{"name": "a"}, {"name": "b", "evaluate": {"every": 2}}]
-    Trainer(
-        tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path)),
-        tmp_path / "run",
-    )
+    config = tiny(tmp_path, phases=phases, evaluate__patience=2, data__eval_prompts=held(tmp_path))
+    Trainer(config, tmp_path / "run")
 
 
 def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:

@@ -483,7 +483,7 @@ def test_only_known_log_probs_of_comparable_rows_count() -> None:
         reward=[0.0] * 3,
         group=["a"] * 3,
         behavior_logp=behavior,
-        age=[0, 2, 0],
+        staleness=[0, 2, 0],
     )
     logp = torch.tensor([[0.0, -1.0, -1.0]] * 3, dtype=torch.float64)
     step = Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)

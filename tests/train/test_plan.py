@@ -140,7 +140,7 @@ def test_turns_of_an_environment_are_counted(tmp_path: Path) -> None:
 
 def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys) -> None:
     """A step of 64 responses with 2,000 tokens takes minutes; its times are those of parts of it."""
-    new = {"alphabet": "0123456789>", "hidden": 256, "layers": 4, "heads": 4, "context": 2048}
+    new = {"alphabet": "0123456789>", "hidden": 128, "layers": 4, "heads": 4, "context": 2048}
     config = tiny(tmp_path, policy__new=new, sampler={"n": 4, "max_new": 2000}, train__groups=16)
     began, cpu = time.perf_counter(), time.process_time()
     found = Trainer(config, tmp_path / "run").plan()

@@ -27,17 +27,11 @@ BOTH = [{"name": "dpo", "beta": 0.3}, {"name": "pair_consistency", "beta": 0.3}]
 def preferences(folder: Path, groups: int = 12, each: int = 3, **columns: Any) -> Path:
     """Of each prompt "1g>" the digit g three times is better than other digits."""
     path = folder / "preferences.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(
-                {"prompt": f"{100 + g}>", "chosen": str(g % 10) * 3, "rejected": str((g + k) % 10) * 3}
-                | columns
-            )
-            + "\n"
-            for g in range(groups)
-            for k in range(1, each + 1)
-        )
-    )
+    with path.open("w") as file:
+        for g in range(groups):
+            for k in range(1, each + 1):
+                pair = {"chosen": str(g % 10) * 3, "rejected": str((g + k) % 10) * 3}
+                file.write(json.dumps({"prompt": f"{100 + g}>", **pair, **columns}) + "\n")
     return path
 
 

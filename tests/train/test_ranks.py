@@ -36,19 +36,10 @@ SIZES = ("sample", pytest.param("complete", marks=pytest.mark.nightly))
 
 def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--standalone",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    options = {"capture_output": True, "text": True, "timeout": 400, "check": False}
+    done = subprocess.run([*command, *arguments], cwd=cwd, env=environment, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 

@@ -309,8 +309,8 @@ def test_collate_keeps_unknown_unknown(policies) -> None:
     assert batch.behavior_logp is not None
     assert batch.behavior_logp[1].isnan().all()
     assert batch.reward[1].isnan()
-    assert batch.age[0] == 3
-    assert batch.age[1].isnan()
+    assert batch.staleness[0] == 3
+    assert batch.staleness[1].isnan()
 
 
 def sample(tokens: list[int], prompt: int, **fields) -> Sample:
@@ -326,20 +326,10 @@ def test_collate_puts_everything_in_its_place() -> None:
     """
     dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
     logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
-    version = np.array([7, 7, 7, 5], dtype=np.int32)
+    known = {"token_reward": dense, "behavior_logp": logp, "version": np.array([7, 7, 7, 5], dtype=np.int32)}
     batch = collate(
         [
-            sample(
-                [4, 5, 6, 7],
-                2,
-                reward=1.0,
-                token_reward=dense,
-                behavior_logp=logp,
-                version=version,
-                id=3,
-                prompt_id="a",
-                episode="e",
-            ),
+            sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
             sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
             sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
             sample(
@@ -367,19 +357,15 @@ def test_collate_puts_everything_in_its_place() -> None:
         batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
     )
     assert batch.extra["token_reward"].dtype == torch.float64
-    assert batch.reward.tolist() == [
-        1.75,
-        2.0,
-        2.0,
-        0.75,
-    ]  # with the token rewards, which alone are a reward too
+    # With the token rewards, which alone are a reward too.
+    assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]
     assert batch.pairs is not None
     assert batch.votes is not None
     assert batch.pairs.tolist() == [[3, 1], [2, 3]]
     assert batch.votes.tolist() == [[3, 1], [2, 4]]
     assert batch.group.tolist() == [0, 1, 1, 1]
     assert batch.response.tolist() == [0, 1, 1, 2]  # an episode is one of its prompt
-    np.testing.assert_array_equal(batch.age, [4, nan, nan, 9])  # of its oldest token
+    np.testing.assert_array_equal(batch.staleness, [4, nan, nan, 9])  # of its oldest token
     assert list(batch.role) == ["log", "expert", "expert", "policy"]
     assert batch.ids == tuple(f"sample {i} (prompt {p})" for i, p in [(3, "a"), (4, "b"), (5, "b"), (6, "b")])
 

@@ -312,9 +312,9 @@ def test_a_sample_does_not_change() -> None:
 def test_batch_defaults() -> None:
     b = Batch.of(**THREE)
     assert b.mask.dtype == torch.bool
-    assert b.reward.dtype == b.weight.dtype == b.age.dtype == torch.float64
+    assert b.reward.dtype == b.weight.dtype == b.staleness.dtype == torch.float64
     assert b.weight.tolist() == [1, 1, 1]
-    assert b.age.isnan().all()
+    assert b.staleness.isnan().all()
     assert b.role == ("policy",) * 3
     assert b.ids == ("row 0 (group a)", "row 1 (group a)", "row 2 (group b)")
     assert b.group.tolist() == [0, 0, 1]
@@ -344,11 +344,11 @@ def test_groups_are_numbered_as_they_come(group: Any, index: list[int]) -> None:
 
 def test_unknown_is_nan() -> None:
     b = Batch.of(
-        **{**THREE, "reward": [None, 1, NAN]}, ref_logp=[None, [0, -1, -2], [NAN] * 3], age=[None, 0, 3]
+        **{**THREE, "reward": [None, 1, NAN]}, ref_logp=[None, [0, -1, -2], [NAN] * 3], staleness=[None, 0, 3]
     )
     assert b.reward.isnan().tolist() == [True, False, True]
-    assert b.age.tolist()[1:] == [0, 3]
-    assert b.age[0].isnan()
+    assert b.staleness.tolist()[1:] == [0, 3]
+    assert b.staleness[0].isnan()
     assert b.ref_logp is not None
     assert b.ref_logp.isnan().all(1).tolist() == [True, False, True]
     assert b.ref_logp[1].tolist() == [0, -1, -2]
@@ -411,9 +411,9 @@ def test_a_mask_of_zeros_and_ones(mask: Any) -> None:
         ({"weight": [1, 1, -0.5]}, "weight: row 2 (group b): expected a finite number, 0 or more, got -0.5"),
         ({"weight": [1, NAN, 1]}, "weight: row 1 (group a): expected a finite number, 0 or more, got nan"),
         ({"weight": [INF, 1, 1]}, "weight: row 0 (group a): expected a finite number, 0 or more, got inf"),
-        ({"age": [0, 1]}, "age: expected shape [3], got [2]"),
-        ({"age": 0}, "age: expected shape [3], got []"),
-        ({"age": ["new"] * 3}, "age: expected numbers of shape [3]"),
+        ({"staleness": [0, 1]}, "staleness: expected shape [3], got [2]"),
+        ({"staleness": 0}, "staleness: expected shape [3], got []"),
+        ({"staleness": ["new"] * 3}, "staleness: expected numbers of shape [3]"),
         (
             {"role": ["log", "teacher", "log"]},
             "role: row 1 (group a): expected one of policy, log, expert, got 'teacher'",
@@ -456,7 +456,7 @@ def whole() -> Batch:
         group=["a", "b", "a", "c", "b"],
         response=[0, 1, 2, 3, 1],
         ref_logp=[[0, -i, -i] for i in range(5)],
-        age=[0, 1, 2, 3, NAN],
+        staleness=[0, 1, 2, 3, NAN],
         role=["log", "policy", "log", "expert", "policy"],
         weight=[1, 2, 1, 3, 2],
         pairs=[[0, 2], [1, 3], [0, 1], [4, 1], [3, 2]],
@@ -475,8 +475,8 @@ def test_rows_of_a_batch_are_numbered_anew() -> None:
     assert b.response.tolist() == [0, 0, 1]
     assert b.reward.tolist() == [4, 1, 3]
     assert b.weight.tolist() == [2, 2, 3]
-    assert b.age.tolist()[1:] == [1, 3]
-    assert b.age[0].isnan()
+    assert b.staleness.tolist()[1:] == [1, 3]
+    assert b.staleness[0].isnan()
     assert (b.role, b.ids) == (("policy", "policy", "expert"), ("z", "w", "y"))
     assert b.ref_logp is not None
     assert b.ref_logp[:, 1].tolist() == [-4, -1, -3]
@@ -509,7 +509,7 @@ def test_all_rows_of_a_batch_are_the_batch() -> None:
 def test_to_moves_every_tensor() -> None:
     """On torch's meta device, which holds shapes alone."""
     moved = whole().to("meta")
-    assert {getattr(moved, n).device.type for n in (*TENSORS, "age")} == {"meta"}
+    assert {getattr(moved, n).device.type for n in (*TENSORS, "staleness")} == {"meta"}
     assert {v.device.type for v in moved.extra.values()} == {"meta"}
 
 
@@ -604,3 +604,12 @@ def test_calls_that_are_messages_of_their_own_belong_to_their_turn() -> None:
     assert [m["content"] for m in messages[2:4]] == ["sunny", '{"hour": 9}']
     with pytest.raises(Refused, match=r"prompt\[0\].tool_calls\[0\]: expected a call of a tool"):
         normalized([{"role": "tool_call", "content": "weather in Rome"}], "prompt")
+
+
+@pytest.mark.parametrize(
+    "empty", [{"tool_calls": None}, {"tool_calls": []}, {"name": None}, {"reasoning_content": ""}]
+)
+def test_a_key_without_a_value_makes_no_other_prompt(empty: dict[str, Any]) -> None:
+    """As `model_dump()` of a client's message writes them: the same prompt, so of the same group."""
+    asked = [{"role": "user", "content": "A color?"}, {"role": "assistant", "content": "Blue?"}]
+    assert normalized([message | empty for message in asked], "prompt") == asked

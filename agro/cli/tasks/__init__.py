@@ -61,26 +61,23 @@ def _multi_turn(rng: random.Random) -> Rows:
 
 
 class StarterTask(NamedTuple):
-    """The files of the folder `package` are copied. `rows`: the lines of its JSONL files, drawn at random.
+    """`rows`: the lines of its JSONL files, drawn at random; its other files lie in a folder of its name.
 
     `minutes`: of `agro train recipe.toml`, processor time on one thread of an Intel Xeon (2 shared cores).
     """
 
     title: str
-    package: str
     rows: Callable[[random.Random], Rows]
     minutes: float
 
 
 TASKS = {
-    "digits": StarterTask("sort digits: fresh samples and a reward function", "digits", _digits, 0.6),
+    "digits": StarterTask("sort digits: fresh samples and a reward function", _digits, 0.6),
     "own-log": StarterTask(
-        "become better than another model, from a JSONL log of its responses", "own_log", _own_log, 0.6
+        "become better than another model, from a JSONL log of its responses", _own_log, 0.6
     ),
-    "chat": StarterTask("prompts that are messages, and a chat template", "chat", _chat, 0.4),
-    "multi-turn": StarterTask(
-        "episodes of several turns with an environment", "multi_turn", _multi_turn, 0.5
-    ),
+    "chat": StarterTask("prompts that are messages, and a chat template", _chat, 0.4),
+    "multi-turn": StarterTask("episodes of several turns with an environment", _multi_turn, 0.5),
 }
 
 
@@ -99,7 +96,7 @@ def create(folder: Path, name: str) -> list[Path]:
     task = TASKS[name]
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for source in sorted((Path(__file__).parent / task.package).glob("[!_.]*.*")):
+    for source in sorted((Path(__file__).parent / name.replace("-", "_")).glob("[!_.]*.*")):
         written.append(Path(shutil.copy(source, folder / source.name)))
     for name, rows in task.rows(random.Random(0)).items():
         path = folder / name

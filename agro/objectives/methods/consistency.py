@@ -166,7 +166,7 @@ def agro(
         ),
     ] = "sequence",
 ) -> Terms:
-    """½ Var over the group of R (AGRO statement 4, estimator of eq. 4): right for responses of any origin.
+    """½ Var over the group of R (AGRO, estimator of eq. 4): right for responses of any origin.
 
     scale "loss": the loss's own gradient, −(β/n)(R_i − R̄_{-i}) ∇log π(y_i); "reward": the same divided by β,
     which at β = 0 is RLOO. average "token" takes the mean of a response's token log-ratios and not their sum,
@@ -308,7 +308,7 @@ def agro_onpolicy(
 
 
 def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
-    """[B,T] a surrogate of what statement 21 has in place of ρ² ∇log π, less this, token by token.
+    """[B,T] a surrogate of what appendix B.3 has in place of ρ² ∇log π, less this, token by token.
 
     With a_t = Σ_{s<t} ρ_s and b_t = Σ_{s≥t} ρ_s: ρ² = (a_t + b_t)², of which a_t² is dropped. In 2 a_t b_t
     the ρ_s after t may be KL_s.

@@ -7,7 +7,8 @@ mean over responses of
     V_1 + Σ_t ρ_t (r_t + V_{t+1} − V_t),   V = 0 after the end.
 
 It is unbiased for any μ that could write what π writes: E ρ_t = 1 given the tokens before t, so that V,
-whatever it is, cancels on average, and a good one takes the noise out of ρ.
+whatever it is, cancels on average, and a good one takes the noise out of ρ. With V = 0 it is importance
+sampling by token (Precup et al., 2000), which is shown beside it.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OffPolicyValue:
-    """What a log says of a policy. `estimate`: the doubly robust one, see this module.
+    """What a log says of a policy. `estimate`: the doubly robust one, `ips` by importance sampling alone.
 
     `behavior`: the mean reward of the log; `gain`: the estimate minus that, and `p` of none. `ess`: effective
     responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy writes.
     """
 
     estimate: Estimate
+    ips: Estimate
     behavior: float
     gain: Estimate
     p: float
@@ -119,7 +121,7 @@ class OffPolicyValue:
             "ess": self.ess,
             "mean_weight": vars(self.mean_weight),
             "behavior": self.behavior,
-            "estimate": vars(self.estimate) if able else None,
+            "estimates": {"doubly_robust": vars(self.estimate), "ips": vars(self.ips)} if able else None,
             "gain": {**vars(self.gain), "p": self.p} if able else None,
         }
 
@@ -136,12 +138,14 @@ def value_on_log(log: LoggedResponses, values: Values | None = None) -> OffPolic
     V = fitted_values(log) if values is None else values
     after = np.concatenate([V[:, 1:], np.zeros((n, 1))], 1)
     estimated = Ratio.of(V[:, 0] + (rho * (log.rewards + after - V)).sum(1), ones, log.clusters)
+    by_weight = Ratio.of((rho * log.rewards).sum(1), ones, log.clusters)
     logged = Ratio.of(log.totals, ones, log.clusters)
     mean_weight = Ratio.of(rho[:, -1], ones, log.clusters)
     gain = estimated.value - logged.value
     low, high, p = interval(gain, estimated.without_each() - logged.without_each())
     return OffPolicyValue(
         estimate=Estimate(estimated.value, *interval(estimated.value, estimated.without_each())[:2]),
+        ips=Estimate(by_weight.value, *interval(by_weight.value, by_weight.without_each())[:2]),
         behavior=logged.value,
         gain=Estimate(gain, low, high),
         p=p,
