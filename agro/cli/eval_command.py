@@ -28,6 +28,7 @@ from agro.io.numbers import chance, fixed
 from agro.io.record_files import fingerprint
 from agro.io.terminal import cut, plain
 from agro.pages.run.card import write_cards
+from agro.pages.run.evaluation import by_prompt, summary
 from agro.pages.run.ratings import (
     Ratings,
     Test,
@@ -264,12 +265,12 @@ class MeasuredSet:
 
     def to_json(self, threshold: float | None, against: str | None) -> dict[str, Any]:
         document = {"name": self.name, "prompts": len(self.prompts)}
-        document |= self.result.to_json(threshold, self.along)
+        document |= summary(self.result, threshold, self.along)
         if self.seen is not None:
             document["seen"] = self.seen.to_json()
         if self.start is not None and self.verdict is not None:
             document |= {"against": against, "verdict": self.verdict.to_json()}
-            document["before"] = self.start.to_json(threshold)
+            document["before"] = summary(self.start, threshold)
         return document
 
 
@@ -307,7 +308,7 @@ def _write(sets: list[MeasuredSet], out: Path | None, scored_by: dict[str, Any])
         assert out is not None
         path = out if len(sets) == 1 else out / f"{measured.name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        records = [json.dumps(x | scored_by, ensure_ascii=False) for x in measured.result.by_prompt()]
+        records = [json.dumps(x | scored_by, ensure_ascii=False) for x in by_prompt(measured.result)]
         path.write_text("".join(f"{record}\n" for record in records), encoding="utf-8")
 
 
@@ -341,8 +342,8 @@ UNITS = {"length": " tokens", "entropy": " nats a token", "kl": " nats a respons
 
 def _show(measured: MeasuredSet, threshold: float | None) -> None:
     result = measured.result
-    before = {} if measured.start is None else measured.start.to_json(threshold)
-    for key, row in result.to_json(threshold, measured.along).items():
+    before = {} if measured.start is None else summary(measured.start, threshold)
+    for key, row in summary(result, threshold, measured.along).items():
         if isinstance(row, dict):
             earlier = f", before {_row(before[key])}" if key in before else ""
             print(f"{key}: {_row(row)}{UNITS.get(key, '')}{earlier}")

@@ -15,6 +15,7 @@ from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
 from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
 from agro.models.pretrained import new_model
+from agro.pages.run.evaluation import by_prompt
 from agro.rewards import load_reward
 from agro.rollout import Rollout
 from agro.store import Store
@@ -63,9 +64,9 @@ def test_a_killed_evaluation_goes_on_without_a_doubled_response(models: list[Pat
         with Store.open(tmp_path / "e.db") as store:
             assert store.counts().samples == stored
     result = kept.of(rollout, str(models[0]), asked)
-    assert result.by_prompt() == whole.by_prompt()
+    assert by_prompt(result) == by_prompt(whole)
     again = kept.of(killed, str(models[0]), asked)  # nothing is sampled
-    assert again.by_prompt() == whole.by_prompt()
+    assert by_prompt(again) == by_prompt(whole)
     with Store.open(tmp_path / "e.db") as store:
         assert (store.counts().samples, store.counts().scored) == (30, 30)
     kept.of(rollout, str(models[1]), asked)  # other weights

@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from agro.rollout.evaluate import Heldout, answer_of, best_of_k, majority_of_k, pass_at_k
+from agro.pages.run.evaluation import answer_of, best_of_k, by_prompt, majority_of_k, pass_at_k, summary
+from agro.rollout.evaluate import Heldout
 from agro.stats.intervals import bootstrap, interval, t_quantile, wilson
 from agro.types import Sample
 
@@ -29,15 +30,15 @@ def test_best_at_k_is_the_mean_over_subsets_of_their_best() -> None:
         assert best_of_k(rewards, k) == pytest.approx(expected)
     assert math.isnan(best_of_k(rewards, 7))
     found = Heldout(np.array([[0.2, 0.9], [0.5, math.nan]]), ())
-    assert found.to_json(None)["best@2"]["value"] == 0.9
+    assert summary(found, None)["best@2"]["value"] == 0.9
 
 
 def test_equal_values_have_no_error() -> None:
     """Prompts of one reward don't say how far another may be; of shares Wilson's interval bounds that."""
-    row = Heldout(np.full((2, 2), 0.5), ()).to_json(None)["reward_mean"]
+    row = summary(Heldout(np.full((2, 2), 0.5), ()), None)["reward_mean"]
     low, high = wilson(0.5, 2)
     assert row == {"value": 0.5, "se": None, "low": low, "high": high}
-    row = Heldout(np.full((2, 2), 3.0), ()).to_json(None)["reward_mean"]
+    row = summary(Heldout(np.full((2, 2), 3.0), ()), None)["reward_mean"]
     assert row == {"value": 3, "se": None, "low": None, "high": None}
 
 
@@ -46,9 +47,9 @@ def test_means_are_over_prompts_and_the_unknown_counts_nowhere() -> None:
     assert found.mean == pytest.approx((0.5 + 1) / 2)
     assert found.se == pytest.approx(np.std([0.5, 1], ddof=1) / math.sqrt(2))
     assert found.unscored == 3
-    assert found.to_json(1.0)["pass@2"] == {"value": 1.0, "se": None, "low": None, "high": None}
-    assert found.to_json(1.5)["accuracy"]["value"] == 0.0
-    assert found.to_json(None).keys() == {"reward_mean", "pass_at", "unscored"}
+    assert summary(found, 1.0)["pass@2"] == {"value": 1.0, "se": None, "low": None, "high": None}
+    assert summary(found, 1.5)["accuracy"]["value"] == 0.0
+    assert summary(found, None).keys() == {"reward_mean", "pass_at", "unscored"}
     assert math.isnan(Heldout(np.full((2, 1), math.nan), ()).mean)
 
 
@@ -99,10 +100,10 @@ def test_of_an_evaluation_with_lengths_and_truncation() -> None:
         meta = {"index": index, "finish": "length" if index == 3 else "stop"}
         samples.append(Sample("2+2?", response, tokens=tokens, action=action, meta=meta))
     found = Heldout(np.array([[1.0, 0.0, 1.0, 1.0]]), tuple(samples), reward="exact")
-    report = found.to_json(1.0)
+    report = summary(found, 1.0)
     assert report["majority@4"]["value"] == 1
     assert (report["length"]["value"], report["truncated"]["value"]) == (2, 0.25)
-    [record] = found.by_prompt()
+    [record] = by_prompt(found)
     assert (record["lengths"], record["truncated"]) == ([2, 1, 3, 2], [False, False, False, True])
 
 
