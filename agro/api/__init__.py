@@ -45,6 +45,7 @@ from agro.logs.importing import import_files
 from agro.logs.reading import Options
 from agro.models.policy import Policy
 from agro.pages.run.card import push
+from agro.pages.run.evaluation import summary
 from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
@@ -417,7 +418,7 @@ class Trained:
             if result.is_unknown:
                 raise Refused(f"none of the responses could be scored, such as by: {result.errors[0]}")
             configured = self.config.evaluate.pass_at
-            measured = result.to_json(reward.maximum if configured is None else configured)
+            measured = summary(result, reward.maximum if configured is None else configured)
         return {"prompts": len(loaded), "n": n, "temperature": temperature, **measured}
 
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:

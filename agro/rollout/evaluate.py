@@ -1,4 +1,4 @@
-"""Scored responses to held-out prompts, and the mean of their rewards with its standard error over prompts."""
+"""Scored responses to held-out prompts; the mean of their rewards, and its standard error over prompts."""
 
 from __future__ import annotations
 
