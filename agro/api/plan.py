@@ -294,6 +294,8 @@ class Machine:
         if at_once and config.engine.fused and is_fusable(self.policy):  # which packs what it multiplies by
             products = [module for module in model.modules() if isinstance(module, nn.Linear)]
             loaded += sum(module.weight.nbytes for module in products)
+        if at_once and config.source.lags:  # and samples with a copy of earlier weights
+            loaded += sum(weights.nbytes for weights in model.parameters())
         text = model.config.get_text_config()
         trained = sum(w.numel() for w in self.policy.trained().values())
         shape = Shape(text, 0, 0, 0, 0, trained, rates.saved / text.num_hidden_layers)

@@ -55,18 +55,20 @@ def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> boo
     A page that fails doesn't keep back the others; then its error is raised. Returns whether the run ended
     well: without a problem that is more important than its numbers.
     """
+    ended_well, failure = False, None
     with writing(folder):
         try:
             ended_well = summarize(load_run(folder), say)
             report(folder)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 whatever it is, cards and upload follow, then it is raised
+            failure = error
+        write_cards(folder)
+        address = push(folder / "model", train)
+        if address:
+            say(f"uploaded to {address}")
+        if failure is not None:
             say(f"the report failed, the model is complete; try again with: agro report {folder}")
-            raise
-        finally:
-            write_cards(folder)
-            address = push(folder / "model", train)
-            if address:
-                say(f"uploaded to {address}")
+            raise failure
     return ended_well
 
 

@@ -436,7 +436,7 @@ class Recorder:
         try:
             with self._store.transaction():
                 results = [work(self._store) for work, _ in together]
-        except Exception as error:  # noqa: BLE001 who submitted it would wait forever: it is raised there
+        except BaseException as error:  # noqa: BLE001 a panic of tokenizers too: who submitted it waits for it
             if len(together) == 1:
                 together[0][1].set_exception(error)
             else:

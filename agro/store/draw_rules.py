@@ -19,10 +19,8 @@ from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
 PLACE_BITS = 63  # of the place of a group: a hash that puts groups in an order, see `place_of`
-PER_INTERVAL, SLOTS = (
-    32,
-    160,
-)  # groups of an interval of places: 32 to 64 on average; more than 160 is next to impossible
+PER_INTERVAL = 32  # groups of an interval of places, on average 32 to 64
+SLOTS = 160  # that more groups have places in one interval is next to impossible
 NEGLIGIBLE = 1e-16  # a weight below this share of the largest is 0
 TRIALS = 64  # for each group that is drawn by its staleness
 

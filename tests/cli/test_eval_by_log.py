@@ -54,7 +54,7 @@ def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None
     said = done(*asked).stdout
     assert "(doubly robust)" in said
     assert "  doubly robust: " in said
-    assert "  ips: " in said
+    assert "  per decision: " in said
 
 
 def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) -> None:

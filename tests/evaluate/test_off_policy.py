@@ -104,7 +104,7 @@ def complete(log_weights: list[float], rewards: list[float], clusters: list[int]
 
 def test_of_its_own_log_the_estimate_is_the_mean_reward() -> None:
     found = value_on_log(complete([0.0] * 40, list(np.arange(40.0)), list(range(40))))
-    assert [found.estimate.value, found.ips.value] == pytest.approx([19.5, 19.5])
+    assert [found.estimate.value, found.per_decision.value] == pytest.approx([19.5, 19.5])
     assert (found.ess, found.answer) == (40, "not shown")
     assert vars(found.mean_weight) == {"value": 1, "low": 1, "high": 1}
 
@@ -113,7 +113,7 @@ def test_an_estimate_by_hand() -> None:
     """Weights 3 and ½ of rewards 1 and 2, V = 1: 1 + 3·0 and 1 + ½·1 over 2."""
     log = complete([math.log(3), math.log(0.5)], [1.0, 2.0], [0, 1])
     found = value_on_log(log, np.ones((2, 1)))
-    assert [found.estimate.value, found.ips.value] == pytest.approx([1.25, (3 * 1 + 0.5 * 2) / 2])
+    assert [found.estimate.value, found.per_decision.value] == pytest.approx([1.25, (3 * 1 + 0.5 * 2) / 2])
     assert found.answer == "not estimable"
     assert found.to_json()["estimates"] is None
     assert "agro eval --model M --prompts FILE" in found.to_json()["instead"]
@@ -135,7 +135,7 @@ def test_rewards_per_token_are_weighted_by_what_was_decided_before_them() -> Non
     )
     assert value_on_log(log, np.array([[5.0, 4.0]] * 2)).estimate.value == pytest.approx(11.0)
     found = value_on_log(log, np.zeros((2, 2)))
-    assert [found.estimate.value, found.ips.value] == pytest.approx([12.0, 12.0])
+    assert [found.estimate.value, found.per_decision.value] == pytest.approx([12.0, 12.0])
 
 
 def test_a_response_isnt_in_its_own_value() -> None:

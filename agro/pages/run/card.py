@@ -106,7 +106,7 @@ def _named(model: str) -> str:
 def _training(run: RunData) -> dict[str, str]:
     """What the run was made of; the rest is in its configuration. Paths of this machine stay private."""
     c = run.config
-    objectives, references = [], []
+    objectives, references, averages = [], [], []
     for span in run.spans:
         phase = c.phase(span.name)
         objective, policy = phase.objective, phase.policy
@@ -118,11 +118,15 @@ def _training(run: RunData) -> dict[str, str]:
         objectives.append(f"{named}, {share}, steps {span.begins + 1} to {span.ends}")
         model = f" ({_named(policy.reference_model)})" if policy.reference_model else ""
         references.append(f"{policy.reference}{model}")
+        if decay := phase.train.weights_average:
+            averages.append(f"an exponential moving average in phase {span.name}, decay {decay:g}")
     held_out = _files(c.data.paths("eval_prompts"))
     if c.data.hold_out and c.data.eval_prompts is None:
         held_out = f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
     has_reward = c.data.prompts or c.data.eval_prompts
     reward = literal(re.sub(r"\S*/", "", c.reward.title)) if has_reward else "from the store"
+    totals = [run.total(name) for name in ("tokens", "sampled_tokens")]
+    trained, sampled = (UNKNOWN if total is None else count(total) for total in totals)
     versions = run.values.get("versions", {})
     facts = {
         "objective": "; ".join(dict.fromkeys(objectives)),
@@ -131,6 +135,9 @@ def _training(run: RunData) -> dict[str, str]:
         "held-out prompts": held_out,
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
+        "weights": "; ".join(averages),
+        "tokens trained on": trained,
+        "tokens sampled": sampled,
         "seed": str(c.train.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "imported data": _imported(run),

@@ -64,14 +64,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OffPolicyValue:
-    """What a log says of a policy. `estimate`: the doubly robust one, `ips` by importance sampling alone.
+    """What a log says of a policy. `estimate`: the doubly robust one, `per_decision` with V = 0.
 
     `behavior`: the mean reward of the log; `gain`: the estimate minus that, and `p` of none. `ess`: effective
     responses of `n`; `mean_weight`: 1 in expectation if the log has all that the policy writes.
     """
 
     estimate: Estimate
-    ips: Estimate
+    per_decision: Estimate
     behavior: float
     gain: Estimate
     p: float
@@ -79,6 +79,10 @@ class OffPolicyValue:
     clusters: int
     ess: float
     mean_weight: Estimate
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        return {"doubly_robust": self.estimate, "per_decision": self.per_decision}
 
     @property
     def obstacle(self) -> str:
@@ -121,7 +125,7 @@ class OffPolicyValue:
             "ess": self.ess,
             "mean_weight": vars(self.mean_weight),
             "behavior": self.behavior,
-            "estimates": {"doubly_robust": vars(self.estimate), "ips": vars(self.ips)} if able else None,
+            "estimates": {name: vars(x) for name, x in self.estimates.items()} if able else None,
             "gain": {**vars(self.gain), "p": self.p} if able else None,
         }
 
@@ -145,7 +149,7 @@ def value_on_log(log: LoggedResponses, values: Values | None = None) -> OffPolic
     low, high, p = interval(gain, estimated.without_each() - logged.without_each())
     return OffPolicyValue(
         estimate=Estimate(estimated.value, *interval(estimated.value, estimated.without_each())[:2]),
-        ips=Estimate(by_weight.value, *interval(by_weight.value, by_weight.without_each())[:2]),
+        per_decision=Estimate(by_weight.value, *interval(by_weight.value, by_weight.without_each())[:2]),
         behavior=logged.value,
         gain=Estimate(gain, low, high),
         p=p,

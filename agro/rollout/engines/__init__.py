@@ -58,9 +58,9 @@ class Engine(Protocol):
 
     `failures` counts requests that failed and were sent again. `proposed` counts the tokens that a draft
     model proposed, `accepted` those of them that are in a response; both are 0 without a draft. `can` is what
-    the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything
-    else is refused. `measured` has metrics of `agro.runs.rundata` that it knows. `check` is called again and
-    again while the engine decodes, and may raise `Interrupted`.
+    the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything else is refused.
+    `measured` has metrics of `agro.runs.rundata` that it knows. `check` is called again and again while the
+    engine decodes, and may raise `Interrupted`.
 
     A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
     **engine.options)` where it `can` share weights.
@@ -81,7 +81,7 @@ class Engine(Protocol):
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.
 
-        The caller may add requests while it iterates. A response ends with an end token, a text of
+        The caller may add requests while it iterates; take requests only then. A response ends with an end token, a text of
         `sampler.stop` (whose tokens it keeps), or when its room is used up. `sampler` has no setting that
         needs more than the engine can.
         """
