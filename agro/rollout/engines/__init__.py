@@ -81,9 +81,9 @@ class Engine(Protocol):
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         """Serve the requests from the left of `waiting`, each as soon as it finishes.
 
-        The caller may add requests while it iterates; take requests only then. A response ends with an end token, a text of
-        `sampler.stop` (whose tokens it keeps), or when its room is used up. `sampler` has no setting that
-        needs more than the engine can.
+        The caller may add requests while it iterates; take requests only then. A response ends with an end
+        token, a text of `sampler.stop` (whose tokens it keeps), or when its room is used up. `sampler` has no
+        setting that needs more than the engine can.
         """
         ...
 
