@@ -31,7 +31,6 @@ from agro.models.pretrained import cores, parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import ENGINES, Request, capabilities
-from agro.rollout.engines.fused import is_fusable
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
@@ -288,6 +287,8 @@ class Machine:
         """The most bytes at once; None where a part is unknown."""
         if self.loaded is None or rates is None:
             return None
+        from agro.rollout.engines.fused import is_fusable  # which loads code of transformers' models
+
         model, loaded, at_once = self.policy.model, self.loaded, 0
         if "shares_weights" in capabilities(config.engine.kind) and config.source.kind == "inline":
             at_once = min(config.sampler.batch, len(step.fresh))
