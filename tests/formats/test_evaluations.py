@@ -71,6 +71,13 @@ def test_several_scores_are_asked_for(store: Store, tmp_path: Path) -> None:
         import_files(store, [tmp_path / "log.jsonl"], rewards={"exact_match": 1.0})
 
 
+def test_a_task_of_given_answers_says_so(store: Store, tmp_path: Path) -> None:
+    requests = [["Q: 2+2?\nA:", " 4"], ["Q: 2+2?\nA:", " 5"]]
+    json_lines(tmp_path / "log.jsonl", [{**harness(["x"], exact_match=1.0), "arguments": requests}])
+    with pytest.raises(Refused, match="this task takes log-likelihoods of given answers"):
+        import_files(store, [tmp_path / "log.jsonl"])
+
+
 def test_a_run_of_helm_by_its_file(store: Store, tmp_path: Path) -> None:
     path = HELM[0].make(tmp_path / "log") / "scenario_state.json"
     assert import_files(store, [path]).scored == 2
