@@ -244,7 +244,11 @@ def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) ->
     """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
     numbers = count(1)
     for line in lines:
-        rows = None if line.error else rows_of(line.value)
+        try:
+            rows = None if line.error else rows_of(line.value)
+        except Refused as error:
+            yield line._replace(number=next(numbers), error=str(error))
+            continue
         if not isinstance(rows, list):
             yield line._replace(number=next(numbers))
             continue

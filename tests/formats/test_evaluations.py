@@ -89,6 +89,17 @@ def test_the_problems_are_asked_for(store: Store, tmp_path: Path) -> None:
         import_files(store, [tmp_path / "a_eval_results.json"])
 
 
+def test_results_of_evalplus_without_a_hash(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "a_eval_results.json"
+    task = examples_of("evalplus-results")[0].rows[0]
+    path.write_text(json.dumps({"date": "2026-08-01", "eval": {"HumanEval/0": [task]}}))
+    with pytest.raises(Refused, match="the prompts are in the file of problems; name it with --join FILE"):
+        import_files(store, [path])
+    path.write_text(json.dumps({"hash": "h", "eval": "none"}))
+    with pytest.raises(Refused, match=r"a_eval_results\.json:1: eval: expected an object, got 'none'"):
+        import_files(store, [path])
+
+
 def test_all_ways_to_pack_a_log_give_the_same(tmp_path: Path) -> None:
     path = INSPECT[0].make(tmp_path)
     with zipfile.ZipFile(path) as archive:
