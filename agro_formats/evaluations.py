@@ -68,8 +68,9 @@ def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
         generation = entry(arguments.get("gen_args_0"), "arguments.gen_args_0")
         prompt, gen_kwargs = generation.get("arg_0"), generation.get("arg_1")
     else:
-        requests = of_length(arguments, "arguments", 1, "request")
-        prompt, gen_kwargs = of_length(requests[0], "arguments", 2, "arguments of a request")
+        if not isinstance(arguments, list) or not arguments:
+            raise wrong("arguments", "a list of requests", arguments)
+        prompt, gen_kwargs = of_length(arguments[0], "arguments", 2, "arguments of a request")
     if not isinstance(gen_kwargs, dict):
         way_out = "this task takes log-likelihoods of given answers, and has no generated text"
         raise wrong("arguments", "the settings of a generation", gen_kwargs, way_out)

@@ -305,16 +305,18 @@ def _learned(messages: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 def read_query(row: Row, context: Context) -> list[Item]:
     """`query` and `response` with the turns before in `history`, or `conversation` of pairs of turns."""
-    name, messages = "query, response", _turns(row)
-    pairs = [(row.get("query"), row.get("response"))]
     if "conversation" in row:
         name, turns = "conversation", objects(row["conversation"], "conversation")
+        messages = _turns(omit(row, ("history",)))
         pairs = [(turn.get("human"), turn.get("assistant")) for turn in turns]
+    else:
+        name, messages = "query, response", _turns(row)
+        pairs = [(row.get("query"), row.get("response"))]
     for question, answer in pairs:
         messages += [user(text(question, name)), assistant(text(answer, name))]
     if not pairs:
         raise Refused("conversation: expected at least one pair of turns, got none")
-    names = (*_PROMPT_COLUMNS, "conversation", "response", "rejected_response")
+    names = ("conversation", "history", "query", "response", "system", "system_prompt", "rejected_response")
     chosen = {"prompt": messages[:-1], "response": messages[-1]["content"], "meta": omit(row, names)}
     if row.get("rejected_response") is None:
         return [Item.of(chosen | {"role": "expert"})]

@@ -335,7 +335,8 @@ def _dialogue(transcript: str, name: str) -> list[dict[str, Any]]:
 
 def _attributes(row: Row, context: Context) -> float | None:
     names = [name for name in _ATTRIBUTES if name in row]
-    scores = {name: number(row[name], name, is_text=context.is_text) for name in names}
+    asked = [name for name in names if name in (context.rewards or names)]
+    scores = {name: number(row[name], name, is_text=context.is_text) for name in asked}
     return total({**row, **scores}, names, context.rewards)
 
 

@@ -157,6 +157,11 @@ def read_skyrl(row: Row, context: Context) -> list[Item]:
     return [Item.of(record, "output_response")]
 
 
+def skyrl_identity(row: Row) -> str:
+    """Each evaluation asks the same prompts: the same responses stand in the folders of several steps."""
+    return digest(row["input_prompt"], row["output_response"], row["score"], row.get("env_class"))
+
+
 def is_pickle(path: Path) -> bool:
     if path.suffix not in (".pkl", ".pickle") or not path.is_file():
         return False

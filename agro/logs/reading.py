@@ -336,28 +336,30 @@ class Reader:
 
     def _without_bytes(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record without bytes, such as those of an image, in columns that nothing asks for."""
-        columns = dict[str, int]()
-        kept = {name: _plain(value, name.removeprefix("meta."), columns) for name, value in record.items()}
-        for column, length in columns.items():
-            name = column.partition(".")[0]
-            if name in RECORD:
-                raise Refused(f"{name}: expected {RECORD[name].expected}, got {length} bytes")
+        for name, value in record.items():
+            if isinstance(value, bytes) and name in RECORD:
+                raise Refused(f"{name}: expected {RECORD[name].expected}, got {len(value)} bytes")
+        columns = list[str]()
+        others = {name: value for name, value in record.items() if name not in RECORD or name == "meta"}
+        plain: dict[str, Any] = _plain(others, "", columns)
+        for column in dict.fromkeys(column.removeprefix("meta.") for column in columns):
             if self._mapping:
                 raise Refused(f"{column}: expected a value of JSON, got bytes; leave it out of --map")
             self._privacy.dropped[f"{column} (bytes)"] += 1
-        return {name: value for name, value in kept.items() if not isinstance(record[name], bytes)}
+        return {name: value for name, value in record.items() if name in RECORD} | plain
 
 
-def _plain(value: Any, name: str, columns: dict[str, int]) -> Any:
-    """A value without the bytes in its objects and lists, whose names and lengths are added to `columns`."""
+def _plain(value: Any, name: str, columns: list[str]) -> Any:
+    """A value without the bytes in its objects and lists, whose names are added to `columns`."""
     if isinstance(value, bytes):
-        columns[name] = len(value)
+        columns.append(name)
+    if isinstance(value, dict):
+        parts = {key: _plain(item, f"{name}.{key}".lstrip("."), columns) for key, item in value.items()}
+        return {key: part for key, part in parts.items() if not isinstance(value[key], bytes)}
     if isinstance(value, list):
-        return [part for part in (_plain(x, name, columns) for x in value) if not isinstance(part, bytes)]
-    if not isinstance(value, dict):
-        return value
-    parts = {key: _plain(item, f"{name}.{key}".removeprefix("meta."), columns) for key, item in value.items()}
-    return {key: part for key, part in parts.items() if not isinstance(part, bytes)}
+        parts_of_list = [_plain(item, name, columns) for item in value]
+        return [part for part in parts_of_list if not isinstance(part, bytes)]
+    return value
 
 
 WAITING = 2  # blocks that each process has at most, read or not

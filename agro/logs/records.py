@@ -10,7 +10,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from agro.errors import Refused
-from agro.io.json_values import entry, messages_in, objects, omit, unpacked
+from agro.io.json_values import entry, is_unknown, messages_in, objects, omit, unpacked
 from agro.io.jsonlines import Line
 from agro.logs.protocol import Context, Item, Row, Votes
 from agro.logs.values import as_reward, flags, number, number_in, numbers, of_length, total, wrong
@@ -236,7 +236,10 @@ def in_step(row: Row, lead: str, others: Iterable[str]) -> list[tuple[str, Row]]
         raise wrong(lead, "a list", lists[lead])
     n = len(lists[lead])
     for name, values in lists.items():
-        lists[name] = [None] * n if values is None else of_length(values, name, n, f"values, as {lead} has")
+        if is_unknown(values):
+            lists[name] = [None] * n
+        else:
+            lists[name] = of_length(values, name, n, f"values, as {lead} has")
     return [(f"{lead}[{i}]", {**row, **{name: lists[name][i] for name in lists}}) for i in range(n)]
 
 
@@ -244,7 +247,11 @@ def unlisted(lines: Iterable[Line], rows_of: Callable[[dict[str, Any]], Any]) ->
     """The rows that a line lists, such as an interface's answer; of a line without a list the line itself."""
     numbers = count(1)
     for line in lines:
-        rows = None if line.error else rows_of(line.value)
+        try:
+            rows = None if line.error else rows_of(line.value)
+        except Refused as error:
+            yield line._replace(number=next(numbers), error=str(error))
+            continue
         if not isinstance(rows, list):
             yield line._replace(number=next(numbers))
             continue

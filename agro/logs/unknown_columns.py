@@ -98,7 +98,7 @@ def worth_of(word: str) -> float | None:
     if is_missing(word):
         return None
     rating = rating_in(word)
-    count = None if rating is None else rating.number
+    count = rating.number if rating is not None and rating.most is None else None
     for number in (share_in(word), count, worded_number(word), WORDS.get(word)):
         if number is not None:
             return number
@@ -114,7 +114,8 @@ def is_number(value: Any) -> bool:
     """Whether it is a number, a share or a count of stars, also as text."""
     number = number_in(value)
     if isinstance(number, str):
-        return rating_in(number) is not None
+        rating = rating_in(number)
+        return rating is not None and rating.most != 0
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 

@@ -3,6 +3,7 @@ written as words, stars or shares."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -32,6 +33,9 @@ def number(value: Any, name: str, *, is_text: bool = False) -> float | None:
         expected, written = "a number or 'N/A'", value
         value = None if value.strip().upper() in ("", "N/A") else number_in(value)
         if isinstance(value, str):
+            with contextlib.suppress(ValueError):  # .5, 05 and nan, which aren't JSON
+                value = float(value)
+        if isinstance(value, bool | str):
             raise wrong(name, expected, written)
     if is_unknown(value):
         return None

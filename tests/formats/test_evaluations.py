@@ -71,6 +71,13 @@ def test_several_scores_are_asked_for(store: Store, tmp_path: Path) -> None:
         import_files(store, [tmp_path / "log.jsonl"], rewards={"exact_match": 1.0})
 
 
+def test_a_task_of_given_answers_says_so(store: Store, tmp_path: Path) -> None:
+    requests = [["Q: 2+2?\nA:", " 4"], ["Q: 2+2?\nA:", " 5"]]
+    json_lines(tmp_path / "log.jsonl", [{**harness(["x"], exact_match=1.0), "arguments": requests}])
+    with pytest.raises(Refused, match="this task takes log-likelihoods of given answers"):
+        import_files(store, [tmp_path / "log.jsonl"])
+
+
 def test_a_run_of_helm_by_its_file(store: Store, tmp_path: Path) -> None:
     path = HELM[0].make(tmp_path / "log") / "scenario_state.json"
     assert import_files(store, [path]).scored == 2
@@ -80,6 +87,17 @@ def test_the_problems_are_asked_for(store: Store, tmp_path: Path) -> None:
     evalplus(tmp_path / "a_eval_results.json", examples_of("evalplus-results")[0].rows[:1])
     with pytest.raises(Refused, match="the prompts are in the file of problems; name it with --join FILE"):
         import_files(store, [tmp_path / "a_eval_results.json"])
+
+
+def test_results_of_evalplus_without_a_hash(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "a_eval_results.json"
+    task = examples_of("evalplus-results")[0].rows[0]
+    path.write_text(json.dumps({"date": "2026-08-01", "eval": {"HumanEval/0": [task]}}))
+    with pytest.raises(Refused, match="the prompts are in the file of problems; name it with --join FILE"):
+        import_files(store, [path])
+    path.write_text(json.dumps({"hash": "h", "eval": "none"}))
+    with pytest.raises(Refused, match=r"a_eval_results\.json:1: eval: expected an object, got 'none'"):
+        import_files(store, [path])
 
 
 def test_all_ways_to_pack_a_log_give_the_same(tmp_path: Path) -> None:

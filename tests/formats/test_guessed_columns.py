@@ -15,7 +15,7 @@ from unknown_logs import ANSWERS, QUESTIONS, WORSE, lines, table
 from agro.errors import Refused
 from agro.logs.guessing import propose
 from agro.logs.importing import import_files
-from agro.logs.unknown_columns import columns_of, worth_of
+from agro.logs.unknown_columns import columns_of, is_number, worth_of
 from agro.logs.values import parse_words, share_in, written_words
 from agro.store import Store
 
@@ -256,6 +256,7 @@ def test_words_with_commas_are_written_as_json() -> None:
 def test_worth_in_other_words() -> None:
     said = ["4 von 5", "not helpful", "partly correct", "sehr gut", "bad: wrong tone", "(none)", "3,5/5"]
     assert [worth_of(word) for word in said] == [0.8, 0.0, 0.5, 1.0, 0.0, None, 0.7]
+    assert not any(is_number(text) or worth_of(text) for text in ("0/0", "4/0"))
     assert [share_in(text) for text in ("85%", "4/5", "1/0", "4", "a/b")] == [0.85, 0.8, None, None, None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from example import json_lines, rows_of
 from agro.errors import Refused
 from agro.logs.format_table import FORMATS
 from agro.logs.protocol import TIE, Context, Judgment
+from agro.logs.values import number
 from agro.rollout.prompts import load_prompts
 from agro_formats.preferences import rank_judgments, tally
 
@@ -123,6 +125,31 @@ def test_a_tie_is_one_vote_each(name: str, row: dict[str, Any]) -> None:
 def test_several_ratings_are_asked_for(name: str, said: str) -> None:
     with pytest.raises(Refused, match=said):
         FORMATS[name].read(rows_of(name)[0], CONTEXT)
+
+
+def test_an_attribute_that_is_not_named_is_not_read() -> None:
+    row = {**rows_of("helpsteer")[0], "helpfulness": 4, "verbosity": "N/A"}
+    [item] = FORMATS["helpsteer"].read(row, replace(CONTEXT, rewards={"helpfulness": 1.0}))
+    assert item.records[0]["reward"] == 4.0
+
+
+def test_a_cell_without_a_list_is_unknown() -> None:
+    row = {**rows_of("open-r1-math")[0], "finish_reasons": float("nan")}
+    assert len(FORMATS["open-r1-math"].read(row, CONTEXT)) == len(row["generations"])
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [(".5", 0.5), ("-.25", -0.25), ("5.", 5.0), ("05", 5.0), ("4,5", 4.5), ("nan", None), ("N/A", None)],
+)
+def test_a_score_in_a_text(written: str, expected: float | None) -> None:
+    assert number(written, "score", is_text=True) == expected
+
+
+@pytest.mark.parametrize("written", ["true", "inf", "[1]", "good"])
+def test_what_is_no_score_in_a_text(written: str) -> None:
+    with pytest.raises(Refused, match="score: expected a number or 'N/A', got"):
+        number(written, "score", is_text=True)
 
 
 def test_two_bad_responses_are_no_pair_by_default() -> None:

@@ -100,6 +100,7 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 def test_a_greedy_evaluation_repeats_responses() -> None:
     assert same("skyrl-evaluations", SKY, {**SKY, "data_source": "other"})
     assert not same("skyrl-evaluations", SKY, {**SKY, "output_response": "5"})
+    assert same("skyrl-evaluations", {**SKY, "env_class": None}, {**SKY, "env_class": None, "step": 2})
     assert same("nemo-validation", VALID, {**VALID, "idx": 3, "rewards": [1.0]})
 
 

@@ -92,3 +92,13 @@ def test_bytes_that_are_asked_for_are_refused_by_name(mapping, refused, table, t
     mapping = {"prompt": "prompt", "response": "response", **mapping}
     with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match=refused):
         import_files(store, [table], mapping=mapping)
+
+
+def test_bytes_in_meta_under_the_name_of_a_field_are_dropped(tmp_path):
+    meta = [{"source": b"x", "answer": b"y", "at": 1}]
+    path = written(tmp_path / "log.parquet", prompt=["q"], response=["a"], reward=[1.0], meta=meta)
+    with Store.open(tmp_path / "s.db") as store:
+        report = import_files(store, [path])
+        (sample,) = store.samples()
+    assert report.dropped == {"source (bytes)": 1, "answer (bytes)": 1}
+    assert sample.meta == {"at": 1}
