@@ -104,6 +104,8 @@ class PostgresDatabase(Database):
     """One connection to a store in PostgreSQL: postgresql://USER@HOST/DATABASE?schema=NAME, "agro" where no
     schema is named."""
 
+    locks_first = False
+
     def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self._read_url(url)
