@@ -129,9 +129,14 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
 
 
 def is_agros(part: Any) -> bool:
-    """Whether a function or class is of agro, or of a package beside it, `agro_…`."""
+    """Whether a function or class is of agro, or of a package `agro_…` that is installed together with it."""
     package = str(getattr(part, "__module__", "")).partition(".")[0]
-    return package.partition("_")[0] == "agro"
+    if not package.startswith("agro_"):
+        return package == "agro"
+    from importlib.metadata import packages_distributions  # half a second, of an error
+
+    installed = packages_distributions()
+    return installed.get(package) == installed.get("agro")
 
 
 def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] = frozenset) -> None:
