@@ -119,10 +119,8 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
     """
     try:
         yield
-    except Refused:
-        raise
     except Exception as error:
-        if is_agros(part):
+        if isinstance(error, Refused) or is_agros(part):
             raise
         file = file_of(vars(part).get("__init__", part) if inspect.isclass(part) else part)
         raise Refused(f"{begin}: {explain(error, file)}") from error
