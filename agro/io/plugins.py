@@ -119,19 +119,22 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
     """
     try:
         yield
-    except Refused:
-        raise
     except Exception as error:
-        if is_agros(part):
+        if isinstance(error, Refused) or is_agros(part):
             raise
         file = file_of(vars(part).get("__init__", part) if inspect.isclass(part) else part)
         raise Refused(f"{begin}: {explain(error, file)}") from error
 
 
 def is_agros(part: Any) -> bool:
-    """Whether a function or class is of agro, or of a package beside it, `agro_…`."""
+    """Whether a function or class is of agro, or of a package `agro_…` that is installed together with it."""
     package = str(getattr(part, "__module__", "")).partition(".")[0]
-    return package.partition("_")[0] == "agro"
+    if not package.startswith("agro_"):
+        return package == "agro"
+    from importlib.metadata import packages_distributions  # half a second, of an error
+
+    installed = packages_distributions()
+    return installed.get(package) == installed.get("agro")
 
 
 def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] = frozenset) -> None:

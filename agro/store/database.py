@@ -149,6 +149,7 @@ class Database(ABC):
 
     path: Path | str
     read_only: bool
+    locks_first = True  # whether a transaction begins with the lock, also one that reads alone
     _checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
 
     @abstractmethod

@@ -197,6 +197,7 @@ class Draws:
         candidates.update(at)
         return candidates
 
+    @repeated
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:

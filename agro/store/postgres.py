@@ -107,6 +107,7 @@ class PostgresDatabase(Database):
     def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self._read_url(url)
+        self.locks_first = False
         self.trips, self._hold = 0, HOLD  # trips to the server
         self._repeating = False  # whether who calls repeats what is lost
         self._reads_first = False  # whether a transaction reads before it takes the lock

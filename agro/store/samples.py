@@ -43,10 +43,11 @@ NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampl
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
 ASKED = 1000  # groups in one query
-# Of each of these groups a sample, and its prompt.
+# Of each of these groups a sample, and its prompt. In the order of samples_draw, of which one entry is read.
 STORED_PROMPTS = """
 SELECT prompt_id, id, prompt, messages FROM samples WHERE id IN (
-  SELECT min(id) FROM samples WHERE prompt_id IN ({ids}) AND redone = 0 GROUP BY prompt_id
+  SELECT (SELECT id FROM samples WHERE prompt_id = column1 AND redone = 0 ORDER BY reward LIMIT 1)
+  FROM (VALUES {ids}) AS asked
 )
 """
 # No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
@@ -184,7 +185,7 @@ class AppendTransaction:
         asked: list[Statement] = [("SELECT coalesce(max(id), 0) FROM samples", [])]
         for start in range(0, len(names), ASKED):
             part = names[start : start + ASKED]
-            asked.append((STORED_PROMPTS.format(ids=", ".join("?" * len(part))), part))
+            asked.append((STORED_PROMPTS.format(ids=", ".join(["(?)"] * len(part))), part))
         [(self._newest,)], *stored = database.run_all(*asked)
         self._stored = {decode_text(prompt_id): prompt for prompt_id, *prompt in chain(*stored)}
         self._prompts: dict[str, _GroupPrompt] = {}

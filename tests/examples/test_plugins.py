@@ -5,6 +5,7 @@ Without pip: folders with the metadata that it would write are put on the path.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tomllib
 from collections.abc import Callable
@@ -77,6 +78,24 @@ def test_an_installed_objective_is_used_by_its_name(install: Install) -> None:
         get("best_of_group").resolve("best_of_group", {"marg": 1})
     with pytest.raises(Refused, match=r"one of `agro objectives`.*'best'"):
         get("best")
+
+
+def test_what_a_package_named_like_those_of_agro_does_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed in the same folder as agro, too: by another distribution."""
+    (tmp_path / "agro_mine.py").write_text("def get(item):\n    return item.score\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("agro_mine").get
+    found = {"agro": ["agro-rl"], "agro_papers": ["agro-rl"], "agro_mine": ["mine"]}
+    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: found)
+    with (
+        pytest.raises(Refused, match=r"mine: AttributeError: .*agro_mine.py:2"),
+        plugins.errors_of(mine, "mine"),
+    ):
+        mine(1)
+    for module, is_agros in (("agro.io.x", True), ("agro_papers.x", True), ("agros", False), ("mine", False)):
+        assert plugins.is_agros(type("Part", (), {"__module__": module})) == is_agros
 
 
 SEVERAL = """

@@ -158,6 +158,19 @@ def test_the_next_process_finds_the_order_that_this_one_kept(tmp_path: Path, mon
         reader.draws.pick(rule, At("r", 8, 5, 4))
 
 
+def test_who_only_looks_does_not_wait_for_a_writer(tmp_path: Path) -> None:
+    rule, at = DrawRule(2, DataConfig(), fewer=True), At("r", 1, 0, 0)
+    with Store.open(tmp_path / "s.db", timeout=0.1) as store, Store.open(tmp_path / "s.db") as other:
+        store.append(group("a", [0.0, 1.0]))
+        assert len(store.draws.pick(rule, at)) == 1
+        with other.transaction():
+            other.append(group("b", [0.0, 1.0]))
+            assert len(store.draws.pick(rule, at)) == 1
+            with Store.open(tmp_path / "s.db", read_only=True) as reader:
+                assert (len(reader.draws.pick(rule, at)), reader.draws.count(rule, at)) == (1, 1)
+        assert len(store.draws.pick(rule, at)) == 2
+
+
 def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -115,12 +115,14 @@ def test_what_a_lost_connection_wrote_counts_once(
         lambda: store.append([sample("b")]),
         lambda: store.requests.claim("r", "me", maximum=2, ahead=8),
         lambda: store.split.keep("r", {"a": "b"}),
+        lambda: len(store.draws.draw_picked([], At("r", 1, 0, 0), made=ids).samples),
     ):
         with monkeypatch.context() as patched:
             cuts = ends_at_commit(store, patched, after=after)
             results.append(write())
         assert len(cuts) == 1
-    assert results == [None, [4], [0, 1], None]
+    assert results == [None, [4], [0, 1], None, 3]
+    assert len(store.draws.drawn("r")) == 3
     assert len(list(store.pairs())) == 1
     assert [s.id for s in store.samples()] == [1, 2, 3, 4]
     assert store.split.of("r") == {"a": "b"}

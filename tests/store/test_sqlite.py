@@ -267,6 +267,21 @@ def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, o
     assert store.counts().samples == 2
 
 
+def test_an_append_to_a_large_group_reads_no_more_than_to_a_small_one(tmp_path: Path) -> None:
+    """Counted in steps of SQLite's."""
+    steps: list[int] = []
+    counts = []
+    with Store.open(tmp_path / "s.db") as store:
+        database: Any = store.tables
+        database._connection.set_progress_handler(lambda: steps.append(1), 100)
+        for size in (1, 3000):
+            store.append([sample("a", str(n)) for n in range(size)])
+            steps.clear()
+            store.append([sample("a", "another"), sample(f"other {size}")])
+            counts.append(len(steps))
+    assert counts[1] <= 2 * counts[0] + 2
+
+
 def test_messages_are_one_prompt_in_any_order_of_their_keys(store: Store) -> None:
     store.append([sample(CHAT, prompt_id="0")])
     store.append([sample([dict(reversed(CHAT[0].items()))], prompt_id="0")])
