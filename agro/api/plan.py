@@ -88,25 +88,45 @@ class Rates(NamedTuple):
 class LoadedFootprint(Footprint):
     """The memory of a run that is loaded, of which `loaded` bytes are known, and not counted.
 
+    Only the `text`, `trained` and `saved` of its shape are known.
+
+    `trained_bytes`: of the weights that are trained, whose moments and gradients have their type.
     `on_cpu`: memory that sampling and other passes used isn't there for a pass, for the C library keeps it in
     pieces that seldom fit again.
     """
 
     loaded: float
+    trained_bytes: int
     on_cpu: bool
+
+    @property
+    def gradients(self) -> float:
+        return self.trained_bytes
 
     @property
     def resting(self) -> float:
         """With the moments, and the average of the weights if there is one."""
         train = self.config.train
-        each = 2 if train.optimizer == "adamw_8bit" else 8
-        return self.loaded + self.shape.trained * (each + 4 * (train.weights_average is not None))
+        moments = 2 * self.trained_bytes
+        if train.optimizer == "adamw_8bit":
+            moments = 2 * self.shape.trained
+        average = 0
+        if train.weights_average is not None:
+            average = 4 * self.shape.trained
+        return self.loaded + moments + average
+
+    def serving(self, tokens: int, sequences: int) -> float:
+        """Bytes of what samples in this process; a server's own memory isn't the trainer's."""
+        if self.config.engine.starts_server:
+            return 0.0
+        return super().serving(tokens, sequences)
 
     def peak_of(self, tokens: int, sequences: int, length: int) -> float:
         """The most bytes at once, of a pass of so many tokens, and of so many sequences of `length` tokens
         that are sampled."""
         if not self.on_cpu:
-            return max(self.peak(tokens, 0), self.resting + self.serving(length, sequences))
+            sampling = self.resting + self.gradients + self.serving(length, sequences)
+            return max(self.training(tokens), sampling)
         again = activations(self.shape.text, self.shape.saved, tokens, self.config.train, self.itemsize)
         return self.training(tokens) + self.serving(length, sequences) + sum(again)
 
@@ -298,9 +318,24 @@ class Machine:
         if at_once and config.source.lags:  # and samples with a copy of earlier weights
             loaded += sum(weights.nbytes for weights in model.parameters())
         text = model.config.get_text_config()
-        trained = sum(w.numel() for w in self.policy.trained().values())
-        shape = Shape(text, 0, 0, 0, 0, trained, rates.saved / text.num_hidden_layers)
-        footprint = LoadedFootprint(config, shape, 0.0, loaded, self.policy.device.type == "cpu")
+        trained = self.policy.trained().values()
+        shape = Shape(
+            text=text,
+            context=0,
+            weights=0,
+            packed=0,
+            widest=0,
+            trained=sum(weights.numel() for weights in trained),
+            saved=rates.saved / text.num_hidden_layers,
+        )
+        footprint = LoadedFootprint(
+            config,
+            shape,
+            others=0.0,
+            loaded=loaded,
+            trained_bytes=sum(weights.nbytes for weights in trained),
+            on_cpu=self.policy.device.type == "cpu",
+        )
         largest = max(positions(self.policy, rows) for rows in step.passes)
         longest = max((row.length for row in step.fresh), default=0)
         return int(footprint.peak_of(largest, at_once, longest))

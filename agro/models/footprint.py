@@ -198,6 +198,11 @@ class Footprint:
         return model.packed * each + (model.weights - model.packed) * 2
 
     @property
+    def gradients(self) -> float:
+        """Bytes of the gradients of what is trained."""
+        return 4.0 * self.shape.trained
+
+    @property
     def resting(self) -> float:
         """Bytes of the trainer while others sample: weights, moments and reference."""
         trained, train = self.shape.trained, self.config.train
@@ -212,7 +217,7 @@ class Footprint:
         if policy.quantize is not None:
             layer += 2 * self.shape.widest  # unpacked for a product
         largest = max(layer, logits(tokens, text.vocab_size, policy.chunk))
-        return self.resting + SPARE * (waiting + largest + 4 * self.shape.trained)  # and gradients
+        return self.resting + SPARE * (waiting + largest + self.gradients)
 
     def serving(self, tokens: int, sequences: int) -> float:
         """Bytes of what samples so many sequences at once: a server, or the trainer's own process."""

@@ -51,6 +51,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row["phase"] = EVIL if row["phase"] == "sft" else row["phase"]
         row |= {"reward_parts": {EVIL: 0.5, "b": 1.0}, "dropped": 1, "dropped_reasons": {EVIL: 1}}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    answered = {"prompt": EVIL, "response": EVIL, "reward": 1.0, "answer": EVIL, "observations": [EVIL]}
+    (folder / "held_out.jsonl").write_text(json.dumps({"step": 220, "responses": [answered]}) + "\n")
     with Store.open(folder / "store.db") as store, store.transaction():
         for step in range(1, 221):
             texts = [
@@ -120,9 +122,12 @@ def test_hostile_text_shows_as_text(browser: Browser, page: Path, comparison: Pa
     browser.open(page)
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
     shown = browser.ask(VISIBLE)
-    # Phase twice (the tables), option, dropped, source, prompts, reference, versions twice.
-    assert shown.count("<script>window.HIT=1</script>") >= 9
-    assert browser.ask("document.scripts.length + document.images.length") == 0
+    # Phase twice (the tables), option, dropped, source, prompt, response, answer, prompts, reference,
+    # versions twice.
+    assert shown.count("<script>window.HIT=1</script>") >= 12
+    # Of the page itself: the script that shows responses, and their data.
+    assert browser.ask("document.scripts.length + document.images.length") == 2
+    assert browser.ask("typeof window.HIT") == "undefined"
     browser.open(comparison)
     assert "<script>window.HIT=1</script>" in browser.ask(VISIBLE)
     assert browser.ask("document.scripts.length + document.images.length") == 0

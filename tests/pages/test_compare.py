@@ -283,4 +283,4 @@ def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "out" / "compare.svg").read_bytes() == before
     assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
     refused = CliRunner().invoke(app, ["compare", str(runs[0]), "--out", str(runs[0] / "config.json")])
-    assert (refused.exit_code, "give another path" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "expected a folder to write into" in refused.stderr) == (2, True)

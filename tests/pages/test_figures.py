@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from agro.pages.run.figures import (
     learning_curve,
     png,
     smoothing,
+    spread_out,
     svg,
 )
 from agro.pages.run.page import learning
@@ -119,6 +121,48 @@ def test_names_of_series_do_not_overlap(run, at):
         key=lambda b: b.y0,
     )
     assert low.y1 <= high.y0
+
+
+@pytest.mark.parametrize("end", [0.0, 0.5, 1.0])
+def test_names_of_many_equal_series_stay_in_the_figure(run, end):
+    data = made(run, [("a", None)] * 2)
+    other = Series("other", np.array([0.0, 1.0]))  # which makes the axis end at 1
+    equal = [Series(f"s{i}", np.array([0.0, end])) for i in range(8)]
+    figure = draw(data, [*equal, other])
+    figure.draw_without_rendering()
+    names = {s.label for s in equal} | {"other"}
+    boxes = [t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in names]
+    boxes.sort(key=lambda box: box.y0)
+    assert len(boxes) == 9
+    assert all(low.y1 <= high.y0 for low, high in pairwise(boxes))
+    assert boxes[0].y0 >= figure.bbox.y0
+    assert boxes[-1].y1 <= figure.bbox.y1
+
+
+@pytest.mark.parametrize(
+    ("heights", "moved"),
+    [
+        ([0, 5, 20], [-2.5, 7.5, 20]),
+        ([0, 1, 2, 50], [-9, 1, 11, 50]),  # around their mean
+        ([0, 8, 9, 40], [-13 / 3, 17 / 3, 47 / 3, 40]),
+        ([3], [3]),
+    ],
+)
+def test_names_move_no_further_apart_than_they_must(heights, moved):
+    assert spread_out(heights, 10, -100, 100) == pytest.approx(moved)
+
+
+@pytest.mark.parametrize(
+    ("heights", "moved"),
+    [
+        ([0, 1, 2], [0, 10, 20]),  # the lower bound
+        ([50, 98, 99], [50, 90, 100]),  # the upper bound
+        ([5, 98, 99, 99], [5, 80, 90, 100]),
+        ([50] * 15, list(range(0, 150, 10))),  # more than fit
+    ],
+)
+def test_names_stay_between_bounds(heights, moved):
+    assert spread_out(heights, 10, 0, 100) == pytest.approx(moved)
 
 
 def test_names_of_short_phases_do_not_overlap(run):

@@ -10,6 +10,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.pages.run import report
+from agro.pages.run.page import panels
 from agro.runs.rundata import Outcome, load_run
 from agro.store import Store
 from agro.types import Sample
@@ -138,10 +139,15 @@ def test_what_a_page_names_is_escaped(run_folder):
     path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
     with Store.open(run_folder / "store.db") as store:
         store.draws.record(RUN, 1, store.append([Sample(evil, evil, reward=1.0, source=evil)]))
+    found = {"prompt": evil, "response": evil, "reward": 1.0, "answer": evil, "observations": [evil]}
+    (run_folder / "held_out.jsonl").write_text(json.dumps({"step": 220, "responses": [found]}) + "\n")
     page = read(run_folder)
-    assert not page.tags & {"script", "u", "s"}
+    assert not page.tags & {"u", "s"}
+    # Of the page itself: the script that shows responses, and their data.
+    assert (run_folder / "report.html").read_text().count("<script") == 2
     assert '"<i>": "<u>"' in page.text
-    assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 2  # model and source
+    # model, source, prompt, response and answer
+    assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 5
 
 
 def test_a_store_that_is_elsewhere_is_said(bare_folder):
@@ -283,6 +289,41 @@ def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any
     assert "a <b> form that…" in text
     assert "1 more in metrics.jsonl." in text
     assert "At step 200 it was 0.0200 ± unknown below the reference's, on 33 groups." in text
+
+
+def test_a_measured_0_is_shown(run_folder):
+    """0 is a measurement: only charts of the course, the material and the health have to differ from it."""
+    zeros = dict.fromkeys(
+        ["kl_ref", "eval_fresh_consistency", "regret", "truncated_share", "logp_diff_mean"], 0.0
+    )
+    rewrite(
+        run_folder, lambda row: row | zeros | {"objective": {"explained_variance": 0.0}, "push_error": 0.1}
+    )
+    text = read(run_folder).text
+    for title in (
+        "KL to the reference",
+        "½ Var(R) of held-out responses",
+        "Estimated regret",
+        "Variance explained by the critic",
+    ):
+        assert title in text
+    assert "Truncated responses" not in text
+    assert "Sampler and trainer" not in text  # judged by its first metric
+
+
+def test_captions_begin_with_what_is_shown(run_folder):
+    values = dict.fromkeys(["log_ratio_best", "log_ratio_worst", "eval_log_ratio_best", "asked_again"], 0.5)
+    rewrite(run_folder, lambda row: row | values | {"kl_of_best": row["step"] % 2})
+    text = read(run_folder).text
+    lowest = "Mean log π/π_ref of the stored responses with the lowest reward of their group."
+    assert f"{lowest} Running mean over 5 steps. The best should rise above 0;" in text
+    assert "on held-out groups." not in text
+    run = load_run(run_folder)
+    drawn = {panel.title: panel for panel in panels(run, "nearness") + panels(run, "material")}
+    caption = drawn["KL to the reference"].caption
+    assert caption.startswith("KL divergence of fresh responses from the reference.")
+    assert "Gray: KL divergence of a policy that writes only the best" in caption
+    assert {"asked again", "all"} <= set(Reader(drawn["Groups asked again"].figure).texts)
 
 
 def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder, unchanged):

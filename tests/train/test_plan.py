@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan import StepSequence, _pass, describe, positions, within
+from agro.api.plan import LoadedFootprint, StepSequence, _pass, describe, positions, within
 from agro.api.reporting_trainer import Trainer
+from agro.config import RunConfig
 from agro.errors import Refused
-from agro.models.footprint import saved_for_backward
+from agro.models.footprint import Shape, saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import parameters
 from agro.store import Store
@@ -80,6 +81,46 @@ def test_an_average_of_the_weights_is_in_the_peak(tmp_path: Path) -> None:
         assert machine.peak(averaged, step, rates) is None
     assert without is not None
     assert with_it == without + 4 * parameters(machine.policy.model)
+
+
+def loaded(config: RunConfig, trained_bytes: int, *, on_cpu: bool = False) -> LoadedFootprint:
+    """Of a model of 1,000 weights, all trained, and 5,000 bytes that are there before the first step."""
+    text = Policy.load(config.policy).model.config.get_text_config()
+    shape = Shape(text, context=16, weights=1000, packed=0, widest=0, trained=1000, saved=100.0)
+    return LoadedFootprint(config, shape, others=0.0, loaded=5000, trained_bytes=trained_bytes, on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("mixed", 4)])
+def test_moments_and_gradients_have_the_type_of_what_is_trained(
+    tmp_path: Path, dtype: str, itemsize: int
+) -> None:
+    config = tiny(tmp_path, policy__dtype=dtype)
+    found = loaded(config, 1000 * itemsize)
+    assert found.resting == 5000 + 2 * 1000 * itemsize
+    assert found.gradients == 1000 * itemsize
+    eight_bits = tiny(tmp_path, policy__dtype=dtype, train__optimizer="adamw_8bit")
+    assert loaded(eight_bits, 1000 * itemsize).resting == 5000 + 2 * 1000
+    trainer = Trainer(config, tmp_path / "run")
+    with trainer.loaded() as machine:
+        trained = machine.policy.trained().values()
+        assert {weights.itemsize for weights in trained} == {itemsize}
+
+
+def test_gradients_are_there_while_responses_are_sampled(tmp_path: Path) -> None:
+    found = loaded(tiny(tmp_path), 4000)
+    sampling = found.serving(8, 1_000_000)
+    assert found.peak_of(8, 1_000_000, 8) == found.resting + 4000 + sampling
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_memory_of_a_server_is_not_the_trainers(tmp_path: Path, sleep: bool, on_cpu: bool) -> None:
+    """It is what torch allocates, and a server that the engine starts is another process."""
+    with_server = tiny(tmp_path, engine={"kind": "vllm", "sleep": sleep})
+    alone = loaded(tiny(tmp_path), 4000, on_cpu=on_cpu)
+    beside = loaded(with_server, 4000, on_cpu=on_cpu)
+    assert beside.serving(8, 4) == 0
+    assert beside.peak_of(100, 0, 0) == alone.peak_of(100, 0, 0)
 
 
 def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:

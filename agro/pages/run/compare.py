@@ -22,8 +22,7 @@ from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
 from agro.io.peers import nearest
 from agro.io.terminal import csv_cell
-from agro.logs.results import HELD_OUT as SET_ASIDE
-from agro.logs.results import REWARD, WAY_OUT, Result
+from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
 from agro.pages.run.render import render
@@ -128,7 +127,7 @@ class PairedResults:
 
     @property
     def verdict(self) -> Verdict:
-        what = "held-out prompts" if SET_ASIDE in (self.a.task, self.b.task) else "prompts"
+        what = "held-out prompts" if HELD_OUT in (self.a.task, self.b.task) else "prompts"
         measure = "mean reward" if self.metric == REWARD else self.metric
         return Verdict.compared(replace(self.comparison, p=self.p), prompts=what, measure=measure)
 
@@ -292,8 +291,8 @@ class PairedSets:
         }
 
 
-HELD_OUT, TRAINING = "eval_reward", "reward_mean"
-MEASURES = {HELD_OUT: "held-out reward", TRAINING: "training reward"}
+HELD_OUT_REWARD, TRAINING_REWARD = "eval_reward", "reward_mean"
+MEASURES = {HELD_OUT_REWARD: "held-out reward", TRAINING_REWARD: "training reward"}
 UNSET = "not set"
 LONGEST_LABEL = 48  # characters of a label
 
@@ -410,11 +409,11 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
             same.append(run)
     groups.sort(key=lambda group: min(map(runs.index, group)))  # as they are given
     without = tuple(r for r in runs if not np.isfinite(r.column("eval_reward")).any())
-    measure = metric or (TRAINING if without else HELD_OUT)
+    measure = metric or (TRAINING_REWARD if without else HELD_OUT_REWARD)
     differences = differing([flat(settings(g[0])) for g in groups])
     labels = _labels(groups, differences)
     lines = tuple(_line(label, group, measure) for label, group in zip(labels, groups, strict=True))
-    paired = _paired(lines) if metric in (None, HELD_OUT) else (None, "")
+    paired = _paired(lines) if metric in (None, HELD_OUT_REWARD) else (None, "")
     return RunComparison(measure, lines, differences, without, *paired)
 
 
@@ -561,7 +560,7 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
 
 def write(comparison: RunComparison, folder: Path) -> list[Path]:
     """Write compare.png, .svg, .pdf, .csv and .html into `folder`, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
     figures.png(figure(comparison), paths[0])
     for path, date in ((paths[1], "Date"), (paths[2], "CreationDate")):
@@ -581,17 +580,24 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
 
 def write_results(paired: PairedSets, folder: Path) -> list[Path]:
     """Write compare.html of results that aren't all runs, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     path = folder / "compare.html"
     numbers = json.dumps(paired.to_json(), indent=1, ensure_ascii=False)
     path.write_text(render("results.html", paired=paired, json=numbers), encoding="utf-8")
     return [path]
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"--out {folder}: expected a folder to write into: {error.strerror}") from None
+
+
 def notes(comparison: RunComparison) -> list[str]:
     """What a reader has to know about the numbers."""
     texts = [comparison.unpaired] if comparison.unpaired else []
-    if comparison.measure == TRAINING:
+    if comparison.measure == TRAINING_REWARD:
         names = ", ".join(str(r.folder) for r in comparison.without_heldout)
         texts.append(
             f"Training reward is compared, because there is no held-out reward in {names}. It is measured on "
@@ -603,7 +609,7 @@ def notes(comparison: RunComparison) -> list[str]:
     if single:
         lines_named = "each line" if len(single) == len(comparison.lines) else "; ".join(single)
         note = f"There is a single seed of {lines_named}, so there is no interval over seeds."
-        if comparison.measure == HELD_OUT:
+        if comparison.measure == HELD_OUT_REWARD:
             note += " ± is the run's own standard error over held-out prompts."
         texts.append(note)
     if any(len(line.runs) == BANDS - 1 for line in comparison.lines):

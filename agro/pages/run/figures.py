@@ -122,10 +122,30 @@ def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -
     placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
     placed.sort(key=lambda item: item[0])
     lowest = 0.4 * FONT  # not on the label of the x axis
-    for y, text, color in placed:
-        y = max(y, lowest)
-        lowest = y + 1.25 * FONT
+    highest = size[1] * 72 * (1 - axes.get_position().y0) - 0.75 * FONT  # the top of the figure
+    heights = spread_out([y for y, _, _ in placed], 1.25 * FONT, lowest, highest)
+    for (_, text, color), y in zip(placed, heights, strict=True):
         label(axes, text, (1, 0), (5, y), color=color, va="center")
+
+
+def spread_out(heights: Sequence[float], gap: float, lowest: float, highest: float) -> list[float]:
+    """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
+
+    All are between `lowest` and `highest`; where so many don't fit, they go on above it.
+    After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.
+    """
+    blocks: list[tuple[float, int]] = []
+    for i, height in enumerate(heights):
+        mean, n = height - i * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, m = blocks.pop()
+            mean, n = (mean * n + other * m) / (n + m), n + m
+        blocks.append((mean, n))
+    level = [mean for mean, n in blocks for _ in range(n)]
+    # With bounds, the nearest monotone sequence is the one without them, cut off at both.
+    top = highest - (len(heights) - 1) * gap
+    level = [max(lowest, min(x, top)) for x in level]
+    return [x + i * gap for i, x in enumerate(level)]
 
 
 @dataclass(frozen=True)

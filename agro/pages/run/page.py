@@ -58,6 +58,8 @@ class Chart:
     log: bool = False
     smoothed: bool = True
     varies: bool = False
+    nonzero: bool = False
+    explained: tuple[str, ...] | None = None
 
 
 CHARTS = TypeAdapter(dict[str, list[Chart]]).validate_python(tomllib.loads(template_text("charts.toml")))
@@ -111,33 +113,40 @@ def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyTyp
     for chart in CHARTS[section]:
         columns = {name: column(run, name) for name in chart.lines}
         known = {name: values for name, values in columns.items() if np.isfinite(values).any()}
-        every = np.concatenate([[], *known.values()])
-        distinct = np.unique(every[np.isfinite(every)])
-        if not distinct.any() or (chart.varies and len(distinct) == 1):
+        if not known:
+            continue
+        first = next(iter(chart.lines))
+        of_first = columns[first][np.isfinite(columns[first])]
+        if chart.nonzero and not of_first.any():
+            continue
+        if chart.varies and len(np.unique(of_first)) < 2:
             continue
         width = smoothing(len(run.rows)) if chart.smoothed else 1
-        colors = figures.COLORS[1:] if next(iter(chart.lines)).startswith("eval_") else figures.COLORS
+        colors = figures.COLORS[1:] if first.startswith("eval_") else figures.COLORS
         series = []
         for (name, label), color in zip(chart.lines.items(), colors):
             if name.startswith("eval_"):
                 series.append(heldout(run, name, label, color))
             else:
                 series.append(Series(label, columns[name], color, smooth=width))
-        texts = [chart.text, caption(*known)]
+        texts = [caption(*known) if chart.explained is None else caption(*chart.explained)]
+        if width > 1 and not all(name.startswith("eval_") for name in known):
+            texts.append(f"Running mean over {width} steps.")
+        texts.append(chart.text)
         if chart.gray is not None:
             name, compared = chart.gray
+            smooth = 1
             if isinstance(compared, str):
                 values = column(run, compared)
+                smooth = smoothing(len(run.rows))
                 if compared in METRICS and run.measures(compared):
                     texts.append(f"Gray: {caption(compared)}")
             else:
                 values = np.where(np.isfinite(series[0].values), compared, math.nan)
-            series.append(Series(name, values, figures.MUTED, points=series[0].points))
-        if width > 1 and not all(name.startswith("eval_") for name in known):
-            texts.append(f"Running mean over {width} steps.")
+            gray = Series(name, values, figures.MUTED, points=series[0].points, smooth=smooth)
+            series.append(gray)
         texts.append(more.get(chart.title, ""))
-        first = METRICS.get(next(iter(chart.lines)))
-        unit = "" if first is None else first.unit
+        unit = METRICS[first].unit if first in METRICS else ""
         look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
         drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
     return drawn
