@@ -43,6 +43,7 @@ def config(tmp_path: Path, fresh: int = 7, mixed: int = 8, every: int = 3) -> Ru
         phases=phases,
         policy__reference="phase",
         train__checkpoint_every=every,
+        train__micro_batch=4,  # several passes a step
         train__schedule="cosine",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
         evaluate__every=5,
