@@ -240,9 +240,10 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
     copy = shutil.copy(REWARDS, tmp_path / "copy.py")
     before, during = children(), Children()
     made = tiny(tmp_path, reward={"name": f"{copy}:digits"})
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as stopped:
         Trainer(made, tmp_path / "run", monitors=[during, InterruptAfter(2)]).run()
     assert during.seen - before
+    assert stopped.tb is not None  # it keeps the run's objects: what ends them isn't that they are collected
     assert not children() - before
 
 
