@@ -99,7 +99,8 @@ def _become(command: list[str], cwd: Path, environment: dict[str, str], stdout: 
     for number, file in ((1, stdout), (2, stderr)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     # The server's own could be of another kind: a terminal can't be sought in.
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    # As a program's stdout into a pipe or a file, it is written at a flush: who waits for a line needs one.
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     reporting_trainer.report = lambda folder: folder  # its figures take longer than a tiny run
     try:

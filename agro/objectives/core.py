@@ -72,9 +72,9 @@ STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need
 class Terms:
     """What an objective returns. Its gradient is the surrogate's where there is one, else the loss's."""
 
-    loss: Tensor  # the quantity to plot
+    loss: Tensor | float  # the quantity to plot
     surrogate: Tensor | None = None
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

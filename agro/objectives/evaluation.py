@@ -115,8 +115,10 @@ def differentiate(
         )
     found = torch.autograd.grad(target, list(leaves.values()), allow_unused=True, materialize_grads=True)
     gradients = {stream: masked(part, grad, stream) for stream, grad in zip(leaves, found, strict=True)}
-    metrics = {key: float(value.detach()) for key, value in terms.metrics.items()}
-    loss = float(terms.loss.detach())
+    # The loss to plot and metrics of a user's own may be plain numbers.
+    with plugins.errors_of(objective.function, f"objective {name}"):
+        metrics = {key: _number(value) for key, value in terms.metrics.items()}
+        loss = _number(terms.loss)
     for ingredient in objective.parts:
         stream = ingredient.stream
         if stream in leaves:
@@ -133,6 +135,10 @@ def differentiate(
     if dropped:
         metrics["ties_dropped"] = float(dropped)
     return Evaluation(loss, grads, metrics)
+
+
+def _number(value: Tensor | float) -> float:
+    return float(torch.as_tensor(value, dtype=torch.float64).detach())
 
 
 def pool_singletons(batch: Batch) -> Batch:

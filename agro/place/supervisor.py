@@ -227,17 +227,18 @@ class Supervisor:
         """The trainer first, which may write a checkpoint."""
         is_done = any(s.process.role == "trainer" and s.ended == "done" for s in self.processes)
         for role in ("trainer", "collector", "server"):
-            running = [s for s in self.processes if s.process.role == role and s.runs()]
+            # Also those that ended by themselves since the last look, of which that is to be recorded.
+            left = [s for s in self.processes if s.process.role == role and s.started and not s.ended]
             if role == "collector" and is_done:
-                _wait(running, END_SECONDS)
-            for supervised in running:
+                _wait(left, END_SECONDS)
+            for supervised in left:
                 assert supervised.started is not None
-                code = supervised.started.poll()  # it may have ended by itself meanwhile
+                code = supervised.started.poll()
                 if code is None:
                     supervised.started.stop()
                 supervised.ended = "stopped" if code is None else ended_words(code)
-            _wait(running, STOP_SECONDS)
-            for supervised in [s for s in running if s.runs()]:
+            _wait(left, STOP_SECONDS)
+            for supervised in [s for s in left if s.runs()]:
                 assert supervised.started is not None
                 self.say(f"{supervised.process.name} didn't end within {STOP_SECONDS:g} s and is killed")
                 supervised.started.kill()

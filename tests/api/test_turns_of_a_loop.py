@@ -62,6 +62,7 @@ def served(folder: Path) -> tuple[Path, int]:
     return LoopRecord.read(folder / "s.loop").newest(folder / "s.loop")
 
 
+@pytest.mark.report
 def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path, after_a_turn: Path) -> None:
     found = continued(after_a_turn, tmp_path, start)
     assert served(tmp_path) == (start / "model", 3)  # as --promote wasn't said
@@ -74,6 +75,7 @@ def test_a_better_model_is_promoted_and_rolled_back(tmp_path: Path, start: Path,
     assert load_run(tmp_path / "s.loop/1").config.policy.model == str(start / "model")
     second = found.turn(promote=True)
     assert (second.start, second.version >= 23) == (1, True)
+    assert (tmp_path / "s.loop/2/report.html").exists()
     assert load_run(tmp_path / "s.loop/2").config.policy.model == str(tmp_path / "s.loop/1/model")
     while len(LoopRecord.read(tmp_path / "s.loop").served) > 2:
         found.roll_back()

@@ -161,8 +161,10 @@ def test_the_runs_own_reward_scores_the_last_turn(made, tmp_path) -> None:
     assert {s.reward for s in samples if s.prompt_id == "p1"} == {None}
 
 
+@pytest.mark.report
 def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> None:
-    """The reward is the first letter's: the run's samples are on policy, and its updates move it."""
+    """The reward is the first letter's: the run's samples are on policy, and its updates move it. Its page is
+    drawn, of responses with tool turns."""
     agent = AGENT.replace('columns["worth"]', 'float(ord(first[:1] or "a") > 80)')
     (tmp_path / "agent.py").write_text(agent)
     engine.policy.save(tmp_path / "model")
@@ -199,6 +201,7 @@ def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> Non
     step = next(row for row in rows if row["step"] == 2)
     assert step["staleness_mean"] == 0
     assert step["grad_norm"] > 0
+    assert (tmp_path / "run/report.html").exists()
 
 
 def test_what_is_wrong_is_refused_first(monkeypatch) -> None:

@@ -43,8 +43,12 @@ def started(folder, store) -> tuple[forked.Process, str]:
         stderr=errors,
         env={**os.environ, "AGRO_TOKEN": TOKEN},
     )
+    deadline = time.monotonic() + 60
     while not (said.exists() and said.read_text().endswith("\n")):
         assert process.poll() is None, errors.read_text()
+        if time.monotonic() > deadline:
+            process.send_signal(signal.SIGKILL)
+            raise AssertionError("it printed no URL, or doesn't flush it")
         time.sleep(0.02)
     line = said.read_text()
     assert line.startswith("serving http://127.0.0.1:"), errors.read_text()

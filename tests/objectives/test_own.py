@@ -47,6 +47,14 @@ def without_the_policy(streams: Streams, batch: Batch) -> Terms:
     return Terms(Groups.of(batch).reward.sum())
 
 
+def plain_metric(streams: Streams, batch: Batch) -> Terms:
+    return Terms(streams["logp"].sum(), metrics={"a": 0.1})
+
+
+def plain_loss(streams: Streams, batch: Batch) -> Terms:
+    return Terms(0.5, surrogate=streams["logp"].sum())
+
+
 def not_finite(streams: Streams, batch: Batch) -> Terms:
     return Terms(streams["logp"].sum() / 0.0)
 
@@ -170,6 +178,13 @@ def test_errors_of_a_function_name_its_line(file: str) -> None:
     copy.write_text("x = 1\ny = x / 0\n")
     with pytest.raises(Refused, match=r"ZeroDivisionError: .*broken.py:2"):
         get(f"{copy}:f")
+
+
+def test_metrics_and_a_loss_to_plot_may_be_plain_numbers(file: str) -> None:
+    assert of(f"{file}:plain_metric").metrics["a"] == 0.1
+    evaluated = of(f"{file}:plain_loss")
+    assert evaluated.loss == 0.5
+    assert (evaluated.grad == of(f"{file}:plain_metric").grad).all()
 
 
 def test_a_claim_with_an_unknown_need_is_refused() -> None:

@@ -19,6 +19,7 @@ from tiny_runs import done, tiny, write_prompts, write_toml
 
 from agro.cli.runs import ps
 from agro.errors import Refused
+from agro.pages.run import report
 from agro.pages.run.live import LivePage
 from agro.place import supervisor
 from agro.place.placement import PlacedProcess, PlacedRecord, Placement, TrainCommand, log_file
@@ -124,6 +125,7 @@ def test_a_run_goes_on_when_its_processes_die(
     text, _ = LivePage(run).current()
     assert "Who does what?" in text
     assert "started again once" in text
+    assert "</html>" in report(run).read_text()  # its processes draw none; see forked.py
 
     with pytest.raises(
         Refused, match="there is a run in this folder; continue it with the same command and --resume"

@@ -56,6 +56,28 @@ def test_the_run_ends_with_its_trainer_and_its_exit_code(tmp_path: Path) -> None
             os.kill(int(str(pid)), 0)
 
 
+class AlreadyEnded:
+    """A process that had ended by itself before anybody looked."""
+
+    host, pid = "here", None
+
+    def poll(self) -> int:
+        return 0
+
+    def stop(self) -> None:
+        raise AssertionError("it has ended")
+
+    kill = stop
+
+
+def test_a_process_that_ends_in_the_same_moment_as_the_trainer_is_recorded_as_done(tmp_path: Path) -> None:
+    """The trainer's end is seen first, and nobody looks at the collector after it."""
+    watched = Watched(tmp_path, process("trainer", ""), process("collector", ""))
+    watched.supervisor.launch = lambda placed, again: AlreadyEnded()
+    assert watched.supervisor.run() == 0
+    assert [record["ended"] for record in watched.records[-1]] == ["done", "done"]
+
+
 def test_what_dies_is_started_again_and_said(tmp_path: Path) -> None:
     """The trainer dies once by a signal, and finds that it is started again."""
     code = "import os, sys; os.kill(os.getpid(), 0 if sys.argv[1:] == ['--resume'] else 9)"

@@ -73,7 +73,7 @@ def test_a_part_runs_with_tiny_shapes(tmp_path: Path, name: str) -> None:
 
 
 def test_a_missing_package_ends_it_at_once(
-    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpu: Any, part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the parts' own code; it is asked for one module, since others take seconds to import."""
     (tmp_path / "ijson").mkdir()
@@ -82,6 +82,7 @@ def test_a_missing_package_ends_it_at_once(
     (tmp_path / "benchmarks/on_gpu/packages.toml").write_text('modules = ["ijson"]\nlisted = []\n')
     out = tmp_path / "out"
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    assert "ijson" in part("start").PACKAGES["modules"]
     assert gpu.main(["--small", "--device", "cpu", "--within", "60", "--out", str(out)]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "the other parts aren't tried"
     [row] = json.loads((out / "start.json").read_text())["rows"]

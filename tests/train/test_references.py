@@ -52,7 +52,8 @@ def resumes(config: RunConfig, whole: Path) -> None:
 
 
 def test_a_moving_average(tmp_path: Path) -> None:
-    config = tiny(tmp_path, policy__reference="ema", policy__reference_decay=0.9)
+    """In steps of several passes."""
+    config = tiny(tmp_path, policy__reference="ema", policy__reference_decay=0.9, train__micro_batch=4)
     seen = Weights()
     with before_step(seen.meet):
         out = train(config, tmp_path / "run", seen)

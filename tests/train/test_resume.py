@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
+import shutil
 import signal
 import sqlite3
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import forked
@@ -20,7 +23,17 @@ import torch
 from rounding import rounding
 from safetensors.torch import load_file
 from tiers import some
-from tiny_runs import InterruptAfter, done, fill_store, metrics, tiny, weights, write_prompts, write_toml
+from tiny_runs import (
+    REWARDS,
+    InterruptAfter,
+    done,
+    fill_store,
+    metrics,
+    tiny,
+    weights,
+    write_prompts,
+    write_toml,
+)
 from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
@@ -31,6 +44,7 @@ from agro.logs.importing import import_files
 from agro.pages.run.card import write_cards
 from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
+from agro.train.monitors import Monitor, View
 
 
 def config(tmp_path: Path, fresh: int = 7, mixed: int = 8, every: int = 3) -> RunConfig:
@@ -43,6 +57,7 @@ def config(tmp_path: Path, fresh: int = 7, mixed: int = 8, every: int = 3) -> Ru
         phases=phases,
         policy__reference="phase",
         train__checkpoint_every=every,
+        train__micro_batch=4,  # several passes a step
         train__schedule="cosine",
         data__eval_prompts=write_prompts(tmp_path / "held.jsonl", range(60, 66)),
         evaluate__every=5,
@@ -196,6 +211,40 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     resumed = forked.run(again, cwd=tmp_path, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     same(tmp_path / "run", tmp_path / "plain")
+
+
+def children() -> set[int]:
+    """The processes that this one has begun and that aren't gone yet."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it is gone
+            _, _, after_name = stat.read_text().rpartition(")")
+            if int(after_name.split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+class Children(Monitor):
+    """What processes there are after each step."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def after(self, view: View) -> None:
+        self.seen |= children()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="it looks for processes in /proc")
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    """A copy of the rewards is called in a process of its own, which that of `tiny` isn't."""
+    copy = shutil.copy(REWARDS, tmp_path / "copy.py")
+    before, during = children(), Children()
+    made = tiny(tmp_path, reward={"name": f"{copy}:digits"})
+    with pytest.raises(Interrupted) as stopped:
+        Trainer(made, tmp_path / "run", monitors=[during, InterruptAfter(2)]).run()
+    assert during.seen - before
+    assert stopped.tb is not None  # it keeps the run's objects: what ends them isn't that they are collected
+    assert not children() - before
 
 
 def test_what_ends_before_a_stop_is_named_and_the_stage_is_in_a_file(tmp_path: Path) -> None:

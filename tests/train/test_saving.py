@@ -245,9 +245,23 @@ def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch)
     done = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
     assert done.exit_code == 1
     assert isinstance(done.exception, ZeroDivisionError)
-    assert f"agro report {out}" in done.stderr
+    assert f"the report failed, the model is complete; try again with: agro report {out}" in done.stderr
+    assert (out / "model" / "README.md").exists()
     assert {"README.md", "model.safetensors", "run_config.json"} <= hub.held["files"].keys()
     assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
+
+
+def test_an_interruption_of_the_report_uploads_nothing(tmp_path, hub, monkeypatch):
+    """Who presses Ctrl-C may not want it to be uploaded."""
+
+    def interrupted(folder: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agro.api.reporting_trainer.report", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path, train__steps=1, train__push="someone/fine")
+    assert not hub.held["files"]
+    assert "repo" not in hub.held
 
 
 def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, monkeypatch):

@@ -40,9 +40,9 @@ def policies() -> tuple[Policy, Policy]:
     return make_policies()
 
 
-def make_policies() -> tuple[Policy, Policy]:
+def make_policies(layers: int = 1) -> tuple[Policy, Policy]:
     """A policy in float64 and another as its reference."""
-    spec = config.NewModel(alphabet="abcdef", hidden=16, layers=1, heads=2, context=64)
+    spec = config.NewModel(alphabet="abcdef", hidden=16, layers=layers, heads=2, context=64)
     made = [Policy.load(config.PolicyConfig(new=spec, temperature=1.3), seed=s) for s in (0, 1)]
     for p in made:
         p.model.double()
@@ -146,6 +146,14 @@ def test_gradient_does_not_depend_on_the_micro_batch(
         assert float((cut - whole_step).double().norm()) <= bound * norm, size
     policy.model.double()
     reference.model.double()
+
+
+def test_nor_does_that_of_two_layers() -> None:
+    policy, reference = make_policies(layers=2)
+    batch = batch_for("agro", {"beta": 0.3}, policy, reference)
+    whole_step = gradient("agro", {"beta": 0.3}, policy, reference, batch, len(batch.mask))
+    cut = gradient("agro", {"beta": 0.3}, policy, reference, batch, 2)
+    assert float((cut - whole_step).norm()) <= 1e-10 * float(whole_step.norm())
 
 
 @pytest.mark.parametrize(
