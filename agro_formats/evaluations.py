@@ -383,8 +383,10 @@ def gather_evalplus(lines: Iterator[Line]) -> Iterator[Line]:
 def _solutions(results: Row) -> list[Any] | None:
     if "eval" not in results:  # one of them, a line each
         return None
-    found = list[Any]()
-    for task, solutions in entry(results["eval"], "eval").items():
+    found, by_task = list[Any](), entry(results["eval"], "eval")
+    if not by_task:
+        raise Refused(f"eval: expected solutions by the task's name, got {results['eval']!r:.80}")
+    for task, solutions in by_task.items():
         for one in solutions if isinstance(solutions, list) else [solutions]:
             found.append({"task_id": task, **one} if isinstance(one, dict) else one)
     return found

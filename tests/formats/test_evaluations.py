@@ -98,6 +98,9 @@ def test_results_of_evalplus_without_a_hash(store: Store, tmp_path: Path) -> Non
     path.write_text(json.dumps({"hash": "h", "eval": "none"}))
     with pytest.raises(Refused, match=r"a_eval_results\.json:1: eval: expected an object, got 'none'"):
         import_files(store, [path])
+    path.write_text(json.dumps({"hash": "h", "eval": {}}))
+    with pytest.raises(Refused, match=r"json:1: eval: expected solutions by the task's name, got {}"):
+        import_files(store, [path])
 
 
 def test_all_ways_to_pack_a_log_give_the_same(tmp_path: Path) -> None:
