@@ -61,8 +61,10 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
     if path in [item.partition("=")[0].strip() for item in overrides]:
         location = "command line"
     if error["type"] != "extra_forbidden":
-        problem = error["msg"][0].lower() + error["msg"][1:]
-        return f"{location}: {path}: {problem}, got {error['input']!r:.80}"
+        problem = f"{error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r:.80}"
+        if path == "data.store" and isinstance(error["input"], (list, tuple)):
+            problem += ". What to do: agro import all of these logs into one store, and give that"
+        return f"{location}: {path}: {problem}"
     *sections, name = keys
     model = config
     for key in sections:

@@ -308,8 +308,17 @@ class BaseTrainer:
             monitors = [source, *monitors]
         if phase.config.source.around is not None:
             source = CheckedSource(source, f"source.around = {phase.config.source.around}", self.store)
-        started = self.store, self.folder.id, self.activity
-        return Feed(phase, source, learner, *started, values, position.cached), monitors
+        feed = Feed(
+            phase,
+            source,
+            learner,
+            self.store,
+            run=self.folder.id,
+            activity=self.activity,
+            values=values,
+            cached=position.cached,
+        )
+        return feed, monitors
 
     def _source(
         self, phase: Phase, position: Position, values: StoredValues | TrackedValues | None
@@ -330,8 +339,16 @@ class BaseTrainer:
                 order = UncertainOrder(prompts, seed, config.data.candidates, values)
             # Of published versions, for an engine that doesn't share the policy's.
             weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
-            parts = recording(self.phases, phase), self._rollout(phase), order, self.reward, self.store
-            source = inline = InlineSource(*parts, run, self.activity, weights)
+            source = inline = InlineSource(
+                recording(self.phases, phase),
+                self._rollout(phase),
+                order,
+                self.reward,
+                self.store,
+                run=run,
+                activity=self.activity,
+                weights=weights,
+            )
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
         if config.source.around is None:
@@ -362,8 +379,10 @@ class BaseTrainer:
         monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
-            parts = self._rollout(phase), self.reward, self.eval_prompts, activity
-            monitors.append(heldout.HeldOutPrompts(phase, learner, *parts))
+            rollout = self._rollout(phase)
+            monitors.append(
+                heldout.HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, activity)
+            )
             if shifts:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))
         elif shifts:
@@ -401,12 +420,8 @@ class BaseTrainer:
 
     def _side_by_side(self, phase: Phase) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""
-        config, store, run, shown = (
-            phase.config,
-            self.store,
-            self.folder.id,
-            phase.config.evaluate.side_by_side,
-        )
+        config, store, run = phase.config, self.store, self.folder.id
+        shown = config.evaluate.side_by_side
         prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:shown]
         if shown and not prompts:
             encoder = self.policy.encoder
