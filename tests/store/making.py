@@ -42,7 +42,8 @@ def group(name: str, rewards: list[float | None], **fields: Any) -> list[Sample]
 
 def write_lines(path: Path, *rows: Any) -> Path:
     """A log of these records, or of these lines."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.write_bytes(lines.encode("utf-8", "surrogateescape"))
     return path
 
 
