@@ -28,6 +28,13 @@ def store(path: Any) -> Iterator[Store]:
 
 
 @pytest.fixture
+def other(store: Store, path: Any) -> Iterator[Store]:
+    """The same store, in another connection."""
+    with Store.open(path) as other:
+        yield other
+
+
+@pytest.fixture
 def into(tmp_path: Path) -> Iterator[Store]:
     """A store in a file, for logs."""
     with Store.open(tmp_path / "s.db") as store:

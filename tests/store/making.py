@@ -7,13 +7,14 @@ import math
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agro.store import At, Store
 from agro.store.draw_rules import Candidate, DrawRule, place_of
 from agro.types import Sample, prompt_hash
 
@@ -38,6 +39,19 @@ def sample(prompt: str = "1+1=", response: str = "2", reward: float | None = 1.0
 
 def group(name: str, rewards: list[float | None], **fields: Any) -> list[Sample]:
     return [sample(name, f"response {i}", r, **fields) for i, r in enumerate(rewards)]
+
+
+def texts(samples: Iterable[Sample]) -> list[str]:
+    return [s.response for s in samples]
+
+
+def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) -> list[Sample]:
+    """What a run draws at a step, the next one after its last draw where it isn't given."""
+    if step is None:
+        step = 1 + max((draw.step for draw in store.draws.drawn(changes.get("run", "r"))), default=0)
+    drawn = store.draw(rule, At(**{"run": "r", "step": step, "seed": 0, "version": 0, **changes}))
+    assert not drawn.damaged
+    return drawn.samples
 
 
 def write_lines(path: Path, *rows: Any) -> Path:

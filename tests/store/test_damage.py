@@ -115,16 +115,6 @@ def test_a_later_write_hides_no_damage(path: Path) -> None:
         store.set_rewards([(43, 0.5, {})])
 
 
-def test_a_damaged_sample_that_is_drawn_is_told_with_its_group(path: Path) -> None:
-    change(path, "UPDATE samples SET response = 'other' WHERE id = 42")
-    rule = DrawRule(100)
-    with Store.open(path) as store:
-        rule = DrawRule(len(store.draws.candidates(rule, run="s", version=0)))
-        drawn = store.draw(rule, At("s", 1, seed=0, version=0))
-        assert [tuple(d) for d in drawn.damaged] == [(42, sample("a").prompt_id, None)]
-        assert {s.id for s in drawn.samples} == {s.id for s in store.samples(scored=True, skip_damaged=True)}
-
-
 def test_an_earlier_commit_takes_the_later_ones_back(path: Path) -> None:
     with Store.open(path) as store:
         first, second, third = store.ledger.commits("r")

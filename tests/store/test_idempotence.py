@@ -10,7 +10,6 @@ from making import group, sample
 
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Store
-from agro.store.drawing import DamagedSample
 from agro.store.sample_rows import ledger_of
 from agro.types import Sample
 
@@ -83,15 +82,6 @@ def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:
     assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn.samples]
     later = store.draw(rule, AT._replace(step=3))  # the groups of step 2 count as used once
     assert not {s.prompt_id for s in later.samples} & {s.prompt_id for s in drawn.samples}
-
-
-def test_a_repeated_draw_reports_the_same_damage(store: Store) -> None:
-    ids = store.append(group("a", [0.0, 1.0]))
-    store.tables.run("UPDATE samples SET response = 'x' WHERE id = 1")
-    drawn = store.draw(DrawRule(1), AT)
-    assert drawn.damaged == [DamagedSample(1, sample("a").prompt_id)]
-    assert [s.id for s in drawn.samples] == ids[1:]
-    assert store.draw(DrawRule(1), AT) == drawn
 
 
 def test_another_draw_at_a_recorded_step_is_refused(store: Store) -> None:

@@ -122,7 +122,11 @@ def test_a_table_of_another_program(into: Store, load: Any) -> None:
     first, of_bytes, unknown = into.samples()
     assert (first.prompt, first.response, first.reward) == (row["prompt"], "A", 1.5)
     meta = {"x": 1, "level": 2, "exact": {"reward": 0.0, "response": "B"}}
-    assert [s.meta for s in (first, of_bytes, unknown)] == [meta | {"blob": None}, meta, meta | {"blob": None}]
+    assert [s.meta for s in (first, of_bytes, unknown)] == [
+        meta | {"blob": None},
+        meta,
+        meta | {"blob": None},
+    ]
     assert unknown.reward is None
     assert "blob" in str(report)
     assert [r.where.rpartition(":")[2] for r in report.refused] == ["2", "3"]

@@ -33,39 +33,37 @@ def fill(store: Store) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_all_copies_of_a_question_are_on_one_side(tmp_path: Path, share: float) -> None:
-    with Store.open(tmp_path / "log.db") as store:
-        fill(store)
-        data = DataConfig(replay=1.0, hold_out=share)
-        held_out = store.split.held_out(data)
-        sides = {q: {held_out(f"{q}-{n}") for n in range(COPIES)} for q in range(QUESTIONS)}
-        assert all(len(side) == 1 for side in sides.values())
-        expected = [q for q in range(QUESTIONS) if is_held_out(f"{q}-0", share)]  # the smallest id of each
-        assert [q for q in range(QUESTIONS) if sides[q] == {True}] == expected
-        for candidate in store.draws.candidates(DrawRule(1, data), "run", 0):
-            assert sides[int(candidate.prompt_id.split("-")[0])] == {False}
-        picked = store.draws.pick(DrawRule(200, data, fewer=True), At("run", 1, 0, 0))
-        assert {int(p.split("-")[0]) for p in picked} == set(range(QUESTIONS)) - set(expected)
+def test_all_copies_of_a_question_are_on_one_side(store: Store, share: float) -> None:
+    fill(store)
+    data = DataConfig(replay=1.0, hold_out=share)
+    held_out = store.split.held_out(data)
+    sides = {q: {held_out(f"{q}-{n}") for n in range(COPIES)} for q in range(QUESTIONS)}
+    assert all(len(side) == 1 for side in sides.values())
+    expected = [q for q in range(QUESTIONS) if is_held_out(f"{q}-0", share)]  # the smallest id of each
+    assert [q for q in range(QUESTIONS) if sides[q] == {True}] == expected
+    for candidate in store.draws.candidates(DrawRule(1, data), "run", 0):
+        assert sides[int(candidate.prompt_id.split("-")[0])] == {False}
+    picked = store.draws.pick(DrawRule(200, data, fewer=True), At("run", 1, 0, 0))
+    assert {int(p.split("-")[0]) for p in picked} == set(range(QUESTIONS)) - set(expected)
 
 
-def test_with_a_bound_of_1_each_prompt_decides_for_itself(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "log.db") as store:
-        fill(store)
-        held_out = store.split.held_out(DataConfig(hold_out=0.5, near_copies=1.0))
-        for q in range(QUESTIONS):  # a number of exclamation marks tells the copies apart
-            assert [held_out(f"{q}-{n}") for n in range(COPIES)] == [
-                is_held_out(f"{q}-{n}", 0.5) for n in range(COPIES)
-            ]
+def test_with_a_bound_of_1_each_prompt_decides_for_itself(store: Store) -> None:
+    fill(store)
+    held_out = store.split.held_out(DataConfig(hold_out=0.5, near_copies=1.0))
+    # A number of exclamation marks tells the copies apart.
+    for key in (f"{q}-{n}" for q in range(QUESTIONS) for n in range(COPIES)):
+        assert held_out(key) == is_held_out(key, 0.5)
 
 
-def test_a_store_that_grows_keeps_its_sides(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "log.db") as store:
-        fill(store)
-        data = DataConfig(hold_out=0.5)
-        before = {g.prompt_id for g in store.groups() if store.split.held_out(data)(g.prompt_id)}
-        store.append([Sample(copy(q, 99), "", prompt_id=f"!{q}") for q in range(QUESTIONS)])  # smaller ids
-        after = {g.prompt_id for g in store.groups() if store.split.held_out(data)(g.prompt_id)}
-        assert before == {key for key in after if not key.startswith("!")}
+def test_a_store_that_grows_keeps_its_sides(store: Store) -> None:
+    def held_out() -> set[str]:
+        is_out = store.split.held_out(DataConfig(hold_out=0.5))
+        return {g.prompt_id for g in store.groups() if is_out(g.prompt_id)}
+
+    fill(store)
+    before = held_out()
+    store.append([Sample(copy(q, 99), "", prompt_id=f"!{q}") for q in range(QUESTIONS)])  # smaller ids
+    assert before == {key for key in held_out() if not key.startswith("!")}
 
 
 def test_clusters_are_kept_and_read(tmp_path: Path) -> None:
