@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 from agro.store import At, Store
 from agro.store.draw_rules import Candidate, DrawRule, place_of
@@ -55,9 +57,10 @@ def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) 
 
 
 def write_lines(path: Path, *rows: Any) -> Path:
-    """A log of these records, or of these lines."""
+    """A log of these records, or of these lines; it is compressed as its name says."""
     lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.write_bytes(lines.encode("utf-8", "surrogateescape"))
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(lines.encode("utf-8", "surrogateescape")))
     return path
 
 

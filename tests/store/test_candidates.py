@@ -4,6 +4,7 @@ history, and the picks are those of the list; the rules by which groups are pick
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
@@ -47,7 +48,7 @@ class History:
         return group(name, rewards[: self.rng.integers(1, 4)], episode=episode, **fields)
 
     def happen(self) -> None:
-        what = self.rng.integers(10)
+        what = self.rng.integers(9)
         store = self.mine if self.rng.random() < 0.5 else self.other
         ids = [s.id or 0 for s in self.mine.samples()]
         if what == 0:
@@ -73,8 +74,6 @@ class History:
             self.mine = Store.open(self.path)
         elif what == 8:
             self.collect()
-        elif what == 9 and ids:  # another run's, with responses of the same group
-            self.other.draws.record("s", self.step, [int(i) for i in self.rng.choice(ids, 3)])
 
     def collect(self) -> None:
         """Responses that wait to be fresh ones, some of which are trained on."""
@@ -95,7 +94,10 @@ class History:
             raise ZeroDivisionError
 
     def draw(self, rule: DrawRule) -> None:
+        """And another run draws three samples, which may be of one group."""
         self.mine.draw(rule, At("r", self.step, 5, self.step))
+        if ids := [s.id or 0 for s in self.mine.samples()]:
+            self.other.draws.record("s", self.step, random.Random(self.step).choices(ids, k=3))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,12 +7,11 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from making import random_samples
+from making import random_samples, write_lines
 from pyarrow import parquet
 
 from agro.errors import Refused
@@ -67,17 +66,15 @@ def test_a_table_of_another_program_with_flipped_bits(into: Store, tmp_path: Pat
 
 
 def test_csv_with_flipped_bits(into: Store, tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("prompt,response\nQ,A\n")
-    use = partial(import_files, into, [tmp_path / "x.csv"])
-    assert len(refusals(tmp_path / "x.csv", use)) > FLIPS // 2
+    path = write_lines(tmp_path / "x.csv", "prompt,response", "Q,A")
+    assert len(refusals(path, lambda: import_files(into, [path]))) > FLIPS // 2
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-def test_prompts_with_flipped_bits(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"p{ending}"
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_prompts_with_flipped_bits(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     rows = [{"prompt": f"é {i}", "id": i, "x": {"y": [1, 2.5]}} for i in range(20)]
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(content) if ending == ".jsonl.gz" else content)
+    path = write_lines(tmp_path / "p", *(json.dumps(row, ensure_ascii=False) for row in rows))
+    path.write_bytes(pack(path.read_bytes()))
     assert refusals(path, lambda: load_prompts(path))
 
 

@@ -4,55 +4,50 @@ from __future__ import annotations
 
 import random
 import statistics
+from typing import Any
 
 import pytest
-from making import write_lines
 
 from agro.errors import Refused
-from agro.logs.importing import Components, Statistics, import_files
+from agro.logs.importing import Components, Statistics
 from agro.store import Store
 
 ROWS = [("alice", 1.0), ("alice", 3.0), ("bob", 10.0), ("bob", 10.0), ("carol", 7.0), ("bob", None)]
 
 
-@pytest.fixture
-def log(tmp_path):
-    record = {"response": "x"}
-    lines = [record | {"prompt": f"{i}?", "reward": r, "user": user} for i, (user, r) in enumerate(ROWS)]
-    return write_lines(tmp_path / "log.jsonl", *lines)
+RECORDS = [
+    {"prompt": f"{i}?", "response": "x", "reward": reward, "user": user}
+    for i, (user, reward) in enumerate(ROWS)
+]
 
 
-def test_a_field_that_a_scored_record_lacks_takes_nothing(tmp_path, log):
-    with Store.open(tmp_path / "s.db") as store:
-        with pytest.raises(
-            Refused, match=r"--center-by task: sample 1 .*it has source, role, user.* --map meta.task="
-        ):
-            import_files(store, [log], center_by="task")
-        assert store.counts().samples == 0
+def test_a_field_that_a_scored_record_lacks_takes_nothing(into: Store, load: Any) -> None:
+    message = r"--center-by task: sample 1 .*it has source, role, user.* --map meta.task="
+    with pytest.raises(Refused, match=message):
+        load(*RECORDS, center_by="task")
+    assert into.counts().samples == 0
 
 
-def test_rewards_are_centered_by_the_other_records_of_a_value(tmp_path, log):
+def test_rewards_are_centered_by_the_other_records_of_a_value(into: Store, load: Any) -> None:
     """By hand: of alice 1 and 3, bob 10 and 10, carol 7 the mean is 6.2, the variance within 2/2 = 1, among
     the means (2 · 4.2² + 2 · 3.8² + .8²)/2 = 32.4, of (5 − 9/5)/2 = 1.6 records: between (32.4 − 1)/1.6."""
-    with Store.open(tmp_path / "s.db") as store:
-        report = import_files(store, [log], center_by="user")
-        assert "centered: 5 rewards by 3 values of user, between which 95% of their" in str(report)
-        samples = list(store.samples())
-        kept = 19.625 / (19.625 + 1)
-        shifts = [kept * (3 - 6.2), kept * (1 - 6.2), kept * 3.8, kept * 3.8, 0.0]
-        for sample, (user, reward), shift in zip(samples, ROWS, shifts, strict=False):
-            assert sample.reward == pytest.approx(reward - shift)
-            expected = {"field": "user", "value": user, "shift": pytest.approx(shift), "reward": reward}
-            assert sample.meta["normalizer"] == expected
-        again = import_files(store, [log], center_by="user")
-        assert again.samples == 0
-        assert [s.reward for s in store.samples()] == [s.reward for s in samples]
-        with pytest.raises(Refused, match="--center-by was user, is not set now"):
-            import_files(store, [log])
-        import_files(store, [log], replace=True)
-        assert [s.reward for s in store.samples()] == [reward for _, reward in ROWS]
-        with pytest.raises(Refused, match=r"--center-by task: sample \d+ .* --map meta.task="):
-            import_files(store, [log], center_by="task", replace=True)
+    report = load(*RECORDS, center_by="user")
+    assert "centered: 5 rewards by 3 values of user, between which 95% of their" in str(report)
+    samples = list(into.samples())
+    kept = 19.625 / (19.625 + 1)
+    shifts = [kept * (3 - 6.2), kept * (1 - 6.2), kept * 3.8, kept * 3.8, 0.0]
+    for sample, (user, reward), shift in zip(samples, ROWS, shifts, strict=False):
+        assert sample.reward == pytest.approx(reward - shift)
+        expected = {"field": "user", "value": user, "shift": pytest.approx(shift), "reward": reward}
+        assert sample.meta["normalizer"] == expected
+    assert load(*RECORDS, center_by="user").samples == 0
+    assert [s.reward for s in into.samples()] == [s.reward for s in samples]
+    with pytest.raises(Refused, match="--center-by was user, is not set now"):
+        load(*RECORDS)
+    load(*RECORDS, replace=True)
+    assert [s.reward for s in into.samples()] == [reward for _, reward in ROWS]
+    with pytest.raises(Refused, match=r"--center-by task: sample \d+ .* --map meta.task="):
+        load(*RECORDS, center_by="task", replace=True)
 
 
 def of_users(users: int, each: int, apart: float, seed: int) -> list[Statistics]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -54,9 +53,9 @@ store.append([Sample("late", "1")])
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[Store]:
-    with Store.open(postgres_url) as store:
-        yield store
+def path(postgres_url: str) -> str:
+    """Of `store` and `other` of all tests here."""
+    return postgres_url
 
 
 @pytest.mark.parametrize("how", ["holding the lock", "sending"])
@@ -128,26 +127,27 @@ def test_what_a_lost_connection_wrote_counts_once(
     assert store.split.of("r") == {"a": "b"}
 
 
-def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
+def test_a_method_that_meets_another_writer_is_repeated(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also
     in a trip that fails: the connection knows of those, and goes on."""
     database: Any = store.tables
     send, met, pid = database._trip, [], database._pid
-    with Store.open(postgres_url) as other:
 
-        def trip(batch: Any) -> Any:
-            if batch[-1][0] == "COMMIT" and not met:
-                met.append(other.append([sample("other")]))
-            return send(batch)
+    def trip(batch: Any) -> Any:
+        if batch[-1][0] == "COMMIT" and not met:
+            met.append(other.append([sample("other")]))
+        return send(batch)
 
-        database._trip = trip
-        assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
+    monkeypatch.setattr(database, "_trip", trip)
+    assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
+    met.clear()
+    assert store.experience.append(samples=iter([sample("named")])) == [4]
+    assert met == [[3]]
+    for _ in range(12):
         met.clear()
-        assert store.experience.append(samples=iter([sample("named")])) == [4]
-        assert met == [[3]]
-        for _ in range(12):
-            met.clear()
-            store.append([sample()])
+        store.append([sample()])
     assert database._pid == pid
     assert not store.tables.damage()
 
@@ -194,9 +194,10 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
         ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name) for i in (0.0, 1.0)])
         ids += store.append([sample(name[-1:], "2", 1.0, prompt_id=name, episode=name) for _ in (0, 1)])
     assert store.append([sample("other")]) == [len(ids) + 1]
-    for location in (tmp_path / "s.db", f"{postgres_url}_2"):
-        copy(postgres_url if location == tmp_path / "s.db" else tmp_path / "s.db", location)
-    for location in (postgres_url, tmp_path / "s.db", f"{postgres_url}_2"):
+    file, again = tmp_path / "s.db", f"{postgres_url}_2"
+    copy(postgres_url, file)
+    copy(file, again)
+    for location in (postgres_url, file, again):
         with Store.open(location) as each:
             stored = list(each.samples())[:-1]
             assert [s.prompt_id for s in stored] == [name for name in names for _ in range(4)]
@@ -214,6 +215,17 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
     assert store.tables.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
 
 
+def content(store: Store) -> tuple[Any, ...]:
+    ledger = store.ledger
+    return (
+        ledger.fingerprint(),
+        store.counts(),
+        ledger.commits("r"),
+        store.draws.drawn("r"),
+        store.split.of("r"),
+    )
+
+
 def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
     """There and back: the checksums cover the ids and all values."""
     first, second = tmp_path / "first.db", tmp_path / "second.db"
@@ -226,15 +238,13 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         old.draw(rule, at)
         old.ledger.commit("r", 1, "digest", files={"a": "b"})
         old.split.keep("r", {"a": "b"})
-        prints = old.ledger.fingerprint(), old.counts(), old.ledger.commits("r"), old.draws.drawn("r")
+        expected = content(old)
     copy(first, postgres_url)
     copy(postgres_url, second)
     for location in (postgres_url, second):
         with Store.open(location) as new:
             assert not new.tables.damage()
-            found = new.ledger.fingerprint(), new.counts(), new.ledger.commits("r"), new.draws.drawn("r")
-            assert found == prints
-            assert new.split.of("r") == {"a": "b"}
+            assert content(new) == expected
             assert new.append([sample("next")]) == [43]
             new.add_pairs([Pair(ids[1], ids[0])])  # after those that were copied
             assert [p.winner for p in new.pairs()] == [ids[0], ids[1]]
@@ -337,17 +347,6 @@ def test_a_schema_with_tables_of_another_program_is_refused(postgres: str, postg
             with pytest.raises(Refused, match="got one with other tables"):
                 Store.open(postgres_url)
             connection.execute(f"DROP SCHEMA {name} CASCADE")
-
-
-def test_a_store_that_is_only_read(store: Store, postgres_url: str) -> None:
-    store.append(group("a", [0.0, 1.0]))
-    with Store.open(postgres_url, read_only=True) as reader:
-        assert len(list(reader.samples())) == 2
-        assert len(reader.draws.candidates(DrawRule(1, DataConfig()), "r", 1)) == 1
-        with pytest.raises(Refused, match="can only be read"):
-            reader.draws.pick(DrawRule(1, DataConfig()), At("r", 1, 0, 1))  # orders are tables
-        with pytest.raises(Refused, match="can only be read"):
-            reader.append([sample()])
 
 
 def test_the_folder_that_processes_share(store: Store, postgres_url: str) -> None:

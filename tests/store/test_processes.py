@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -17,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from making import group, sample
+from making import group, sample, write_lines
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
@@ -169,10 +166,8 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     rows = []
     for i in range(30):
         answers = {"chosen": f"good {i}", "rejected": "bad"} if i % 5 == 0 else {"response": f"answer {i}"}
-        rows.append(json.dumps({"prompt": f"Q{i % 7}", **answers}) + "\n")
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
-    log = tmp_path / f"log.jsonl{packed}"
-    log.write_bytes(pack("".join(rows).encode()))
+        rows.append({"prompt": f"Q{i % 7}", **answers})
+    log = write_lines(tmp_path / f"log.jsonl{packed}", *rows)
     monkeypatch.setattr("agro.io.record_files.CHUNK", 8)
     child = os.fork()
     if not child:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from making import write_lines
 
 from agro.errors import Refused
-from agro.logs.importing import import_files
 from agro.logs.interchange import from_record
 from agro.logs.mapping import parse_map
 from agro.store import Store
@@ -38,14 +36,9 @@ def row(text: str = "ab", **changes: Any) -> dict[str, Any]:
     return {"prompt": "Q", "completion": text, "token_ids": ids, "logprobs": [-0.5] * len(ids), **changes}
 
 
-def log(tmp_path: Path, *rows: dict[str, Any]) -> Path:
-    return write_lines(tmp_path / "log.jsonl", *rows)
-
-
 @pytest.mark.parametrize("prompt", ["Q", [{"role": "user", "content": "Q"}]])
-def test_the_prompts_tokens_are_put_before_them(into: Store, tmp_path: Path, prompt: Text) -> None:
-    path = log(tmp_path, row(prompt=prompt, token_reward=[0, 1, 2], version=[4, 4, 5]))
-    import_files(into, [path], mapping=MAP, tokenizer=Letters())
+def test_the_prompts_tokens_are_put_before_them(into: Store, load: Any, prompt: Text) -> None:
+    load(row(prompt=prompt, token_reward=[0, 1, 2], version=[4, 4, 5]), mapping=MAP, tokenizer=Letters())
     (s,) = into.samples()
     assert (s.prompt, s.response, s.tokenizer) == (prompt, "ab", "letters")
     assert s.tokens.tolist() == [*PROMPT, 97, 98, 0]
@@ -57,10 +50,10 @@ def test_the_prompts_tokens_are_put_before_them(into: Store, tmp_path: Path, pro
     assert s.oldest_version == 4
 
 
-def test_lists_of_responses_bring_a_list_of_tokens_each(into: Store, tmp_path: Path) -> None:
+def test_lists_of_responses_bring_a_list_of_tokens_each(into: Store, load: Any) -> None:
     rows = [row(text) for text in ("ab", "c")]
     lists = {name: [r[name] for r in rows] for name in ("completion", "token_ids", "logprobs")}
-    import_files(into, [log(tmp_path, {"prompt": "Q", **lists})], mapping=MAP, tokenizer=Letters())
+    load({"prompt": "Q", **lists}, mapping=MAP, tokenizer=Letters())
     assert [s.tokens.tolist()[3:] for s in into.samples()] == [[97, 98, 0], [99, 0]]
 
 
@@ -79,20 +72,16 @@ def test_lists_of_responses_bring_a_list_of_tokens_each(into: Store, tmp_path: P
         ({"token_ids": [], "logprobs": []}, "tokens: expected those of the response 'ab'"),
     ],
 )
-def test_tokens_that_are_not_the_response_s(
-    into: Store, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    path = log(tmp_path, row(), row(**changes))
-    report = import_files(into, [path], mapping=MAP, tokenizer=Letters())
+def test_tokens_that_are_not_the_response_s(load: Any, changes: dict[str, Any], message: str) -> None:
+    report = load(row(), row(**changes), mapping=MAP, tokenizer=Letters())
     assert report.samples == 1
     (refusal,) = report.refused
-    with pytest.raises(Refused, match=message):
-        raise Refused(refusal.reason)
+    assert re.search(message, refusal.reason)
 
 
-def test_without_a_tokenizer_they_are_refused_with_the_way_out(into: Store, tmp_path: Path) -> None:
+def test_without_a_tokenizer_they_are_refused_with_the_way_out(load: Any) -> None:
     with pytest.raises(Refused, match=r"tokens: .*--tokenizer MODEL"):
-        import_files(into, [log(tmp_path, row())], mapping=MAP)
+        load(row(), mapping=MAP)
 
 
 def test_a_prompt_that_only_the_tokens_have() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from making import write_lines
 from pyarrow import parquet
 
 from agro.errors import AgroWarning, Refused
@@ -105,16 +105,10 @@ def rows(count: int) -> list[str]:
     return lines
 
 
-def pack(path: Path, lines: list[str]) -> Path:
-    data = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[Any]) -> None:
     """Nine kinds of lines, in 29 and 3 blocks."""
     lines = rows(200)
-    files = [pack(tmp_path / "a.jsonl", lines), pack(tmp_path / "b.jsonl.gz", lines[50:70])]
+    files = [write_lines(tmp_path / "a.jsonl", *lines), write_lines(tmp_path / "b.jsonl.gz", *lines[50:70])]
     report = compared(tmp_path, files)
     # Where this process is alone; of two others it reads again what they were reading before it was known
     # that the rewards are numbers, not shares.
@@ -123,19 +117,16 @@ def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[A
     of_first = [n for n, r in zip(numbers, report["refused"], strict=True) if "a.jsonl" in r["where"]]
     assert of_first == sorted(of_first)
     assert {"p1" in r["reason"] for r in report["refused"]} == {True, False}
-    assert report["pairs"] == len([i for i in range(200) if i % 9 == 3]) + len(
-        [i for i in range(50, 70) if i % 9 == 3]
-    )
+    assert report["pairs"] == sum(i % 9 == 3 for i in [*range(200), *range(50, 70)])
 
 
 def table(path: Path) -> Path:
-    path.write_text("prompt,response,reward\n" + "".join(f"Q{i},A{i},{i % 3}\n" for i in range(30)) + "Q,\n")
-    return path
+    return write_lines(path, "prompt,response,reward", *(f"Q{i},A{i},{i % 3}" for i in range(30)), "Q,")
 
 
 def a_list(path: Path) -> Path:
-    path.write_text(json.dumps([{"prompt": f"Q{i}", "response": "A", "reward": i} for i in range(30)] + [7]))
-    return path
+    records = [{"prompt": f"Q{i}", "response": "A", "reward": i} for i in range(30)]
+    return write_lines(path, json.dumps([*records, 7]))
 
 
 def arrow(path: Path) -> Path:
@@ -156,36 +147,26 @@ def test_other_files(tmp_path: Path, make: Callable[[Path], Path], name: str, re
 
 def test_a_format_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("[map]\nprompt = 'q'\nresponse = 'a'\n[skip]\nbad = 'bad ones'\n")
-    rows = [json.dumps({"q": f"p{i}", "a": "x", "bad": i % 7 == 0}) for i in range(40)]
-    report = compared(tmp_path, [pack(tmp_path / "log.jsonl", rows)], format=str(tmp_path / "own.toml"))
+    rows = [{"q": f"p{i}", "a": "x", "bad": i % 7 == 0} for i in range(40)]
+    log = write_lines(tmp_path / "log.jsonl", *rows)
+    report = compared(tmp_path, [log], format=str(tmp_path / "own.toml"))
     assert report["left_out"] == {"bad ones": 6}
 
 
 def test_options_that_change_records(tmp_path: Path) -> None:
-    log = [
-        {
-            "q": f"p{i}",
-            "id": str(i),
-            "a": [f"mail a{i}@example.com", "no"],
-            "score": ["up", "down"],
-            "user": "U",
-        }
-        for i in range(40)
-    ]
-    prompts = pack(tmp_path / "prompts.jsonl", [json.dumps({"prompt": f"P{i}", "id": i}) for i in range(40)])
-    mapping = {"prompt_id": "id", "response": "a", "reward": "score", "meta.user": "user"}
-    report = compared(
-        tmp_path,
-        [pack(tmp_path / "log.jsonl", list(map(json.dumps, log)))],
-        mapping=mapping,
-        prompts=prompts,
-        reward_map={"up": 1.0, "down": 0.0},
-        drop=["meta.user"],
-        redact=True,
-        redact_patterns=["zzz"],
-        center_by="source",
-        strict=True,
+    record = {"score": ["up", "down"], "user": "U"}
+    log = write_lines(
+        tmp_path / "log.jsonl",
+        *(record | {"q": f"p{i}", "id": str(i), "a": [f"mail a{i}@example.com", "no"]} for i in range(40)),
     )
+    prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": f"P{i}", "id": i} for i in range(40)))
+    options: dict[str, Any] = {
+        "mapping": {"prompt_id": "id", "response": "a", "reward": "score", "meta.user": "user"},
+        "reward_map": {"up": 1.0, "down": 0.0},
+        "redact_patterns": ["zzz"],
+    }
+    more = {"prompts": prompts, "drop": ["meta.user"], "redact": True, "center_by": "source", "strict": True}
+    report = compared(tmp_path, [log], **options, **more)
     assert (report["samples"], report["scored"]) == (80, 80)
     assert report["redacted"] == {"pattern zzz": 0, "e-mail address": 40}
     assert report["dropped"] == {"meta.user": 80}
@@ -194,23 +175,20 @@ def test_options_that_change_records(tmp_path: Path) -> None:
 def test_what_earlier_records_decide(tmp_path: Path, read_here: list[Any]) -> None:
     """Of a file with two filters the first one is taken. Blocks that were read without knowing it are read
     again here."""
-    lines = []
+    rows: list[Any] = []
     for i in range(60):
-        name = "strict" if i % 2 == 0 else "flexible"
-        document = {"doc_id": i, "doc": {}, "target": "1", "arguments": {"gen_args_0": {"arg_0": f"Q{i}"}}}
-        document["arguments"]["gen_args_0"]["arg_1"] = {"until": []}
-        lines.append(json.dumps({**document, "resps": [["1"]], "filtered_resps": ["1"], "filter": name}))
-    lines[0] = lines[1] = json.dumps(
-        {"prompt": "Q", "response": "A"}
-    )  # the first block's third record decides
-    log = pack(tmp_path / "samples.jsonl", lines)
+        asked = {"gen_args_0": {"arg_0": f"Q{i}", "arg_1": {"until": []}}}
+        row = {"doc_id": i, "doc": {}, "target": "1", "arguments": asked, "resps": [["1"]]}
+        rows.append({**row, "filtered_resps": ["1"], "filter": "flexible" if i % 2 else "strict"})
+    rows[0] = rows[1] = {"prompt": "Q", "response": "A"}  # the first block's third record decides
+    log = write_lines(tmp_path / "samples.jsonl", *rows)
     report = compared(tmp_path, [log])
     assert report["left_out"] == {"of the filter flexible; taken is strict (--choose filter=NAME)": 29}
     assert 9 < len(read_here) < 18
 
 
 def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, monkeypatch: Any) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(200))
+    log = write_lines(tmp_path / "log.jsonl", *rows(200))
     ask, asked = Child.ask, []
 
     def killing(child: Child, *question: Any) -> Any:
@@ -262,7 +240,7 @@ def children(pid: int) -> list[int]:
 def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(2000))
+    log = write_lines(tmp_path / "log.jsonl", *rows(2000))
     path = tmp_path / "ended.db"
     command = [sys.executable, "-c", PROGRAM, str(log), str(path)]
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -291,10 +269,9 @@ def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
 
 def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_here: list[Any]) -> None:
     encoder = tiny().encoder
-    lines = [
-        {"prompt": "ab", "response": text, "tokens": encoder.ids(text)} for text in ("ba", "b", "aab") * 9
-    ]
-    log = pack(tmp_path / "log.jsonl", list(map(json.dumps, lines)))
+    texts = ("ba", "b", "aab") * 9
+    lines = [{"prompt": "ab", "response": text, "tokens": encoder.ids(text)} for text in texts]
+    log = write_lines(tmp_path / "log.jsonl", *lines)
     assert compared(tmp_path, [log], tokenizer=encoder)["samples"] == 27
     assert len(read_here) == 4  # of 7 records, by the import in one process
     encoder.__dict__["unsendable"] = lambda: None
@@ -303,6 +280,6 @@ def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_her
 
 
 def test_how_many_processes(tmp_path: Path) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(9))
+    log = write_lines(tmp_path / "log.jsonl", *rows(9))
     with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match="workers: expected 1 or more"):
         import_files(store, [log], workers=0)

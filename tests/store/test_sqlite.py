@@ -9,7 +9,7 @@ import pytest
 from making import LONE, WORDS, group, random_samples, sample, texts
 
 from agro.errors import Refused
-from agro.store import Commit, Group, Pair, Rewind, Store
+from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
 from agro.store.samples import OtherPrompt
 
 
@@ -31,6 +31,26 @@ def test_appending_is_all_or_nothing(store: Store) -> None:
         store.set_rewards([(i, 0.5, {}) for i in [*store.append([sample()]), 99]])
     assert store.counts().samples == 0
     assert store.append([]) == []
+
+
+def test_a_store_opened_read_only_is_not_written_to_and_sees_what_others_write(
+    store: Store, path: Any
+) -> None:
+    [i] = store.append([sample()])
+    with Store.open(path, read_only=True) as reader:
+        for write in (
+            lambda: reader.append([sample()]),
+            lambda: reader.set_rewards([(i, 0.0, {})]),
+            lambda: reader.draws.record("r", 1, [i]),
+            lambda: reader.draws.pick(DrawRule(1), At("r", 1, 0, 0)),
+            lambda: reader.ledger.commit("r", 1, "digest"),
+            lambda: reader.ledger.rewind("r"),
+        ):
+            with pytest.raises(Refused, match="can only be read"):
+                write()
+        assert len(reader.draws.candidates(DrawRule(1), "r", 1)) == 1
+        store.append([sample()])
+        assert len(list(reader.samples())) == 2
 
 
 def test_samples_are_chosen_by_what_is_asked(store: Store) -> None:
