@@ -59,32 +59,35 @@ def test_settings_that_make_writes_last(path: Path) -> None:
         assert {name: store.tables.run(f"PRAGMA {name}")[0][0] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"x", b'{"prompt": "", "response": ""}\n' * 40, b"SQLite format 3\0" + b"\xff" * 4000],
-    ids=len,
-)
+NOT_A_STORE: list[tuple[bytes | str, str]] = [
+    (b"x", "not a store"),
+    (b'{"prompt": "", "response": ""}\n' * 40, "not a store"),
+    (b"SQLite format 3\0" + b"\xff" * 4000, "not a store"),
+    ("PRAGMA application_id = 0", "not a store: an SQLite file, but not one of agro's"),
+    ("PRAGMA application_id = 77", "not a store: an SQLite file, but not one of agro's"),
+    *((f"PRAGMA user_version = {n}", f".*schema {SCHEMA}, got {n}") for n in (1, 2, SCHEMA + 1)),
+    # Earlier versions divided the prompts of one store among several files.
+    ("CREATE TABLE shard (number INTEGER, count INTEGER)", "one of several stores.*agro store merge"),
+]
+
+
 @pytest.mark.parametrize("options", [{}, {"read_only": True}, {"create": False}], ids=str)
-def test_a_file_that_is_no_database(tmp_path: Path, content: bytes, options: dict[str, Any]) -> None:
-    path = tmp_path / "x.db"
-    path.write_bytes(content)
-    with pytest.raises(Refused, match=r"x\.db: not a store"):
-        Store.open(path, **options)
-    assert path.read_bytes() == content
-    assert os.listdir(tmp_path) == ["x.db"]
-
-
-@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
-@pytest.mark.parametrize("application", [0, 77])
-def test_another_program_s_database(tmp_path: Path, application: int, options: dict[str, Any]) -> None:
-    path = tmp_path / "x.db"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE samples (x)")
-        other.execute(f"PRAGMA application_id = {application}")
+@pytest.mark.parametrize(("content", "message"), NOT_A_STORE, ids=range(len(NOT_A_STORE)))
+def test_what_is_no_store_is_refused_and_left_as_it_is(
+    path: Path, content: bytes | str, message: str, options: dict[str, Any]
+) -> None:
+    """Bytes, or a store after a statement of another program."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(content)
+            other.commit()
     before = path.read_bytes()
-    with pytest.raises(Refused, match=r"x\.db: not a store: an SQLite file, but not one of agro's"):
+    with pytest.raises(Refused, match=rf"s\.db: {message}"):
         Store.open(path, **options)
     assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["s.db"]
 
 
 def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:
@@ -97,29 +100,12 @@ def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path
         assert store.counts().samples == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
-@pytest.mark.parametrize("schema", [1, 2, SCHEMA + 1])
-def test_another_schema_is_refused_by_its_number(path: Path, schema: int, options: dict[str, Any]) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA user_version = {schema}")
-    with pytest.raises(Refused, match=rf"schema {SCHEMA}, got {schema}"):
-        Store.open(path, **options)
-
-
 def test_several_stores_in_a_configuration_are_refused() -> None:
     listed = r"data\.store: input should be a valid string, got \['a\.db', 'b\.db'\]"
     with pytest.raises(Refused, match=listed):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
     with pytest.raises(Refused, match=r"data\.store=\[a\.db, b\.db\]: expected one store"):
         RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on
-
-
-def test_one_of_several_stores_that_were_one_is_refused(path: Path) -> None:
-    """Earlier versions divided the prompts of one store among several files."""
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE shard (number INTEGER, count INTEGER)")
-    with pytest.raises(Refused, match=r"s\.db: one of several stores.*agro store merge"):
-        Store.open(path)
 
 
 def test_a_store_that_is_missing(tmp_path: Path) -> None:

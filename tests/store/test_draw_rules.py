@@ -107,21 +107,6 @@ def test_least_used_makes_epochs(store: Store, pairs: bool) -> None:
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_epochs_are_a_run_s_own(store: Store) -> None:
-    store.append([s for i in range(4) for s in group(f"p{i}", [0.0, 1.0])])
-    first = sizes(draw(store, DrawRule(2), run="a"))
-    assert sizes(draw(store, DrawRule(2), run="b")) == first
-    assert not sizes(draw(store, DrawRule(2), 2, run="a")).keys() & first.keys()
-
-
-def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
-    store.append([s for i in range(3) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
-    drawn = draw(store, DrawRule(2))
-    assert list(sizes(drawn).values()) == [3, 3]
-    assert [s.response for s in drawn] == ["response 0", "response 1", "response 2"] * 2
-    assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn]
-
-
 def test_group_size_bounds_the_responses(store: Store) -> None:
     store.append([*group("big", [0.5] * 9), *group("small", [0.5] * 2)])
     assert sizes(draw(store, DrawRule(2, DataConfig(group_size=4)))) == {"big": 4, "small": 2}

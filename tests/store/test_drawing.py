@@ -38,21 +38,18 @@ def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finishe
 
 
 def test_only_what_was_made_is_drawn_without_a_rule(store: Store) -> None:
+    """By its numbers; rows of an episode stay in their order."""
     store.append(group("old", [0.0, 1.0]))
-    ids = store.append([*numbered("a", 1, 0), *numbered("b", 3, 2, reward=None)], run="r", step=2)
-    assert texts(store.draw(None, AT, made=ids).samples) == ["0", "1", "2", "3"]
-    assert store.draw(None, AT._replace(step=3)).samples == []
-
-
-def test_rows_of_an_episode_stay_in_their_order(store: Store) -> None:
     rows = [
-        sample("a", f"{i} {k}", episode=f"e{i}", meta={"index": i}, role="policy", version=1)
-        for i in (1, 0)
+        sample("c", f"{i} {k}", episode=f"e{i}", meta={"index": i}, role="policy", version=1)
+        for i in (5, 4)
         for k in range(3)
     ]
-    ids = store.append(rows, run="r", step=2)
-    expected = ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
+    made = [*numbered("a", 1, 0), *numbered("b", 3, 2, reward=None), *rows]
+    ids = store.append(made, run="r", step=2)
+    expected = ["0", "1", "2", "3", "4 0", "4 1", "4 2", "5 0", "5 1", "5 2"]
     assert texts(store.draw(None, AT, made=ids).samples) == expected
+    assert store.draw(None, AT._replace(step=3)).samples == []
 
 
 def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:

@@ -96,7 +96,7 @@ def test_samples_can_be_written_while_they_are_read(store: Store) -> None:
 
 
 def test_counts_keep_unscored_failed_and_scored_apart(store: Store) -> None:
-    store.append(
+    ids = store.append(
         [
             *group("p", [1.0, 0.0, None], source="a"),
             sample("q", reward=None, meta={"reward_error": "ValueError"}, source="b"),
@@ -104,37 +104,24 @@ def test_counts_keep_unscored_failed_and_scored_apart(store: Store) -> None:
             sample("q", tokens=[1, 2], action=[0, 1], behavior_logp=[-1, math.nan], role="policy"),
         ]
     )
-    ids = [s.id for s in store.samples()]
-    assert ids[0] is not None
-    assert ids[1] is not None
     store.add_pairs([Pair(ids[0], ids[1])])
     counts = store.counts()
     assert (counts.samples, counts.groups, counts.scored, counts.unscored, counts.failed) == (6, 2, 4, 1, 1)
     assert (counts.with_tokens, counts.with_behavior, counts.pairs) == (2, 1, 1)
-    assert counts.sources == {"a": 3, "b": 1, "": 2}
-    assert counts.roles == {"log": 4, "policy": 2}
+    assert (counts.sources, counts.roles) == ({"a": 3, "b": 1, "": 2}, {"log": 4, "policy": 2})
 
 
 def test_groups_and_their_rewards(store: Store) -> None:
+    """The pieces of an episode are one response."""
     store.append([*group("p", [0.0, 1.0, None]), *group("q", [0.1, 0.1, 0.1]), *group("r", [None])])
-    p, q, r = store.groups()
+    episodes = [("1", 1.0), ("1", 1.0), (None, 0.0), ("2", 1.0), ("2", None)]
+    store.append([sample("s", reward=reward, episode=episode) for episode, reward in episodes])
+    p, q, r, s = store.groups()
     assert p == Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)
     assert q.reward_min == q.reward_max == 0.1
     assert (r.size, r.scored, r.reward_mean, r.reward_min, r.reward_max) == (1, 0, None, None, None)
+    assert s == Group(sample("s").prompt_id, 3, 2, 0.5, 0.0, 1.0)
     assert store.groups(sources=["nobody"]) == []
-
-
-def test_the_pieces_of_an_episode_are_one_response(store: Store) -> None:
-    store.append(
-        [
-            sample("p", "a", 1.0, episode="1"),
-            sample("p", "b", 1.0, episode="1"),
-            sample("p", "c", 0.0),
-            sample("p", "d", 1.0, episode="2"),
-            sample("p", "e", None, episode="2"),
-        ]
-    )
-    assert store.groups() == [Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)]
 
 
 def test_rewards_are_put_in_renewed_and_taken_out(store: Store) -> None:

@@ -36,17 +36,11 @@ def cases(table: dict[str, list[tuple[Any, str]]]) -> list[tuple[dict[str, Any],
 
 def test_prompt_hash() -> None:
     """The first digits of SHA-256("abc"), of the FIPS 180 examples; messages with any order of their keys."""
-    assert prompt_hash("abc") == "ba7816bf8f01cfea"
-    assert prompt_hash(MESSAGES) == prompt_hash([dict(reversed(m.items())) for m in MESSAGES])
-    assert prompt_hash(MESSAGES) != prompt_hash(MESSAGES[1:])
-    assert len(prompt_hash("\ud800")) == 16
-
-
-def test_prompt() -> None:
-    assert Prompt("abc").id == "ba7816bf8f01cfea"
+    assert prompt_hash("abc") == Prompt("abc").id == "ba7816bf8f01cfea"
     assert Prompt("abc", id="7").id == "7"
-    assert Prompt("").id
-    assert Prompt(MESSAGES).id == prompt_hash(MESSAGES)
+    assert len(prompt_hash("\ud800")) == len(Prompt("").id) == 16
+    assert prompt_hash(MESSAGES) == prompt_hash([dict(reversed(m.items())) for m in MESSAGES])
+    assert prompt_hash(MESSAGES) == Prompt(MESSAGES).id != prompt_hash(MESSAGES[1:])
 
 
 @pytest.mark.parametrize("bad", [None, 3, [], ["text"], [{"role": "user"}], {"role": "user", "content": ""}])
@@ -211,65 +205,43 @@ def test_what_a_sample_refuses(changes: dict[str, Any], words: str) -> None:
     assert refused(Sample, **given, id=17, prompt_id="q").startswith("sample 17 of prompt q: ")
 
 
-FULL: dict[str, Any] = {
-    "prompt": MESSAGES,
-    "response": "2",
-    "reward": 0.0,
-    "prompt_id": "q",
-    "episode": "e",
-    "tokens": [5, 6, 7, 8],
-    "action": [0, 1, 1, 1],
-    "learn": [0, 0, 1, 1],
-    "tokenizer": "f",
-    "behavior_logp": [NAN, -0.5, 0.0, -0.25],
-    "sampling": {"temperature": 1.0},
-    "context_tokens": [4],
-    "token_reward": [NAN, 0, 0.5, 0],
-    "version": [3, 3, 3, 4],
-    "role": "policy",
-    "source": "policy",
-    "meta": {"answer": 2, "parts": [1.0, None]},
+FULL: dict[str, Any] = {"prompt": MESSAGES, "response": "2", "reward": 0.0, "prompt_id": "q", "episode": "e"}
+FULL |= {"tokens": [5, 6, 7, 8], "action": [0, 1, 1, 1], "learn": [0, 0, 1, 1], "tokenizer": "f"}
+FULL |= {"behavior_logp": [NAN, -0.5, 0.0, -0.25], "token_reward": [NAN, 0, 0.5, 0], "version": [3, 3, 3, 4]}
+FULL |= {"sampling": {"temperature": 1.0}, "context_tokens": [4], "role": "policy", "source": "policy"}
+FULL |= {"meta": {"answer": 2, "parts": [1.0, None]}}
+NEXT = np.nextafter(np.float32(-0.5), np.float32(0))
+OTHER_VALUES: dict[str, list[Any]] = {
+    "prompt": [MESSAGES[1:]],
+    "response": ["3"],
+    "reward": [-0.0, None, 5e-324],
+    "prompt_id": ["r"],
+    "episode": [None],
+    "tokens": [[5, 6, 7, 9]],
+    "action": [[0, 0, 1, 1]],
+    "learn": [None],
+    "tokenizer": [None],
+    "behavior_logp": [[NAN, -0.5, -0.0, -0.25], [NAN, -0.5, 0.0, NAN], [NAN, NEXT, 0.0, -0.25], None],
+    "sampling": [{"temperature": 1}, None],
+    "context_tokens": [[4, 4]],
+    "token_reward": [None],
+    "version": [[3, 3, 3, 3], 3],
+    "role": ["log"],
+    "source": [""],
+    "meta": [{"answer": a, "parts": [p, None]} for a, p in ((2, 1), (2, True), (2.0, 1.0))] + [{}],
 }
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"prompt": MESSAGES[1:]},
-        {"response": "3"},
-        {"reward": -0.0},
-        {"reward": None},
-        {"reward": 5e-324},
-        {"prompt_id": "r"},
-        {"episode": None},
-        {"tokens": [5, 6, 7, 9]},
-        {"action": [0, 0, 1, 1]},
-        {"learn": None},
-        {"tokenizer": None},
-        {"behavior_logp": [NAN, -0.5, -0.0, -0.25]},
-        {"behavior_logp": [NAN, -0.5, 0.0, NAN]},
-        {"behavior_logp": [NAN, np.nextafter(np.float32(-0.5), np.float32(0)), 0.0, -0.25]},
-        {"behavior_logp": None},
-        {"sampling": {"temperature": 1}},
-        {"sampling": None},
-        {"context_tokens": [4, 4]},
-        {"token_reward": None},
-        {"version": [3, 3, 3, 3]},
-        {"version": 3},
-        {"role": "log"},
-        {"source": ""},
-        {"meta": {"answer": 2, "parts": [1, None]}},
-        {"meta": {"answer": 2, "parts": [True, None]}},
-        {"meta": {"answer": 2.0, "parts": [1.0, None]}},
-        {"meta": {}},
-    ],
+    ("field", "value"),
+    [(field, value) for field, values in OTHER_VALUES.items() for value in values],
     ids=str,
 )
-def test_samples_are_equal_bit_for_bit(changes: dict[str, Any]) -> None:
+def test_samples_are_equal_bit_for_bit(field: str, value: Any) -> None:
     assert Sample(**FULL) == Sample(**FULL)
-    other = Sample(**FULL).replace(**changes)
+    other = Sample(**FULL).replace(**{field: value})
     assert Sample(**FULL) != other
-    assert other == Sample(**{**FULL, **changes})
+    assert other == Sample(**{**FULL, field: value})
 
 
 def test_equality_leaves_the_row_of_the_store_out() -> None:
@@ -424,7 +396,7 @@ OF_A_BATCH = [
     *(
         (
             {name: [None, [9.0, 0.0, 0.5], [0.0, -1.0, 0.5]]},
-            f"{name}: row 1 (group a), index 2: expected a log-prob",
+            f"{name}: row 1 (group a), index 2: expected a log-prob (at most 0; NaN where unknown), got 0.5",
         )
         for name in ("ref_logp", "behavior_logp", "old_logp")
     ),
@@ -528,20 +500,12 @@ VALID: list[dict[str, Any]] = [
 
 
 def row_of_a_store(**changes: Any) -> dict[str, Any]:
-    arrays = {
-        "tokens": np.array([1, 2, 3], np.int32),
-        "action": np.array([False, True, True]),
-        "behavior_logp": np.array([np.nan, -0.5, -1.0], np.float32),
-    }
-    fields = {
-        "prompt": "Q",
-        "response": "A",
-        "prompt_id": "q",
-        "reward": 1.0,
-        "version": 3,
-        **arrays,
-        **changes,
-    }
+    """Its arrays are of the very types, and can't be written to."""
+    fields: dict[str, Any] = {"prompt": "Q", "response": "A", "prompt_id": "q", "reward": 1.0, "version": 3}
+    fields["tokens"] = np.array([1, 2, 3], np.int32)
+    fields["action"] = np.array([False, True, True])
+    fields["behavior_logp"] = np.array([np.nan, -0.5, -1.0], np.float32)
+    fields |= changes
     for value in fields.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
@@ -549,9 +513,8 @@ def row_of_a_store(**changes: Any) -> dict[str, Any]:
 
 
 def test_samples_of_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Sample.all_of(row_of_a_store(**v) for v in VALID) == [
-        Sample.of(row_of_a_store(**v)) for v in VALID
-    ]
+    one_by_one = [Sample.of(row_of_a_store(**changes)) for changes in VALID]
+    assert Sample.all_of(row_of_a_store(**changes) for changes in VALID) == one_by_one
     assert Sample.all_of([]) == []
     looks: list[int] = []
     array = sample._ARRAYS["behavior_logp"]
