@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import random
+import signal
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,16 @@ def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) 
     drawn = store.draw(rule, At(**{"run": "r", "step": step, "seed": 0, "version": 0, **changes}))
     assert not drawn.damaged
     return drawn.samples
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Do it in a fork, which kills itself on the way."""
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            work()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
 def write_lines(path: Path, *rows: Any) -> Path:

@@ -97,7 +97,7 @@ class History:
         """And another run draws three samples, which may be of one group."""
         self.mine.draw(rule, At("r", self.step, 5, self.step))
         if ids := [s.id or 0 for s in self.mine.samples()]:
-            self.other.draws.record("s", self.step, random.Random(self.step).choices(ids, k=3))
+            self.mine.draws.record("s", self.step, random.Random(self.step).choices(ids, k=3))
 
 
 @pytest.mark.parametrize("seed", range(4))

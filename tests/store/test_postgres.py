@@ -8,19 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from making import LONE, WORDS, group, random_samples, sample
+from making import LONE, WORDS, group, killed, random_samples, sample
 
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
-from agro.store.postgres import HOLD
+from agro.store.database import SqliteDatabase
+from agro.store.postgres import HOLD, PostgresDatabase
 from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
 from agro.store.samples import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
@@ -252,33 +255,29 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         copy(first, postgres_url)
 
 
-KILLED = """
-import os, signal, sys
-from agro.store import copying
-opened = copying.opened
-def watched(location, **options):
-    database = opened(location, **options)
-    insert = database.insert
-    def killed(table, *rows):
-        insert(table, *rows)
-        print(database.run(f"SELECT count(*) FROM {table}"), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    database.insert = killed
-    return database
-copying.opened = watched
-copying.copy(*sys.argv[1:])
-"""
-
-
-def test_a_copy_that_is_killed_leaves_nothing(tmp_path: Path, postgres_url: str) -> None:
+def test_a_copy_that_is_killed_leaves_nothing(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All is one transaction, so that it can be called again."""
     first, second = tmp_path / "first.db", tmp_path / "second.db"
     with Store.open(first) as old:
         old.append(group("g", [0.0, 1.0]), run="r", step=1)
+
+    def dying(insert: Callable[..., None]) -> Callable[..., None]:
+        def insert_and_die(database: Any, table: str, *rows: Any) -> None:
+            insert(database, table, *rows)
+            assert database.run(f"SELECT count(*) FROM {table}") == [(2,)]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return insert_and_die
+
+    def copied(source: object, target: object) -> None:
+        for kind in (SqliteDatabase, PostgresDatabase):
+            monkeypatch.setattr(kind, "insert", dying(kind.insert))
+        copy(source, target)
+
     for source, target in ((first, postgres_url), (postgres_url, second)):
-        command = [sys.executable, "-c", KILLED, str(source), str(target)]
-        killed = subprocess.run(command, capture_output=True, text=True)
-        assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "[(2,)]\n")
+        killed(partial(copied, source, target))
         with Store.open(target) as new:
             assert new.counts().samples == 0
         copy(source, target)

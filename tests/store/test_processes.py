@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import group, sample, write_lines
+from making import group, killed, sample, write_lines
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
@@ -99,33 +99,30 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
     assert len(asked) == 3
 
 
-def kill_itself(path: Path, at: str, time: int) -> None:
-    """At a statement of its second append."""
-    with Store.open(path) as store:
-        store.append(group("first", [0.0, 1.0]))
-        seen = 0
-
-        def count(statement: str) -> None:
-            nonlocal seen
-            seen += statement.startswith(at)
-            if seen == time:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        store.tables._connection.set_trace_callback(count)
-        store.append(sample("second", "x" * 5000) for _ in range(500))
-
-
 @pytest.mark.parametrize(
     ("at", "time"), [("INSERT INTO samples", 1), ("INSERT INTO samples", 250), ("COMMIT", 1)]
 )
 def test_a_process_that_is_killed_leaves_what_it_appended_and_nothing_of_what_it_was_appending(
     tmp_path: Path, at: str, time: int
 ) -> None:
+    """At a statement of its second append."""
     path = tmp_path / "s.db"
-    process = fork.Process(target=kill_itself, args=(path, at, time))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+
+    def append() -> None:
+        with Store.open(path) as store:
+            store.append(group("first", [0.0, 1.0]))
+            seen = 0
+
+            def count(statement: str) -> None:
+                nonlocal seen
+                seen += statement.startswith(at)
+                if seen == time:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            store.tables._connection.set_trace_callback(count)
+            store.append(sample("second", "x" * 5000) for _ in range(500))
+
+    killed(append)
     with Store.open(path) as store:
         assert [s.prompt for s in store.samples()] == ["first", "first"]
         assert store.tables.run("PRAGMA integrity_check") == [("ok",)]
@@ -143,20 +140,19 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
         rows.append({"prompt": f"Q{i % 7}", **answers})
     log = write_lines(tmp_path / f"log.jsonl{packed}", *rows)
     monkeypatch.setattr("agro.io.record_files.CHUNK", 8)
-    child = os.fork()
-    if not child:
-        write, calls = Imports.note_identities, itertools.count(1)
+    write, calls = Imports.note_identities, itertools.count(1)
 
-        def killed(store: Store, places: dict[str, tuple[str, int]]) -> None:
-            write(store, places)
-            if next(calls) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def note(store: Imports, places: dict[str, tuple[str, int]]) -> None:
+        write(store, places)
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(Imports, "note_identities", killed)
+    def imported() -> None:
+        monkeypatch.setattr(Imports, "note_identities", note)
         with Store.open(tmp_path / "killed.db") as store:
             import_files(store, [log])
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+    killed(imported)
     with Store.open(tmp_path / "killed.db") as store, Store.open(tmp_path / "whole.db") as whole:
         assert store.counts().samples == 20
         again = import_files(store, [log])
