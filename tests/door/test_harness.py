@@ -95,8 +95,9 @@ def test_the_same_seed_gives_the_same_episodes(made) -> None:
 def test_who_hangs_or_dies_has_a_failed_episode(made) -> None:
     """What it said is stored, without secrets."""
     remember_secret("please-keep-this")
-    rollout = made(reward="file", seconds=4, env={"SECRET_WORD": "please-keep-this"})
-    hang, die, silent = sampled(rollout, *prompts("hang", "die", "silent"))
+    [hang] = sampled(made(reward="file", seconds=4), *prompts("hang"))
+    rollout = made(reward="file", env={"SECRET_WORD": "please-keep-this"})
+    die, silent = sampled(rollout, *prompts("die", "silent"))
     assert [sample.reward for sample in (hang, die, silent)] == [None] * 3
     assert [sample.meta["finish"] for sample in (hang, die, silent)] == ["error"] * 3
     assert "no end in" in hang.meta["reward_error"]

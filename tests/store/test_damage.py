@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from making import group, random_samples, sample
 
 from agro.errors import Refused
-from agro.store import At, Damage, DrawRule, Pair, Store, recover
+from agro.logs.importing import import_files
+from agro.store import At, Damage, DrawRule, Pair, Store, recover, write_samples
 from agro.store.database import DERIVED, LEDGERS
 from agro.store.sample_rows import COLUMNS, SAMPLE, SampleRow, from_rows, is_valid_sample, sample_checksum
 from agro.types import Sample
@@ -283,27 +284,39 @@ def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:
 
 
 def test_flipped_bits_anywhere_never_pass_for_what_was_written(path: Path, tmp_path: Path) -> None:
-    """Each of 30 bits of the file, alone: it is harmless, or whoever reads everything is told."""
+    """Each of 30 bits of the file, alone: it is harmless, or whoever reads everything is told. So is who
+    writes to it; and who reads half of the file."""
+    log = tmp_path / "log.jsonl"
+    write_samples(log, random_samples(4, 5))
 
     def read(file: Path) -> dict[int | None, Sample]:
         with Store.open(file, read_only=True) as store:
             return {s.id: s for s in store.samples(redone=True)}
 
-    whole, content, rng, told = read(path), path.read_bytes(), random.Random(0), 0
-    for _ in range(30):
+    whole, content, rng, told = read(path), path.read_bytes(), random.Random(0), list[str]()
+    for n in range(30):
         flipped = bytearray(content)
         flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(flipped)
         try:
             assert read(path) == whole
-        except Refused:
-            told += 1
+        except Refused as error:
+            told.append(str(error))
         (tmp_path / "new.db").unlink(missing_ok=True)
         done = recover(path, tmp_path / "new.db")
         kept = read(tmp_path / "new.db")
         assert kept == {i: s for i, s in whole.items() if i not in done.lost}
         assert len(kept) == done.taken["samples"]
-    assert 5 <= told <= 25
+        written = tmp_path / f"{n}.db"
+        written.write_bytes(flipped)
+        with suppress(Refused), Store.open(written) as store:
+            store.groups()
+            import_files(store, [log])
+    assert 5 <= len(told) <= 25
+    assert all(str(path) in text for text in told)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(Refused, match=r"s\.db"):
+        read(path)
 
 
 @pytest.mark.parametrize(

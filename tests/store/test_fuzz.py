@@ -18,7 +18,7 @@ from agro.errors import Refused
 from agro.logs.importing import import_files
 from agro.logs.interchange import read_samples
 from agro.rollout.prompts import load_prompts
-from agro.store import Store, recover, write_samples
+from agro.store import Store, write_samples
 
 FLIPS = 40
 
@@ -94,28 +94,6 @@ def test_deeply_nested_values(into: Store, tmp_path: Path, depth: int, value: st
         for use in (load_prompts, lambda path: import_files(into, [path])):
             with suppress(Refused):
                 use(path)
-
-
-def test_a_store_with_flipped_bits(tmp_path: Path) -> None:
-    path, log = tmp_path / "s.db", tmp_path / "log.jsonl"
-    with Store.open(path) as store:
-        store.append(random_samples(3, 20))
-    write_samples(log, random_samples(4, 5))
-
-    def use() -> None:
-        with Store.open(path) as store:
-            store.counts()
-            store.groups()
-            list(store.samples())
-            import_files(store, [log])
-
-    assert refusals(path, use, 20)
-
-    def recovered() -> None:
-        (tmp_path / "new.db").unlink(missing_ok=True)
-        recover(path, tmp_path / "new.db")
-
-    refusals(path, recovered, 10)
 
 
 def test_values_that_python_does_not_have_are_refused_by_the_row(into: Store, tmp_path: Path) -> None:
