@@ -100,7 +100,9 @@ class History:
             self.mine.draws.record("s", self.step, random.Random(self.step).choices(ids, k=3))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("path", "seed"), [*(("file", seed) for seed in range(4)), ("postgres", 0)], indirect=["path"]
+)
 def test_kept_groups_are_those_that_a_query_finds_after_any_history(path: Any, seed: int) -> None:
     """And the uses that are kept beside the draws are those that are counted from them."""
     history = History(path, seed)

@@ -23,7 +23,7 @@ from agro.errors import AgroWarning, Refused
 from agro.logs import reading
 from agro.logs.importing import import_files
 from agro.logs.reading import Child
-from agro.store import Store, write_samples
+from agro.store import Store
 from agro.store.database import LEDGERS
 
 ROOT = Path(__file__).parents[2]
@@ -49,39 +49,26 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return blocks
 
 
-def tables(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of a store, with their checksums."""
-    with sqlite3.connect(path) as database:
-        return {
-            name: database.execute(f"SELECT * FROM {name} ORDER BY rowid").fetchall()
-            for name in ("samples", "changes", *LEDGERS)
-        }
-
-
 def imported(folder: Path, files: list[Path], **options: Any) -> tuple[Any, ...]:
-    """What an import leaves: report, tables, and exports as bytes."""
+    """What an import leaves: the report, and all rows of the store, with their checksums."""
     with Store.open(folder / "s.db") as store:
         report = import_files(store, files, **options)
-        exports = []
-        for name in ("e.jsonl", "e.parquet"):
-            write_samples(folder / name, store.samples())
-            exports.append((folder / name).read_bytes())
         assert not store.tables.damage()
+        tables = ("samples", "changes", *LEDGERS)
+        rows = {name: store.tables.run(f"SELECT * FROM {name} ORDER BY rowid") for name in tables}
     left = report.to_json()
     left.pop("refused_file", None)
-    return left, str(report).replace(str(folder), ""), tables(folder / "s.db"), exports
+    return left, str(report).replace(str(folder), ""), rows
 
 
 def compared(tmp_path: Path, files: list[Path], **options: Any) -> dict[str, Any]:
     """The report, which is the same of one process and of two others beside it."""
-    results = []
     for workers in (1, 2):
-        folder = tmp_path / f"by{workers}"
-        folder.mkdir()
-        results.append(imported(folder, files, workers=workers, **options))
-    for one, several in zip(*results, strict=True):
-        assert one == several
-    report: dict[str, Any] = results[0][0]
+        (tmp_path / f"{workers}").mkdir()
+    one, several = (imported(tmp_path / f"{n}", files, workers=n, **options) for n in (1, 2))
+    for left, right in zip(one, several, strict=True):
+        assert left == right
+    report: dict[str, Any] = one[0]
     return report
 
 
@@ -279,7 +266,6 @@ def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_her
         import_files(store, [log], tokenizer=encoder, workers=2)
 
 
-def test_how_many_processes(tmp_path: Path) -> None:
-    log = write_lines(tmp_path / "log.jsonl", *rows(9))
-    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match="workers: expected 1 or more"):
-        import_files(store, [log], workers=0)
+def test_how_many_processes(into: Store, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="workers: expected 1 or more"):
+        import_files(into, [write_lines(tmp_path / "log.jsonl", *rows(9))], workers=0)
