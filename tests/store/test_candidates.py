@@ -292,14 +292,15 @@ def prompts(store: Store, rule: DrawRule, step: int) -> set[str]:
     return {str(s.prompt) for s in draw(store, rule, step, version=step)}
 
 
-def test_a_group_is_drawn_at_most_so_often(store: Store) -> None:
+def test_a_group_is_drawn_at_most_so_often_by_each_run(store: Store) -> None:
+    """Which groups a step draws doesn't depend on the run's name."""
     rule = DrawRule(2, DataConfig(max_uses=2, order="uniform"))
     store.append([sample(f"p{i}") for i in range(3)])
-    counts = Counter(str(s.prompt) for n in range(3) for s in draw(store, rule, n))
-    assert set(counts.values()) == {2}
+    drawn = [draw(store, rule, step) for step in range(3)]
+    assert set(Counter(str(s.prompt) for samples in drawn for s in samples).values()) == {2}
     with pytest.raises(Refused, match=r"expected 2 groups .* got 0"):
         draw(store, rule, 3)
-    assert draw(store, rule, run="another")
+    assert draw(store, rule, 1, run="another") == drawn[1]
 
 
 def test_only_groups_with_a_spread_of_rewards_are_drawn(store: Store) -> None:
