@@ -52,8 +52,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED = Path(__file__).parents[1] / "../shared"
 # Files and folders of tests whose runs draw no page, unless a test is marked `report`.
 WITHOUT_PAGES = (
-    *("api", "cli/test_commands.py", "docs", "door", "engines", "examples", "place", "reproductions"),
-    "train",
+    *("api", "cli/test_commands.py", "docs", "door", "engines", "examples", "integrations", "place"),
+    *("reproductions", "train", "vllm_server"),
 )
 ALPHABET = "abcdefgh "
 

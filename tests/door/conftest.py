@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from asking import TOKEN
 
 from agro.config import ChatConfig, NewModel
 from agro.door.app import Application, opened
@@ -16,7 +17,6 @@ from agro.models.pretrained import new_model
 from agro.pages.local_server import behind_a_port
 from agro.rollout.engines.hf import HF
 
-TOKEN = "the-token-of-tests"
 TEMPLATE = """{%- if tools %}<|tools|>
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}{{ eos_token }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}
@@ -82,6 +82,13 @@ def serving(engine: HF):
             yield url
 
     return serve
+
+
+@pytest.fixture
+def url(serving, tmp_path: Path):
+    """Of a door with a store, the file s.db of the test's folder."""
+    with serving(tmp_path / "s.db") as url:
+        yield url
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from asking import HI
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import EnvironmentConfig, RunConfig, SamplerConfig
@@ -44,7 +45,6 @@ if how == "feedback":
     assert httpx.get(base.partition("/s/")[0] + "/metrics", headers=headers).status_code == 200
 sys.exit(int(columns.get("code", 0)))
 """
-HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
@@ -93,11 +93,15 @@ def test_the_same_seed_gives_the_same_episodes(made) -> None:
 
 
 def test_who_hangs_or_dies_has_a_failed_episode(made) -> None:
-    hang, die, silent = sampled(made(reward="file", seconds=4), *prompts("hang", "die", "silent"))
+    """What it said is stored, without secrets."""
+    remember_secret("please-keep-this")
+    [hang] = sampled(made(reward="file", seconds=4), *prompts("hang"))
+    rollout = made(reward="file", env={"SECRET_WORD": "please-keep-this"})
+    die, silent = sampled(rollout, *prompts("die", "silent"))
     assert [sample.reward for sample in (hang, die, silent)] == [None] * 3
     assert [sample.meta["finish"] for sample in (hang, die, silent)] == ["error"] * 3
     assert "no end in" in hang.meta["reward_error"]
-    assert "exit status 1; it said: it broke: please" in die.meta["reward_error"]
+    assert "exit status 1; it said: it broke: (redacted)" in die.meta["reward_error"]
     assert "didn't call the model" in silent.meta["reward_error"]
     assert hang.action.sum() > 0
     assert silent.tokens is None
@@ -130,14 +134,6 @@ def test_whatever_the_file_of_the_reward_is_the_run_goes_on(made) -> None:
     assert all("expected a number" in sample.meta["reward_error"] for sample in samples)
 
 
-def test_secrets_that_a_program_prints_are_not_stored(made) -> None:
-    remember_secret("please-keep-this")
-    rollout = made(reward="file", env={"SECRET_WORD": "please-keep-this"})
-    [sample] = sampled(rollout, *prompts("die"))
-    assert "it broke" in sample.meta["reward_error"]
-    assert "please-keep-this" not in sample.meta["reward_error"]
-
-
 class Length:
     name, maximum = "length", None
 
@@ -155,14 +151,25 @@ def test_the_runs_own_reward_scores_the_last_turn(made, tmp_path) -> None:
         result = collect(made(reward="run"), prompts("well", "die"), sampler, store, Task(), reward)
         samples = list(store.samples(ids=result.ids))
     assert result.failed == 2
-    assert [s.reward for s in samples if s.prompt_id == "p0"] == [
-        len(s.meta["last_turn"]) for s in samples if s.prompt_id == "p0"
-    ]
-    assert {s.reward for s in samples if s.prompt_id == "p1"} == {None}
+    for s in samples:
+        assert s.reward == (len(s.meta["last_turn"]) if s.prompt_id == "p0" else None)
+
+
+@pytest.fixture
+def installed(monkeypatch) -> None:
+    """Also where agro was installed before it had this environment."""
+    others = plugins.installed
+
+    def found(kind, builtin=()):
+        of_agro = {"harness": "agro.door.harness:Harness"}
+        return of_agro if kind == "environments" else others(kind, builtin)
+
+    monkeypatch.setattr(plugins, "installed", found)
 
 
 @pytest.mark.report
-def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> None:
+@pytest.mark.usefixtures("installed")
+def test_a_run_trains_on_what_programs_did(engine, tmp_path) -> None:
     """The reward is the first letter's: the run's samples are on policy, and its updates move it. Its page is
     drawn, of responses with tool turns."""
     agent = AGENT.replace('columns["worth"]', 'float(ord(first[:1] or "a") > 80)')
@@ -170,22 +177,13 @@ def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> Non
     engine.policy.save(tmp_path / "model")
     rows = [{"prompt": [{"role": "user", "content": f"{i}"}], "how": "well"} for i in range(4)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    installed = plugins.installed
-    where = {"harness": "agro.door.harness:Harness"}  # also where agro was installed before it had one
-    monkeypatch.setattr(
-        plugins,
-        "installed",
-        lambda kind, builtin=(): where if kind == "environments" else installed(kind, builtin),
-    )
+    name = f"harness:{sys.executable} {tmp_path / 'agent.py'}"
     config = RunConfig.of(
         {
             "policy": {"model": str(tmp_path / "model")},
             "data": {"prompts": str(tmp_path / "prompts.jsonl")},
             "sampler": {"n": 4, "max_new": 6},
-            "environment": {
-                "name": f"harness:{sys.executable} {tmp_path / 'agent.py'}",
-                "options": {"reward": "file", "seconds": 60},
-            },
+            "environment": {"name": name, "options": {"reward": "file", "seconds": 60}},
             "objective": {"name": "agro", "beta": 0.01},
             "train": {"steps": 2, "groups": 2, "lr": 1e-3},
         },
@@ -204,7 +202,8 @@ def test_a_run_trains_on_what_programs_did(engine, tmp_path, monkeypatch) -> Non
     assert (tmp_path / "run/report.html").exists()
 
 
-def test_what_is_wrong_is_refused_first(monkeypatch) -> None:
+@pytest.mark.usefixtures("installed")
+def test_what_is_wrong_is_refused_first() -> None:
     config = EnvironmentConfig(name="harness:python")
     for command, options, message in (
         ("no-such-command x", {}, "expected a command that is installed"),
@@ -214,6 +213,4 @@ def test_what_is_wrong_is_refused_first(monkeypatch) -> None:
     ):
         with pytest.raises(Refused, match=message):
             Harness(command, options, config)
-    where = {"harness": "agro.door.harness:Harness"}
-    monkeypatch.setattr("agro.io.plugins.installed", lambda kind, builtin=(): where)
     assert load_environment(config).name == "harness:python"

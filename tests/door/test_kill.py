@@ -16,6 +16,7 @@ import forked
 import httpx
 import pytest
 import torch
+from asking import HEADERS, TOKEN, ask, stored
 from safetensors.torch import load_file, save_file
 
 from agro.api.loop import Loop, Turn
@@ -24,11 +25,9 @@ from agro.cli.serve_command import _newest
 from agro.config import RunConfig
 from agro.door import app
 from agro.errors import Refused
-from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.publications import Publications, PublishedWeights
 
-TOKEN = "the-token-of-tests"
 CLIENTS = 8
 
 
@@ -64,8 +63,7 @@ def test_what_was_answered_is_stored_once(engine, tmp_path) -> None:
         with suppress(httpx.HTTPError), httpx.Client(timeout=30) as http:
             while not ended.is_set():
                 body = {"model": "m", "messages": [{"role": "user", "content": f"{number}"}], "max_tokens": 8}
-                headers = {"authorization": f"Bearer {TOKEN}"}
-                reply = http.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+                reply = http.post(f"{url}/v1/chat/completions", json=body, headers=HEADERS)
                 answered.append(reply.raise_for_status().json()["id"].removeprefix("chatcmpl-"))
 
     for _ in range(2):
@@ -79,12 +77,11 @@ def test_what_was_answered_is_stored_once(engine, tmp_path) -> None:
             process.wait()
             for each in running:
                 each.result()
-    with Store.open(tmp_path / "s.db") as store:
-        stored = Counter(call for sample in store.samples() for call in sample.meta["calls"])
+    calls = Counter(call for sample in stored(tmp_path) for call in sample.meta["calls"])
     assert len(answered) >= 80
-    assert set(answered) <= set(stored)
-    assert set(stored.values()) == {1}
-    assert len(stored) - len(answered) <= 2 * CLIENTS  # were stored, and their answers cut off
+    assert set(answered) <= set(calls)
+    assert set(calls.values()) == {1}
+    assert len(calls) - len(answered) <= 2 * CLIENTS  # were stored, and their answers cut off
 
 
 def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
@@ -97,11 +94,8 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
     process, url = started(folder, tmp_path / "s.db")
 
     def version() -> int | None:
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
-        with Store.open(tmp_path / "s.db", read_only=True) as store:
-            *_, sample = store.samples()
+        ask(url, max_tokens=2)
+        *_, sample = stored(tmp_path)
         assert sample.source == str(folder)
         return sample.version if isinstance(sample.version, int) else None  # in its midst others came
 

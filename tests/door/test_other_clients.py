@@ -12,11 +12,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from asking import TOKEN, stored
 
 from agro.config import EnvironmentConfig, SamplerConfig
 from agro.door.harness import Harness
 from agro.rollout.rollout import Rollout
-from agro.store import Store
 from agro.types import Prompt
 
 pytestmark = pytest.mark.nightly
@@ -26,18 +26,20 @@ ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 1}}\n</tool_call>
 QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1", "HF_HUB_OFFLINE": "1"}
 
 
+def need(package: str) -> None:
+    if not list(CLIENTS.glob(f"lib/*/site-packages/{package}")):
+        pytest.skip(f"AGRO_CLIENTS names no environment with {package}: make test-clients")
+
+
 @pytest.fixture
 def run(serving, says, tmp_path):
     """A function: a package, what the model says, a command -> what it printed, and the rows of the store."""
 
     def start(package: str, texts: list[str], *command: str) -> tuple[str, list]:
-        if not (CLIENTS / "bin/python").is_file():
-            pytest.skip("AGRO_CLIENTS names no environment with agents: make test-clients")
-        if not list(CLIENTS.glob(f"lib/*/site-packages/{package}")):
-            pytest.skip(f"{package} isn't installed in AGRO_CLIENTS: make test-clients")
+        need(package)
         says(*texts)
         with serving(tmp_path / "s.db") as url:
-            variables = {"OPENAI_BASE_URL": f"{url}/s/work/v1", "OPENAI_API_KEY": "the-token-of-tests"}
+            variables = {"OPENAI_BASE_URL": f"{url}/s/work/v1", "OPENAI_API_KEY": TOKEN}
             command = tuple(part.replace("URL", variables["OPENAI_BASE_URL"]) for part in command)
             done = subprocess.run(
                 [str(CLIENTS / "bin" / command[0]), *command[1:]],
@@ -49,8 +51,7 @@ def run(serving, says, tmp_path):
                 check=False,
             )
         assert done.returncode == 0, done.stderr[-2000:]
-        with Store.open(tmp_path / "s.db", read_only=True) as store:
-            rows = list(store.samples())
+        rows = stored(tmp_path)
         assert all(row.behavior_logp is not None for row in rows)
         return done.stdout, rows
 
@@ -115,8 +116,7 @@ def test_lm_evaluation_harness(run, tmp_path) -> None:
     [("inspect_ai", "inspect_episode.py"), ("verifiers", "verifiers_episode.py vf_sums")],
 )
 def test_a_task_of_others_is_an_environment(engine, says, package, script) -> None:
-    if not list(CLIENTS.glob(f"lib/*/site-packages/{package}")):
-        pytest.skip(f"AGRO_CLIENTS names no environment with {package}: make test-clients")
+    need(package)
     path = f"{CLIENTS.absolute() / 'bin'}:{os.environ['PATH']}"
     options = {"reward": "file", "seconds": 240, "workers": 1}
     options["env"] = {"PATH": path, "PYTHONPATH": str(HERE)}

@@ -7,6 +7,7 @@ import json
 
 import httpx
 import pytest
+from asking import HEADERS, HI, PATH, TOKEN, metric, post, stored
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,11 +17,8 @@ from agro.door.proxy import Proxy
 from agro.door.sessions import Keeping
 from agro.errors import Refused
 from agro.pages.local_server import behind_a_port
-from agro.store import Store
 
-TOKEN, KEY = "the-token-of-tests", "sk-the-key-of-the-server-behind"
-HI = [{"role": "user", "content": "hi"}]
-HEADERS = {"authorization": f"Bearer {TOKEN}"}
+KEY = "sk-the-key-of-the-server-behind"
 
 
 @pytest.fixture
@@ -54,9 +52,7 @@ def vllm():
         if not body.get("stream"):
             choice["message"] = {"role": "assistant", "content": text}
             return JSONResponse({"model": "big", "prompt_token_ids": context, "choices": [choice]})
-        parts = [
-            {"index": 0, "delta": {"content": c}, "token_ids": ids[i : i + 1]} for i, c in enumerate(text)
-        ]
+        parts = [{"index": 0, "delta": {"content": c}, "token_ids": [i]} for c, i in zip(text, ids)]
         parts += [{**choice, "delta": {}, "token_ids": ids[len(text) :]}]
         events = [{"model": "big", "choices": [part]} for part in parts]
         events[0]["prompt_token_ids"] = context
@@ -67,15 +63,6 @@ def vllm():
         app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
 
     return Server, got
-
-
-def post(url: str, path: str = "/v1/chat/completions", **body):
-    return httpx.post(url + path, json=body, headers=HEADERS, timeout=30)
-
-
-def rows(path) -> list:
-    with Store.open(path, read_only=True) as store:
-        return list(store.samples())
 
 
 def test_what_passes_is_what_the_server_says_and_is_stored(serving, proxy, tmp_path) -> None:
@@ -90,7 +77,7 @@ def test_what_passes_is_what_the_server_says_and_is_stored(serving, proxy, tmp_p
         post(url, "/v1/messages", model="tiny", messages=HI, max_tokens=5, stream=True)
         post(url, "/v1/responses", model="tiny", input="hello", max_output_tokens=5, stream=True)
         assert httpx.get(f"{url}/v1/models", headers=HEADERS).json()["data"][0]["id"] == "tiny"
-    chat, anthropic, responses = rows(tmp_path / "s.db")
+    chat, anthropic, responses = stored(tmp_path)
     parts = [json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines[:-1]]
     assert (chat.meta["turns"], chat.response, chat.source) == (2, "".join(parts), "proxy:tiny")
     assert chat.meta["continuation"][0]["content"] == turn["content"]
@@ -107,7 +94,7 @@ def test_ids_and_log_probs_of_the_server_are_stored(vllm, proxy, tmp_path, strea
         assert post(url, model="m", messages=HI, stream=stream).status_code == 200
         more = [*HI, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "?"}]
         assert post(url, model="m", messages=more, stream=stream).status_code == 200
-    [row] = rows(tmp_path / "s.db")
+    [row] = stored(tmp_path)
     assert row.tokens.tolist() == [1, 2, 3, 5, 6, 9, 7, 2]
     assert row.action.tolist() == [False] * 3 + [True] * 2 + [False] + [True] * 2
     assert row.response == "c"
@@ -124,23 +111,17 @@ def test_errors_pass_and_keys_are_nowhere(vllm, proxy, tmp_path, capfd) -> None:
         reply = post(url, model="broken", messages=HI)
         assert (reply.status_code, reply.json()["error"]["message"]) == (429, "overloaded")
         assert httpx.post(f"{url}/v1/chat/completions", json={}, headers={}).status_code == 401
-        assert post(url, model="m", messages=HI).status_code == 200
-        assert feedback_of(url, reward=1).status_code == 200
+        assert post(url, model="m").status_code == 200
+        headers = {**HEADERS, "x-agro-session": "one"}  # the session's name
+        httpx.post(url + PATH, json={"model": "m", "messages": HI}, headers=headers)
+        assert httpx.post(f"{url}/v1/feedback", json={"reward": 1}, headers=headers).status_code == 200
     with proxy("http://127.0.0.1:1") as url:
-        assert post(url, model="m", messages=HI).status_code == 502
-    assert [row.reward for row in rows(tmp_path / "s.db")] == [None, 1]
+        assert post(url, model="m").status_code == 502
+    assert [row.reward for row in stored(tmp_path)] == [None, 1]
     assert KEY not in (tmp_path / "s.db").read_bytes().decode("latin-1")
     assert KEY not in "".join(capfd.readouterr())
     with pytest.raises(Refused, match="expected the URL"):
         Proxy("ftp://x", None, Keeping(), 1, tokens=False)
-
-
-def feedback_of(url: str, **fields):
-    """On the only session, named by a header."""
-    headers = {**HEADERS, "x-agro-session": "one"}
-    asked = {"model": "m", "messages": HI}
-    httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
-    return httpx.post(f"{url}/v1/feedback", json=fields, headers=headers)
 
 
 @pytest.fixture
@@ -152,9 +133,7 @@ def replies():
             parts = content() if callable(content) else iter([content])
             return StreamingResponse(parts, media_type=kind)
 
-        paths = [
-            Route(f"/v1/{path}", complete, methods=["POST"]) for path in ("chat/completions", "messages")
-        ]
+        paths = [Route(path, complete, methods=["POST"]) for path in (PATH, "/v1/messages")]
         return behind_a_port(Starlette(routes=paths))
 
     return make
@@ -165,16 +144,11 @@ def chunk(text: str, finish: str | None = None) -> str:
     return f"data: {json.dumps({'model': 'm', 'choices': [choice]}, ensure_ascii=False)}\n\n"
 
 
-def unstored(url: str) -> float:
-    text = httpx.get(f"{url}/metrics", headers=HEADERS).text
-    return float(text.split("\nagro_door_unstored_total ")[1].split()[0])
-
-
 def test_a_text_may_have_marks_and_ends_of_lines_of_its_own(replies, proxy, tmp_path) -> None:
     sent = chunk("[DONE]\u2028") + chunk('"type":"message_stop"\x85', "stop") + "data: [DONE]"
     with replies(sent.replace("\n", "\r\n").encode()) as at, proxy(at, tmp_path / "s.db") as url:
-        assert post(url, model="m", messages=HI).text == sent + "\n\n"
-    assert [row.response for row in rows(tmp_path / "s.db")] == ['[DONE]\u2028"type":"message_stop"\x85']
+        assert post(url, model="m").text == sent + "\n\n"
+    assert [row.response for row in stored(tmp_path)] == ['[DONE]\u2028"type":"message_stop"\x85']
 
 
 def breaks_off():
@@ -194,10 +168,10 @@ def breaks_off():
 )
 def test_what_cannot_be_read_passes_and_is_counted(replies, proxy, tmp_path, content, kind, expected) -> None:
     with replies(content, kind) as at, proxy(at, tmp_path / "s.db") as url:
-        reply = post(url, model="m", messages=HI)
+        reply = post(url, model="m")
         assert (reply.status_code, expected in reply.text, "error" in reply.text) == (200, True, False)
-        assert unstored(url) == 1
-    assert rows(tmp_path / "s.db") == []
+        assert metric(url, "unstored_total") == 1
+    assert stored(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -209,9 +183,9 @@ def test_numbers_that_cannot_be_are_not_stored(replies, proxy, tmp_path, ids, lo
     message = '"message": {"role": "assistant", "content": "a"}'
     content = f'{{"prompt_token_ids": [1], "choices": [{{"index": 0, {message}, {choice}}}]}}'
     with replies(content.encode(), "application/json") as at, proxy(at, tmp_path / "s.db") as url:
-        assert post(url, model="m", messages=HI).text == content
-        assert unstored(url) == 1
-    assert rows(tmp_path / "s.db") == []
+        assert post(url, model="m").text == content
+        assert metric(url, "unstored_total") == 1
+    assert stored(tmp_path) == []
 
 
 def test_a_server_that_dies_or_says_too_much_ends_in_an_error(replies, proxy, monkeypatch, tmp_path) -> None:
@@ -220,7 +194,7 @@ def test_a_server_that_dies_or_says_too_much_ends_in_an_error(replies, proxy, mo
         assert json.loads(text.split("data: ")[-1])["type"] == "error"  # as Anthropic's service says it
     monkeypatch.setattr("agro.door.proxy.REPLY_BYTES", 100)
     with replies(chunk("x" * 200).encode()) as at, proxy(at, tmp_path / "s.db") as url:
-        assert "at most 100 bytes" in post(url, model="m", messages=HI).text
+        assert "at most 100 bytes" in post(url, model="m").text
     with replies(b" " * 200, "application/json") as at, proxy(at, tmp_path / "s.db") as url:
-        assert post(url, model="m", messages=HI).status_code == 502
-    assert rows(tmp_path / "s.db") == []
+        assert post(url, model="m").status_code == 502
+    assert stored(tmp_path) == []

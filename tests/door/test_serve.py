@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from asking import HEADERS, HI, PATH, TOKEN, ask, feedback, metric, post, stored, turn
 from transformers import DynamicCache
 
 from agro.door import app
@@ -25,9 +26,7 @@ from agro.errors import Unwritable
 from agro.store import Store
 from agro.types.conversation import declarations
 
-TOKEN, PATH = "the-token-of-tests", "/v1/chat/completions"
-HEADERS = {"authorization": f"Bearer {TOKEN}"}
-HI = [{"role": "user", "content": "hi"}]
+WORK = f"/s/work{PATH}"  # of a session
 TOOL = {
     "name": "add",
     "description": "the sum",
@@ -36,30 +35,9 @@ TOOL = {
 CALL = {"name": "add", "arguments": "{}"}
 
 
-def ask(url: str, messages=HI, path: str = PATH, key: str = TOKEN, **fields):
-    body = {"model": "tiny", "messages": messages, "max_tokens": 12, **fields}
-    reply = httpx.post(url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def feedback(url: str, **fields):
-    return httpx.post(f"{url}/v1/feedback", json=fields, headers=HEADERS)
-
-
-def post(url: str, **fields) -> httpx.Response:
-    """The reply to a request of chat completions, whatever its status."""
-    body = {"model": "tiny", "messages": HI, **fields}
-    return httpx.post(url + PATH, json=body, headers=HEADERS, timeout=60)
-
-
-def stored(path) -> list:
-    with Store.open(path, read_only=True) as store:
-        return list(store.samples())
-
-
-def turn(reply) -> dict:
-    return {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
+def asking(reply, text: str = "and?") -> list:
+    """What the user asks after a reply to HI."""
+    return [*HI, turn(reply), {"role": "user", "content": text}]
 
 
 def text_of_stream(url: str, **fields) -> tuple[str, list]:
@@ -70,27 +48,27 @@ def text_of_stream(url: str, **fields) -> tuple[str, list]:
     return "".join(choice["delta"].get("content") or "" for choice in choices), choices
 
 
-def test_an_answer_is_stored_with_its_tokens_and_their_log_probs(serving, engine, tmp_path) -> None:
+def test_an_answer_is_stored_with_its_tokens_and_their_log_probs(url, engine, tmp_path) -> None:
     """The origin of the expected log-probs: a forward pass over the complete sequence."""
-    with serving(tmp_path / "s.db") as url:
-        reply = ask(url, seed=3, temperature=0.7, top_p=1)
-    [sample] = stored(tmp_path / "s.db")
+    reply = ask(url, seed=3, temperature=0.7, top_p=1)
+    [sample] = stored(tmp_path)
     choice = reply["choices"][0]
     assert sample.response == choice["message"]["content"]
     assert sample.action.sum() == reply["usage"]["completion_tokens"]
     assert len(sample.tokens) == reply["usage"]["total_tokens"]
-    assert (sample.reward, sample.role, sample.source, sample.episode) == (
-        None,
-        "policy",
-        "tiny",
-        choice["id"][:24],
-    )
-    assert sample.sampling["temperature"] == 0.7
+    assert (sample.reward, sample.role, sample.source) == (None, "policy", "tiny")
+    assert (sample.episode, sample.sampling["temperature"]) == (choice["id"][:24], 0.7)
     with torch.no_grad():
         logits = engine.policy.model(torch.tensor(sample.tokens[None])).logits[0, :-1] / 0.7
-    expected = logits.log_softmax(1).gather(1, torch.tensor(sample.tokens[1:, None]).long())[:, 0].numpy()
+    assert_log_probs(sample, logits, atol=1e-5)
+
+
+def assert_log_probs(sample, logits, atol: float) -> None:
+    """Of the actions they are those of the logits, of the other tokens unknown."""
+    ids = torch.tensor(sample.tokens[1:, None]).long()
+    expected = logits.log_softmax(1).gather(1, ids)[:, 0].numpy()
     mask = sample.action[1:]
-    assert np.allclose(sample.behavior_logp[1:][mask], expected[mask], atol=1e-5)
+    assert np.allclose(sample.behavior_logp[1:][mask], expected[mask], atol=atol)
     assert np.isnan(sample.behavior_logp[1:][~mask]).all()
 
 
@@ -114,51 +92,44 @@ def test_more_clients_than_rows_wait_for_each_other(serving) -> None:
     assert len(replies) == 12
 
 
-def test_a_stream_says_what_a_whole_answer_says(serving) -> None:
-    with serving() as url:
-        for seed in range(6):
-            whole = ask(url, seed=seed, max_tokens=40, logprobs=True, top_logprobs=2)["choices"][0]
-            text, choices = text_of_stream(url, seed=seed, logprobs=True, top_logprobs=2)
-            assert text == whole["message"]["content"]
-            assert choices[-1]["finish_reason"] == whole["finish_reason"]
-            parts = [token for choice in choices for token in (choice["logprobs"] or {}).get("content", [])]
-            assert parts == whole["logprobs"]["content"][: len(parts)]
+def test_a_stream_says_what_a_whole_answer_says(url) -> None:
+    for seed in range(6):
+        whole = ask(url, seed=seed, max_tokens=40, logprobs=True, top_logprobs=2)["choices"][0]
+        text, choices = text_of_stream(url, seed=seed, logprobs=True, top_logprobs=2)
+        assert text == whole["message"]["content"]
+        assert choices[-1]["finish_reason"] == whole["finish_reason"]
+        parts = [token for choice in choices for token in (choice["logprobs"] or {}).get("content", [])]
+        assert parts == whole["logprobs"]["content"][: len(parts)]
 
 
-def test_a_stop_text_ends_an_answer_and_is_not_shown(serving, engine, tmp_path) -> None:
-    with serving(tmp_path / "s.db") as url:
-        whole = turn(ask(url, seed=1, max_tokens=30))["content"]
-        stop = whole[5:8]
-        reply = ask(url, seed=1, max_tokens=30, stop=stop)["choices"][0]
-        assert (reply["message"]["content"], reply["finish_reason"]) == (whole[:5], "stop")
-        assert text_of_stream(url, seed=1, stop=[stop])[0] == whole[:5]
-    for sample in stored(tmp_path / "s.db")[1:]:
+def test_a_stop_text_ends_an_answer_and_is_not_shown(url, engine, tmp_path) -> None:
+    whole = turn(ask(url, seed=1, max_tokens=30))["content"]
+    stop = whole[5:8]
+    reply = ask(url, seed=1, max_tokens=30, stop=stop)["choices"][0]
+    assert (reply["message"]["content"], reply["finish_reason"]) == (whole[:5], "stop")
+    assert text_of_stream(url, seed=1, stop=[stop])[0] == whole[:5]
+    for sample in stored(tmp_path)[1:]:
         assert sample.response == sample.meta["last_turn"] == whole[:5]
         sampled = engine.policy.encoder.decode(sample.tokens[sample.action].tolist())
         assert sampled == whole[:8]  # the stop text's tokens were sampled
 
 
-def test_choices_are_answers_of_their_own(serving, tmp_path) -> None:
-    with serving(tmp_path / "s.db") as url:
-        reply = ask(url, n=3, seed=5)
-        assert feedback(url, id=reply["choices"][1]["id"], reward=2).status_code == 200
-    samples = stored(tmp_path / "s.db")
+def test_choices_are_answers_of_their_own(url, tmp_path) -> None:
+    choices = ask(url, n=3, seed=5)["choices"]
+    assert feedback(url, id=choices[1]["id"], reward=2).status_code == 200
+    samples = stored(tmp_path)
     assert len({sample.episode for sample in samples}) == 3
     assert len({sample.prompt_id for sample in samples}) == 1
-    assert [
-        sample.reward for sample in samples if sample.response == reply["choices"][1]["message"]["content"]
-    ] == [2]
-    assert sum(sample.reward is None for sample in samples) == 2
+    rewards = {sample.response: sample.reward for sample in samples}
+    assert [rewards[choice["message"]["content"]] for choice in choices] == [None, 2, None]
 
 
-def test_a_call_that_extends_another_extends_its_row(serving, engine, tmp_path) -> None:
-    with serving(tmp_path / "s.db") as url:
-        first = ask(url)
-        more = [*HI, turn(first), {"role": "user", "content": "and?"}]
-        second = ask(url, more)
-        third = ask(url, [*more, turn(second), {"role": "user", "content": "then?"}])
-    [sample] = stored(tmp_path / "s.db")
-    written = [r["choices"][0]["message"]["content"] for r in (first, second, third)]
+def test_a_call_that_extends_another_extends_its_row(url, engine, tmp_path) -> None:
+    first = ask(url)
+    second = ask(url, asking(first))
+    third = ask(url, [*asking(first), turn(second), {"role": "user", "content": "then?"}])
+    [sample] = stored(tmp_path)
+    written = [turn(reply)["content"] for reply in (first, second, third)]
     chosen = engine.policy.encoder.decode(sample.tokens[sample.action].tolist())
     assert chosen == "".join(written)
     assert sample.meta["turns"] == 3
@@ -166,20 +137,22 @@ def test_a_call_that_extends_another_extends_its_row(serving, engine, tmp_path) 
     assert np.isfinite(sample.behavior_logp[sample.action]).all()
 
 
-def test_a_rewrite_and_a_branch_begin_rows_of_one_episode(serving, tmp_path) -> None:
-    with serving(tmp_path / "s.db") as url:
-        path = "/s/work/v1/chat/completions"
-        first = ask(url, path=path)
-        more = [*HI, turn(first), {"role": "user", "content": "and?"}]
-        ask(url, more, path=path)
-        ask(url, more, path=path)  # a retry: a branch
-        ask(url, [{"role": "user", "content": "hi, in short"}], path=path)  # the history is written anew
-        ask(url, key=f"{TOKEN}:other")
-        ask(url)
-        assert feedback(url, session="work", reward=0.5).json()["rows"] == 3
-        for unknown in ({"session": "nobody"}, {"id": "work.0.9"}, {"id": "work.other"}):
-            assert feedback(url, **unknown, reward=0.7).status_code == 404
-    samples = stored(tmp_path / "s.db")
+def test_a_rewrite_and_a_branch_begin_rows_of_one_episode(url, tmp_path) -> None:
+    first = ask(url, path=WORK)
+    for messages in (
+        asking(first),
+        asking(first),  # a retry: a branch
+        [{"role": "user", "content": "hi, in short"}],  # the history is written anew
+    ):
+        ask(url, messages, path=WORK)
+    other = {"authorization": f"Bearer {TOKEN}:other"}
+    body = {"model": "tiny", "messages": HI, "max_tokens": 12}
+    assert httpx.post(url + PATH, json=body, headers=other, timeout=60).status_code == 200
+    ask(url)
+    assert feedback(url, session="work", reward=0.5).json()["rows"] == 3
+    for unknown in ({"session": "nobody"}, {"id": "work.0.9"}, {"id": "work.other"}):
+        assert feedback(url, **unknown, reward=0.7).status_code == 404
+    samples = stored(tmp_path)
     work = [sample for sample in samples if sample.episode == "work"]
     assert [(s.meta["row"], s.reward) for s in work] == [(0, 0.5), (1, 0.5), (2, 0.5)]
     assert {s.prompt_id for s in work} == {work[0].prompt_id}
@@ -190,31 +163,31 @@ def test_a_rewrite_and_a_branch_begin_rows_of_one_episode(serving, tmp_path) -> 
     assert sorted(s.episode for s in samples if s.reward is None)[-1] == "other"
 
 
-def test_a_session_goes_on_after_a_restart(serving, tmp_path) -> None:
-    path = "/s/work/v1/chat/completions"
+def test_a_session_goes_on_after_a_restart(serving, monkeypatch, tmp_path) -> None:
+    """Its rows are found again, also where they are more than a page."""
+    monkeypatch.setattr("agro.door.sessions.PAGE", 2)
     with serving(tmp_path / "s.db") as url:
-        first = ask(url, path=path)
-        feedback(url, session="work", thumb="up")
+        first = ask(url, path=WORK)
+        for _ in range(4):
+            ask(url, path=WORK)
+        assert feedback(url, session="work", thumb="up").json()["rows"] == 5
     with serving(tmp_path / "s.db") as url:
-        ask(url, [*HI, turn(first), {"role": "user", "content": "and?"}], path=path)
+        ask(url, asking(first), path=WORK)
         assert feedback(url, id=first["id"], comment="still good").json()["reward"] == 1
-    samples = stored(tmp_path / "s.db")
-    assert [(s.meta["row"], s.reward, len(s.meta["feedback"])) for s in samples] == [(0, 1, 2), (1, 1, 2)]
+    found = [(s.meta["row"], s.reward, len(s.meta["feedback"])) for s in stored(tmp_path)]
+    assert found == [(row, 1, 2) for row in range(6)]
 
 
-def test_the_last_feedback_counts_and_all_is_kept(serving, tmp_path) -> None:
-    with serving(tmp_path / "s.db") as url:
-        reply = ask(url)
-        for fields in ({"reward": 1}, {"reward": 1}, {"thumb": "down"}, {"comment": "hm"}):
-            assert feedback(url, id=reply["id"], **fields).status_code == 200
-        ask(
-            url, [*HI, turn(reply), {"role": "user", "content": "and?"}]
-        )  # the row is replaced by a longer one
-        for text in ("hello", "hello there"):
-            assert feedback(url, id=reply["id"], correction=text).status_code == 200
-        for wrong in ({}, {"reward": "1"}, {"reward": True}, {"thumb": "left"}, {"reward": 1, "thumb": "up"}):
-            assert feedback(url, id=reply["id"], **wrong).status_code == 400
-        assert feedback(url, id=reply["id"], correction=turn(reply)["content"]).status_code == 400
+def test_the_last_feedback_counts_and_all_is_kept(url, tmp_path) -> None:
+    reply = ask(url)
+    for fields in ({"reward": 1}, {"reward": 1}, {"thumb": "down"}, {"comment": "hm"}):
+        assert feedback(url, id=reply["id"], **fields).status_code == 200
+    ask(url, asking(reply))  # the row is replaced by a longer one
+    for text in ("hello", "hello there"):
+        assert feedback(url, id=reply["id"], correction=text).status_code == 200
+    both, same = {"reward": 1, "thumb": "up"}, {"correction": turn(reply)["content"]}
+    for wrong in ({}, {"reward": "1"}, {"reward": True}, {"thumb": "left"}, both, same):
+        assert feedback(url, id=reply["id"], **wrong).status_code == 400
     with Store.open(tmp_path / "s.db") as store:
         row, winner, loser = store.samples()
         [pair] = store.pairs([winner.id, loser.id])
@@ -225,52 +198,45 @@ def test_the_last_feedback_counts_and_all_is_kept(serving, tmp_path) -> None:
     assert winner.prompt == loser.prompt == HI
 
 
-def test_what_is_private_is_not_stored(serving, tmp_path) -> None:
+@pytest.mark.parametrize("redact", [True, False])
+def test_what_is_private_is_not_stored(serving, tmp_path, redact) -> None:
     asked = [{"role": "user", "content": "i am ann@example.org, sk-abcdefghijklmnopqrstuvwxyz"}]
-    with serving(tmp_path / "s.db") as url:
+    with serving(tmp_path / "s.db", redact=redact) as url:
         reply = ask(url, asked)
         ask(url, [*asked, turn(reply), {"role": "user", "content": "and bob@example.org"}])
         feedback(url, id=reply["id"], comment="ask eve@example.org", reward=1)
-    [sample] = stored(tmp_path / "s.db")
-    assert sample.prompt[0]["content"] == "i am [e-mail address], [key]"
-    assert sample.tokens is None  # they say it too
-    assert "example.org" not in json.dumps([sample.prompt, sample.response, sample.meta])
+    [sample] = stored(tmp_path)
     assert sample.reward == 1
-    with serving(tmp_path / "all.db", redact=False) as url:
-        ask(url, asked)
-    assert "ann@example.org" in stored(tmp_path / "all.db")[0].prompt[0]["content"]
+    if redact:
+        assert sample.prompt[0]["content"] == "i am [e-mail address], [key]"
+        assert sample.tokens is None  # they say it too
+        assert "example.org" not in json.dumps([sample.prompt, sample.response, sample.meta])
+    else:
+        assert sample.prompt == asked
 
 
-def test_a_demanded_call_of_a_tool_begins_with_its_name(serving, tmp_path) -> None:
-    tools = [{"type": "function", "function": TOOL}]
+def test_a_demanded_call_of_a_tool_begins_with_its_name(url, tmp_path) -> None:
     choice = {"type": "function", "function": {"name": "add"}}
-    with serving(tmp_path / "s.db") as url:
-        ask(url, tools=tools, tool_choice=choice)
-        assert post(url, tool_choice=choice).status_code == 400
-    [sample] = stored(tmp_path / "s.db")
+    ask(url, tools=[{"type": "function", "function": TOOL}], tool_choice=choice)
+    assert post(url, tool_choice=choice).status_code == 400
+    [sample] = stored(tmp_path)
     assert sample.prompt[0]["role"] == "tools"
     assert sample.meta["last_turn"].startswith('<tool_call>\n{"name": "add')
     assert sample.action.sum() <= 12  # what was demanded isn't the policy's choice
 
 
-def test_who_leaves_ends_the_request(serving, engine, tmp_path) -> None:
+def test_who_leaves_ends_the_request(url, tmp_path) -> None:
     body = {"model": "x", "messages": HI, "max_tokens": 1900, "temperature": 0, "logit_bias": {}}
-    with serving(tmp_path / "s.db") as url:
-
-        def running() -> float:
-            text = httpx.get(f"{url}/metrics", headers=HEADERS).text
-            return float(text.split("\nagro_door_running ")[1].split()[0])
-
-        for stream in (False, True):
-            asked = {"json": {**body, "stream": stream}, "headers": HEADERS, "timeout": 0.2}
-            with suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}{PATH}", **asked) as reply:
-                next(reply.iter_bytes())  # the first part of a stream; nothing of a whole answer
-            deadline = time.monotonic() + 20
-            while running() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert running() == 0
-        ask(url)  # it goes on
-    assert len(stored(tmp_path / "s.db")) == 1
+    for stream in (False, True):
+        asked = {"json": {**body, "stream": stream}, "headers": HEADERS, "timeout": 0.2}
+        with suppress(httpx.ReadTimeout), httpx.stream("POST", f"{url}{PATH}", **asked) as reply:
+            next(reply.iter_bytes())  # the first part of a stream; nothing of a whole answer
+        deadline = time.monotonic() + 20
+        while metric(url, "running") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert metric(url, "running") == 0
+    ask(url)  # it goes on
+    assert len(stored(tmp_path)) == 1
 
 
 def test_an_answer_has_a_time_limit(serving) -> None:
@@ -280,36 +246,36 @@ def test_an_answer_has_a_time_limit(serving) -> None:
     assert reply.status_code == 504 or reply.json()["usage"]["completion_tokens"] < 1900
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"temperature": 3}, "temperature"),
-        ({"n": 0}, "n"),
-        ({"max_tokens": "9"}, "max_tokens"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
-        ({"surprise": 1}, "surprise"),
-        ({"stop": [""]}, "stop"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tools": [{**TOOL, "parameters": "x"}]}, "tools"),
-        ({"tools": [{**TOOL, "parameters": {"properties": None}}]}, "tools"),
-        ({"stream_options": 5}, "stream_options"),
-        ({"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": 5}}, "tool_choice"),
-        ({"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "messages"),
-        ({"messages": [{**HI[0], "tool_calls": [{"id": [], "function": {**CALL}}]}]}, "messages"),
-        ({"messages": [*HI, {"role": "tool", "tool_call_id": {}, "content": "x"}]}, "messages"),
-    ],
-)
-def test_a_field_that_is_wrong_is_refused_by_its_name(serving, fields, param) -> None:
+WRONG_FIELDS = [
+    ({"temperature": 3}, "temperature"),
+    ({"n": 0}, "n"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"surprise": 1}, "surprise"),
+    ({"stop": [""]}, "stop"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{**TOOL, "parameters": "x"}]}, "tools"),
+    ({"tools": [{**TOOL, "parameters": {"properties": None}}]}, "tools"),
+    ({"stream_options": 5}, "stream_options"),
+    ({"tools": [{"type": "function", "function": TOOL}], "tool_choice": {"function": 5}}, "tool_choice"),
+    ({"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]}, "messages"),
+    ({"messages": [{**HI[0], "tool_calls": [{"id": [], "function": {**CALL}}]}]}, "messages"),
+    ({"messages": [*HI, {"role": "tool", "tool_call_id": {}, "content": "x"}]}, "messages"),
+]
+
+
+def test_a_field_that_is_wrong_is_refused_by_its_name(serving) -> None:
     with serving() as url:
-        reply = post(url, **fields)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == param
-    assert reply.json()["error"]["type"] == "invalid_request_error"
+        for fields, param in WRONG_FIELDS:
+            reply = post(url, **fields)
+            error = reply.json()["error"]
+            found = (reply.status_code, error["param"], error["type"])
+            assert found == (400, param, "invalid_request_error"), fields
 
 
 @pytest.mark.parametrize(
@@ -343,23 +309,16 @@ def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
             assert "access-control-allow-origin" not in reply.headers
             return reply.status_code
 
-        assert status() == 200
-        assert status(origin="http://evil.example") == 403
-        assert status(origin="null") == status(origin="http://[") == 403
-        assert status(origin=url) == 200
+        assert status() == status(origin=url) == 200
+        for origin in ("http://evil.example", "null", "http://["):
+            assert status(origin=origin) == 403
         assert status(host="evil.example") == 403
-        assert status(authorization=None) == 401
-        assert status(authorization="Bearer " + TOKEN[:-1]) == 401
-        assert status(authorization=f"Bearer {TOKEN}x") == 401
-        assert status(authorization=b"Bearer \xff") == 401
+        for key in (None, "Bearer " + TOKEN[:-1], f"Bearer {TOKEN}x", b"Bearer \xff"):
+            assert status(authorization=key) == 401
         assert status("/metrics", "GET", None, authorization=None) == 401
         assert status(**{"content-type": "text/plain"}) == 415  # what a page of others may send unasked
         assert status(json={**body, "user": "x" * 20_000}) == 413
-        for tricky in (
-            "/s/%2e%2e/v1/models",
-            "/s/a%2fb/v1/models",
-            "/v1/../../etc/passwd",
-        ):
+        for tricky in ("/s/%2e%2e/v1/models", "/s/a%2fb/v1/models", "/v1/../../etc/passwd"):
             assert status(tricky, "GET", None) in (400, 404)
         assert status(f"/s/{'a' * 81}/v1/models", "GET", None) == 400
         assert status(f"/s/{MARKUP}/v1/chat/completions") in (400, 404)
@@ -377,21 +336,31 @@ def test_attacks_are_refused(serving, monkeypatch, tmp_path) -> None:
             slow.sendall(f"{head}content-type: application/json\r\ncontent-length: 500\r\n\r\n{{".encode())
             assert b" 408 " in slow.recv(1000)
         assert status() == 200
-    assert all(TOKEN not in json.dumps(s.meta) for s in stored(tmp_path / "s.db"))
+    assert all(TOKEN not in json.dumps(s.meta) for s in stored(tmp_path))
 
 
-def test_nothing_comes_before_it_is_stored(serving, monkeypatch, tmp_path) -> None:
-    """Where the store refuses, the client gets an error and no end of an answer."""
+FULL = Unwritable("/somewhere/s.db: the disk is full")
+
+
+@pytest.mark.parametrize(("error", "status"), [(OSError("disk full"), 500), (FULL, 503)])
+def test_nothing_comes_before_it_is_stored(url, monkeypatch, tmp_path, capfd, error, status) -> None:
+    """Where the store refuses, the client gets an error and no end of an answer, and not the store's name."""
 
     def fails(*args, **fields):
-        raise OSError("disk full")
+        raise error
 
-    monkeypatch.setattr("agro.door.app.store_row", fails)
-    with serving(tmp_path / "s.db") as url:
-        assert post(url, max_tokens=3).status_code == 500
-        reply = post(url, max_tokens=3, stream=True)
-        assert "[DONE]" not in reply.text
-        assert 'finish_reason": "' not in reply.text
+    with monkeypatch.context() as patch:
+        patch.setattr("agro.door.app.store_row", fails)
+        reply, stream = (post(url, max_tokens=3, stream=stream) for stream in (False, True))
+    ask(url)
+    assert reply.status_code == status
+    assert "[DONE]" not in stream.text
+    assert 'finish_reason": "' not in stream.text
+    for text in (reply.text, stream.text):
+        assert ("the answer can't be stored" in text) == (error is FULL)
+        assert "somewhere" not in text
+    assert ("the disk is full" in capfd.readouterr().err) == (error is FULL)
+    assert len(stored(tmp_path)) == 1
 
 
 def test_who_leaves_while_an_answer_is_stored_ends_nothing_else(tmp_path) -> None:
@@ -412,18 +381,6 @@ def test_who_leaves_while_an_answer_is_stored_ends_nothing_else(tmp_path) -> Non
     with closing(writer):
         assert asyncio.run(run()) == "stored"
     assert done == [True]
-
-
-def test_an_episode_of_many_rows_is_found_again(serving, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("agro.door.sessions.PAGE", 2)
-    path = "/s/work/v1/chat/completions"
-    with serving(tmp_path / "s.db") as url:
-        for _ in range(5):
-            ask(url, path=path)
-        assert feedback(url, session="work", reward=1).json()["rows"] == 5
-    with serving(tmp_path / "s.db") as url:
-        ask(url, path=path)
-    assert [sample.meta["row"] for sample in stored(tmp_path / "s.db")] == list(range(6))
 
 
 def test_an_error_of_the_batch_reaches_all_that_are_in_it(serving, engine, monkeypatch) -> None:
@@ -457,57 +414,25 @@ def test_what_is_remembered_is_bounded_by_its_size(engine, monkeypatch) -> None:
     assert sum(map(len, sessions._answered.values())) <= 5
 
 
-def test_loops_of_their_own(serving) -> None:
-    """Many requests of one asynchronous client."""
-
-    async def run(url: str) -> list[int]:
-        async with httpx.AsyncClient(timeout=60) as client:
-            body = {"model": "tiny", "messages": HI, "max_tokens": 5}
-            calls = [client.post(url + PATH, json=body, headers=HEADERS) for _ in range(20)]
-            return [reply.status_code for reply in await asyncio.gather(*calls)]
-
-    with serving() as url:
-        assert asyncio.run(run(url)) == [200] * 20
-
-
-def test_what_cannot_be_stored_is_not_answered(serving, monkeypatch, tmp_path, capfd) -> None:
-    def full(*args: object, **fields: object) -> None:
-        raise Unwritable("/somewhere/s.db: the disk is full")
-
-    with serving(tmp_path / "s.db") as url:
-        with monkeypatch.context() as patch:
-            patch.setattr("agro.door.app.store_row", full)
-            reply = post(url, max_tokens=3)
-            stream = post(url, max_tokens=3, stream=True)
-        ask(url)
-    assert reply.status_code == 503
-    assert "the answer can't be stored" in reply.text
-    assert "somewhere" not in reply.text
-    assert "the answer can't be stored" in stream.text
-    assert "[DONE]" not in stream.text
-    assert "the disk is full" in capfd.readouterr().err
-    assert len(stored(tmp_path / "s.db")) == 1
-
-
 def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypatch, tmp_path, capfd) -> None:
-    file, path = tmp_path / "s.db", "/s/work/v1/chat/completions"
+    file = tmp_path / "s.db"
     with serving(file) as url, monkeypatch.context() as patch:
         patch.setattr("agro.door.sessions.time.time", lambda: time.time_ns() / 1e9 - 40 * 86400)
-        first = ask(url, path=path)
-        ask(url, [*HI, turn(first), *HI], path=path)  # what the row was before is deleted too
+        first = ask(url, path=WORK)
+        ask(url, [*HI, turn(first), *HI], path=WORK)  # what the row was before is deleted too
         assert feedback(url, id=first["id"], correction="Hello").status_code == 200
     with serving(file) as url:
         young = ask(url)
     with serving(file, days=30) as url:
         assert "deleted 4 rows, 30 days old or more" in capfd.readouterr().err
-        assert "agro_door_expired_total 4" in httpx.get(f"{url}/metrics", headers=HEADERS).text
+        assert metric(url, "expired_total") == 4
         for name in ({"session": "work"}, {"id": first["id"]}):
             reply = feedback(url, reward=1, **name)
             assert (reply.status_code, "were deleted" in reply.text) == (410, True)
         assert feedback(url, id=young["id"], reward=1).status_code == 200
-        again = ask(url, path=path)
+        again = ask(url, path=WORK)
     assert again["id"] != first["id"]  # a late word on the first isn't taken for one on this
-    assert len(stored(file)) == 2
+    assert len(stored(tmp_path)) == 2
     assert b"Hello" not in file.read_bytes()
 
 
@@ -516,7 +441,7 @@ def test_a_row_is_deleted_while_it_serves(serving, monkeypatch, tmp_path) -> Non
     with serving(tmp_path / "s.db", days=5) as url:
         ask(url)
         deadline = time.monotonic() + 30
-        while "agro_door_expired_total 0" in httpx.get(f"{url}/metrics", headers=HEADERS).text:
+        while metric(url, "expired_total") == 0:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ask(url)
@@ -563,7 +488,7 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
                 time.sleep(0.01)
             assert fetched["9"] == 1
             after = ask(url, seed=2)
-        answer, second = stored(tmp_path / "s.db")
+        answer, second = stored(tmp_path)
         versions = np.asarray(answer.version)[answer.action]
         changed = int((versions == 7).sum())
         place = int(answer.action.argmax()) + changed - 1  # of the last token that the first weights drew
@@ -580,10 +505,7 @@ def test_each_token_has_the_version_of_its_weights_also_where_they_change_in_an_
     assert versions.tolist() == [7] * changed + [9] * (len(versions) - changed)
     assert second.version == 9
     assert after["choices"][0]["message"]["content"] == second.response
-    of_all = torch.cat(logits, 1)[0, :-1].log_softmax(1)
-    expected = of_all.gather(1, tokens[0, 1:, None])[:, 0].numpy()
-    mask = answer.action[1:]
-    assert np.allclose(answer.behavior_logp[1:][mask], expected[mask], atol=1e-3)
+    assert_log_probs(answer, torch.cat(logits, 1)[0, :-1], atol=1e-3)
     said = capfd.readouterr().err
     assert f"serving version 7 on: {tmp_path / '8'}" in said
     assert f"serving version 9, {tmp_path / '9'}" in said

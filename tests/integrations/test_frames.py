@@ -26,7 +26,6 @@ ROWS = {"prompt": [f"{i}>" for i in range(4)], "answer": [1, 2, 3, 4]}
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
 
 
 def test_the_example_learns(capsys) -> None:

@@ -30,6 +30,26 @@ LOG = {
 }
 
 
+USUAL = {
+    "beta": 0.1,
+    "scale_rewards": "none",
+    "num_generations": 4,
+    "per_device_train_batch_size": 16,
+    "max_steps": 1,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "shuffle_dataset": False,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """The reference, and a policy that has moved away from it."""
@@ -70,30 +90,11 @@ def trainer(folders, out, options=None, **arguments):
     def logged(prompts, completions, **_):
         return [dict(LOG[prompt])[text] for prompt, text in zip(prompts, completions)]
 
-    usual = {
-        "output_dir": str(out),
-        "beta": 0.1,
-        "scale_rewards": "none",
-        "num_generations": 4,
-        "per_device_train_batch_size": 16,
-        "max_steps": 1,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "shuffle_dataset": False,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
     gradients = Gradients()
     made = AGROTrainer(
         model,
         logged,
-        trl.GRPOConfig(**usual | arguments),
+        trl.GRPOConfig(**USUAL | {"output_dir": str(out)} | arguments),
         datasets.Dataset.from_dict({"prompt": list(LOG)}),
         processing_class=tokenizer,
         callbacks=[gradients],
@@ -113,7 +114,6 @@ def first_gradient(folders, out, monkeypatch, **options):
         learner.version += 1
 
     monkeypatch.setattr(Local, "move", move)
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     rows = [{"prompt": p, "response": t, "reward": r} for p, group in LOG.items() for t, r in group]
     base, moved = map(str, folders)
     agro.train(
@@ -146,8 +146,8 @@ def test_first_gradient_is_that_of_agros_trainer(folders, options, cuts, tmp_pat
     metrics, expected = first_gradient(folders, tmp_path / "agro", monkeypatch, **options)
     assert max(float(g.abs().max()) for g in expected.values()) > 0.1, "far above the tolerance"
     for size, accumulated in cuts:
-        arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
-        made = trainer(folders, tmp_path / "trl", options, **arguments)
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+        made = trainer(folders, tmp_path / "trl", options, **cut)
         made.train()
         assert_equal(made.gradients[0], expected)
         assert made.state.log_history[0]["loss"] == pytest.approx(metrics["loss"], rel=1e-4)
@@ -164,15 +164,8 @@ def test_later_steps_on_the_same_completions_use_the_current_log_probs(folders, 
 
 
 def test_optimizer_steps_divide_a_generation_batch_by_groups(folders, tmp_path) -> None:
-    halves = {"max_steps": 2, "learning_rate": 0.0}
-    cut = trainer(
-        folders,
-        tmp_path,
-        **halves,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        steps_per_generation=8,
-    )
+    halves = {"gradient_accumulation_steps": 4, "steps_per_generation": 8, "max_steps": 2}
+    cut = trainer(folders, tmp_path, **CUT | halves, learning_rate=0.0)
     made = trainer(folders, tmp_path)
     for each in (cut, made):
         each.train()
@@ -198,14 +191,8 @@ def test_it_samples_and_evaluates(folders, tmp_path) -> None:
         ({"epsilon_high": 0.28}, "epsilon_high: .* no clipping"),
         ({"mask_truncated_completions": True}, "reward them lower instead"),
         ({"num_generations_eval": 1}, "num_generations_eval: expected 2 or more"),
-        (
-            {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 6},
-            "share",
-        ),
-        (
-            {"per_device_train_batch_size": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
-            "got 2 completions",
-        ),
+        (CUT | {"steps_per_generation": 4, "gradient_accumulation_steps": 6}, "share"),
+        (CUT | {"steps_per_generation": 2, "gradient_accumulation_steps": 1}, "got 2 completions"),
         ({"options": {"beta": 1.0}}, "options: beta"),
         ({"options": {"avrage": "token"}}, "avrage"),
     ],

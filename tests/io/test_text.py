@@ -17,10 +17,8 @@ from agro.objectives import names
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
-    assert (
-        visible("a\x1b[31m\x07\x7f\x9b\r\u202e\u2028\ud800é日\n\t")
-        == "a\\x1b[31m\\x07\\x7f\\u009b\\r\\u202e\\u2028\\ud800é日\n\t"
-    )
+    text = "a\x1b[31m\x07\x7f\x9b\r\u202e\u2028\ud800é日\n\t"
+    assert visible(text) == "a\\x1b[31m\\x07\\x7f\\u009b\\r\\u202e\\u2028\\ud800é日\n\t"
 
 
 def test_what_is_printed_is_shown_safely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +54,8 @@ def test_a_cut_says_how_much_is_missing() -> None:
 
 
 def test_messages_are_one_text() -> None:
-    assert (
-        plain([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
-        == "system: Be brief.\nuser: Hi"
-    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert plain(messages) == "system: Be brief.\nuser: Hi"
 
 
 @pytest.mark.parametrize(

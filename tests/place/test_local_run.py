@@ -70,10 +70,11 @@ def command(folder: Path, **changes: object) -> TrainCommand:
     return TrainCommand(write_toml(folder / "recipe.json", made), (), folder / "run")
 
 
-def pid_of(run: Path, name: str) -> int:
+def processes(run: Path) -> dict[str, dict[str, Any]]:
+    """What is recorded of each, by its name."""
     placed = PlacedRecord.read(run)
     assert placed is not None
-    return next(int(process["pid"]) for process in placed.processes if process["name"] == name)
+    return {process["name"]: process for process in placed.processes}
 
 
 def kill_at(run: Path, steps: Mapping[int, str]) -> threading.Thread:
@@ -83,7 +84,7 @@ def kill_at(run: Path, steps: Mapping[int, str]) -> threading.Thread:
         for step, name in steps.items():
             while done(run) < step:
                 time.sleep(0.05)
-            os.kill(pid_of(run, name), signal.SIGKILL)
+            os.kill(int(processes(run)[name]["pid"]), signal.SIGKILL)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -112,11 +113,10 @@ def test_a_run_goes_on_when_its_processes_die(
     version = status["published"]["version"]
     assert version >= STEPS  # steps that the killed trainer lost have versions that are never used again
     assert status["published"] == {"version": version, "phase": "train", "step": STEPS, "ended": True}
-    processes = {process["name"]: process for process in status["processes"]}
-    assert [*processes] == ["trainer", "collector-1", "collector-2"]
-    assert [process["restarts"] for process in processes.values()] == [1, 1, 0]
-    assert (processes["trainer"]["step"], processes["trainer"]["version"]) == (STEPS, version)
-    assert processes["collector-2"]["ended"] == "done"
+    trainer, first, second = status["processes"]
+    assert [each["name"] for each in (trainer, first, second)] == ["trainer", "collector-1", "collector-2"]
+    assert [each["restarts"] for each in (trainer, first, second)] == [1, 1, 0]
+    assert (trainer["step"], trainer["version"], second["ended"]) == (STEPS, version, "done")
 
     ps(str(run))
     table = capsys.readouterr().out
@@ -127,9 +127,7 @@ def test_a_run_goes_on_when_its_processes_die(
     assert "started again once" in text
     assert "</html>" in report(run).read_text()  # its processes draw none; see forked.py
 
-    with pytest.raises(
-        Refused, match="there is a run in this folder; continue it with the same command and --resume"
-    ):
+    with pytest.raises(Refused, match="a run in this folder; continue it with the same command and --resume"):
         place(Placement.parse("local:2"), command(tmp_path))
 
 
@@ -138,7 +136,5 @@ def test_what_the_trainer_refuses_ends_all(tmp_path: Path) -> None:
     made = command(tmp_path)
     (tmp_path / "prompts.jsonl").unlink()
     assert place(Placement.parse("local:1"), made) == 2
-    placed = PlacedRecord.read(tmp_path / "run")
-    assert placed is not None
-    assert [process["ended"] for process in placed.processes] == ["refused", "stopped"]
+    assert [process["ended"] for process in processes(tmp_path / "run").values()] == ["refused", "stopped"]
     assert "prompts.jsonl" in (tmp_path / "run" / "logs" / "trainer.log").read_text()

@@ -28,13 +28,8 @@ def test_the_forms(text: str, placement: Placement) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
+        *("", "ray", "ray://head", "k8s", "ssh://host", "slurm:4"),
         *(f"local:{n}" for n in ("", "0", "x", "-1", "²")),
-        "ray",
-        "ray://head",
-        "k8s",
-        "ssh://host",
-        "slurm:4",
     ],
 )
 def test_other_forms_are_refused(text: str) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import os
 import random
+import signal
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
+from agro.store import At, Store
 from agro.store.draw_rules import Candidate, DrawRule, place_of
 from agro.types import Sample, prompt_hash
 
@@ -40,9 +46,34 @@ def group(name: str, rewards: list[float | None], **fields: Any) -> list[Sample]
     return [sample(name, f"response {i}", r, **fields) for i, r in enumerate(rewards)]
 
 
+def texts(samples: Iterable[Sample]) -> list[str]:
+    return [s.response for s in samples]
+
+
+def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) -> list[Sample]:
+    """What a run draws at a step, the next one after its last draw where it isn't given."""
+    if step is None:
+        step = 1 + max((draw.step for draw in store.draws.drawn(changes.get("run", "r"))), default=0)
+    drawn = store.draw(rule, At(**{"run": "r", "step": step, "seed": 0, "version": 0, **changes}))
+    assert not drawn.damaged
+    return drawn.samples
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Do it in a fork, which kills itself on the way."""
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            work()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
 def write_lines(path: Path, *rows: Any) -> Path:
-    """A log of these records, or of these lines."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    """A log of these records, or of these lines; it is compressed as its name says."""
+    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(lines.encode("utf-8", "surrogateescape")))
     return path
 
 

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 
+from agro.io.processes import free_port  # noqa: E402
 from agro.store import At, Origin, Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
 from agro.types import Sample  # noqa: E402
@@ -39,6 +40,7 @@ from benchmarks.postgres.postgres_server import Server  # noqa: E402
 RUN, GROUPS, SIZE, LEASE = "r", 4, 8, 3.0
 LONGEST = 5.0  # times the processes that want a core, where these are more than the cores
 CUT, STOP = 8.0, 5.0  # seconds
+WRONG = ("stored twice", "drawn twice", "done without its responses", "acknowledged and lost", "damaged")
 NAMESPACE, HERE, THERE = "agro-cut", "10.78.0.1", "10.78.0.2"
 context = multiprocessing.get_context("fork")
 
@@ -240,7 +242,7 @@ class Torture:
             return {
                 "steps": trained.value,
                 "responses": store.counts().samples,
-                "origins stored twice": len(run(f"SELECT 1 FROM ({origins} HAVING count(*) > 1) AS twice")),
+                "stored twice": len(run(f"SELECT 1 FROM ({origins} HAVING count(*) > 1) AS twice")),
                 "drawn": len(drawn),
                 "drawn twice": sum(count > 1 for count in drawn.values()),
                 "done without its responses": sum(n != SIZE for number, n in sizes if number in done),
@@ -271,9 +273,7 @@ def main() -> int:
     parser.add_argument("--url", help="of a server that isn't killed, nor its connections cut")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = None if arguments.url else Server(port)
+    server = None if arguments.url else Server(free_port("127.0.0.1"))
     torture = Torture(arguments.url or server.url, server, arguments.seed)  # type: ignore[union-attr]
     began = time.monotonic()
     time.sleep(2.0)
@@ -286,16 +286,9 @@ def main() -> int:
     print(json.dumps({"seconds": round(time.monotonic() - began), "failures": counts, **held}, indent=1))
     if server is not None:
         server.close()
-    wrong = (
-        "origins stored twice",
-        "drawn twice",
-        "done without its responses",
-        "acknowledged and lost",
-        "damaged",
-    )
     crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     fails = held["longest write of a collector, seconds"] > LONGEST * crowd
-    fails |= any(held[name] for name in wrong) or held["drawn"] < held["steps"] * GROUPS * SIZE
+    fails |= any(held[name] for name in WRONG) or held["drawn"] < held["steps"] * GROUPS * SIZE
     return int(fails or torture.counts["process ended by an error"] > 0 or held["steps"] == 0)
 
 

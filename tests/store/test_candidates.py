@@ -4,13 +4,14 @@ history, and the picks are those of the list; the rules by which groups are pick
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from making import Listed, group, sample
+from making import Listed, draw, group, of_file, sample
 
 from agro.config import DataConfig
 from agro.config.data import Order
@@ -35,7 +36,7 @@ RULES = [
 class History:
     """What may happen to a store, at random, by a run and by others."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Any, seed: int) -> None:
         self.rng, self.path = np.random.default_rng(seed), path
         self.mine, self.other = Store.open(path), Store.open(path)
         self.step = 1
@@ -93,31 +94,42 @@ class History:
             raise ZeroDivisionError
 
     def draw(self, rule: DrawRule) -> None:
+        """And another run draws three samples, which may be of one group."""
         self.mine.draw(rule, At("r", self.step, 5, self.step))
+        if ids := [s.id or 0 for s in self.mine.samples()]:
+            self.mine.draws.record("s", self.step, random.Random(self.step).choices(ids, k=3))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_kept_groups_are_those_that_a_query_finds_after_any_history(tmp_path: Path, seed: int) -> None:
-    history = History(tmp_path / "s.db", seed)
-    with history.other:
-        for _ in range(60):
-            for _ in range(history.rng.integers(4)):
-                history.happen()
-            store = history.mine
-            for rule in RULES:
-                at = At("r", history.step, 5, history.step)
-                expected = Listed(store.draws.candidates(rule, "r", at.version), rule, at.seed)
-                kept = store.draws._ordered(rule, at)
-                assert kept.count == expected.count
-                assert +kept.versions == expected.versions
-                assert kept.first(99) == expected.first(99)
-                assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)
-            history.draw(RULES[history.rng.integers(len(RULES))])
-            history.step += 1
-        history.mine.close()
+@pytest.mark.parametrize(
+    ("path", "seed"), [*(("file", seed) for seed in range(4)), ("postgres", 0)], indirect=["path"]
+)
+def test_kept_groups_are_those_that_a_query_finds_after_any_history(path: Any, seed: int) -> None:
+    """And the uses that are kept beside the draws are those that are counted from them."""
+    history = History(path, seed)
+    for _ in range(60):
+        for _ in range(history.rng.integers(4)):
+            history.happen()
+        store = history.mine
+        for rule in RULES:
+            at = At("r", history.step, 5, history.step)
+            expected = Listed(store.draws.candidates(rule, "r", at.version), rule, at.seed)
+            kept = store.draws._ordered(rule, at)
+            assert kept.count == expected.count
+            assert +kept.versions == expected.versions
+            assert kept.first(99) == expected.first(99)
+            assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)
+        history.draw(RULES[history.rng.integers(len(RULES))])
+        history.step += 1
+        counted = store.tables.run(
+            "SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step) "
+            "FROM draws JOIN samples ON samples.id = sample GROUP BY 1, 2 ORDER BY 1, 2"
+        )
+        assert store.tables.run("SELECT run, prompt_id, uses, last FROM group_uses ORDER BY 1, 2") == counted
+    history.mine.close()
+    history.other.close()
 
 
-def test_the_next_process_finds_the_order_that_this_one_kept(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_next_process_finds_the_order_that_this_one_kept(path: Any, monkeypatch: Any) -> None:
     """Made once, though samples, rewards and uses were added, and the run went back a version; and anew for
     another rule, and where what is held out changed."""
     made: list[str] = []
@@ -131,7 +143,7 @@ def test_the_next_process_finds_the_order_that_this_one_kept(tmp_path: Path, mon
     rule = DrawRule(3, DataConfig(max_age=1, hold_out=0.3, order="newest"), min_group=2, fewer=True)
 
     def drawn(step: int, version: int, rule: DrawRule = rule) -> None:
-        with Store.open(tmp_path / "s.db") as store:
+        with Store.open(path) as store:
             at = At("r", step, 5, version)
             rows = group(f"p{step}", [0.0, 1.0], role="policy", version=version)
             store.append(rows, run="r", step=step)
@@ -139,118 +151,99 @@ def test_the_next_process_finds_the_order_that_this_one_kept(tmp_path: Path, mon
             assert store.draws.pick(rule, at) == pick_groups(Listed(candidates, rule, 5), rule, at)
             store.draw(rule, at)
 
-    with Store.open(tmp_path / "s.db") as store:
+    with Store.open(path) as store:
         store.split.keep("r", {})
     for step, version in ((1, 1), (2, 2), (3, 3), (4, 2), (5, 4)):
         drawn(step, version)
     assert made == ["newest"]
     drawn(6, 4, DrawRule(3, DataConfig(), fewer=True))
-    with Store.open(tmp_path / "s.db") as store:
+    with Store.open(path) as store:
         store.split.keep("r", {"x": "y"})
     drawn(7, 4)
     assert made == ["newest", "least_used", "newest"]
-    with Store.open(tmp_path / "s.db") as store:
+    with Store.open(path) as store:
         store.append([sample("another")])
-    with (
-        Store.open(tmp_path / "s.db", read_only=True) as reader,
-        pytest.raises(Refused, match="can only be read"),
-    ):
+    with Store.open(path, read_only=True) as reader, pytest.raises(Refused, match="can only be read"):
         reader.draws.pick(rule, At("r", 8, 5, 4))
 
 
-def test_who_only_looks_does_not_wait_for_a_writer(tmp_path: Path) -> None:
+@of_file
+def test_who_only_looks_does_not_wait_for_a_writer(path: Any, other: Store) -> None:
     rule, at = DrawRule(2, DataConfig(), fewer=True), At("r", 1, 0, 0)
-    with Store.open(tmp_path / "s.db", timeout=0.1) as store, Store.open(tmp_path / "s.db") as other:
+    with Store.open(path, timeout=0.1) as store, Store.open(path, read_only=True) as reader:
         store.append(group("a", [0.0, 1.0]))
         assert len(store.draws.pick(rule, at)) == 1
         with other.transaction():
             other.append(group("b", [0.0, 1.0]))
             assert len(store.draws.pick(rule, at)) == 1
-            with Store.open(tmp_path / "s.db", read_only=True) as reader:
-                assert (len(reader.draws.pick(rule, at)), reader.draws.count(rule, at)) == (1, 1)
+            assert (len(reader.draws.pick(rule, at)), reader.draws.count(rule, at)) == (1, 1)
         assert len(store.draws.pick(rule, at)) == 2
 
 
-def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_orders_are_forgotten_with_samples_and_the_oldest_makes_room(into: Store, monkeypatch: Any) -> None:
     monkeypatch.setattr("agro.store.candidates.KEPT", 2)
     monkeypatch.setattr("agro.store.candidates.LATELY", 0.0)
     tables = "SELECT name FROM sqlite_master WHERE name GLOB 'order_[0-9]*' AND type = 'table' ORDER BY name"
-    with Store.open(tmp_path / "s.db") as store:
-        ids = store.append(group("a secret", [0.0, 1.0], prompt_id="a secret") + group("b", [0.0, 1.0]))
-        for order in ("least_used", "uniform", "newest"):
-            store.draws.pick(DrawRule(1, DataConfig(order=order)), At("r", 1, 0, 0))
-        assert len(store.tables.run(tables)) == 2
-        store.imports.forget(ids[:2])
-        assert store.tables.run(tables) == []
-        assert len(store.draws.pick(DrawRule(2, fewer=True), At("r", 1, 0, 0))) == 1
-    assert b"a secret" not in (tmp_path / "s.db").read_bytes()
+    ids = into.append(group("a secret", [0.0, 1.0], prompt_id="a secret") + group("b", [0.0, 1.0]))
+    for order in ("least_used", "uniform", "newest"):
+        into.draws.pick(DrawRule(1, DataConfig(order=order)), At("r", 1, 0, 0))
+    assert len(into.tables.run(tables)) == 2
+    into.imports.forget(ids[:2])
+    assert into.tables.run(tables) == []
+    assert len(into.draws.pick(DrawRule(2, fewer=True), At("r", 1, 0, 0))) == 1
+    into.close()
+    assert b"a secret" not in Path(into.path).read_bytes()
 
 
 def test_orders_in_use_are_kept_and_one_that_another_connection_renewed_is_counted_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many runs may draw from one store at once: none takes away the order of another one."""
     monkeypatch.setattr("agro.store.candidates.KEPT", 2)
-    rule = DrawRule(9, fewer=True)
-    with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db") as other:
-        store.append([sample("a", reward=1.0)])
-        for run in "rstu":
-            store.draws.pick(rule, At(run, 1, 0, 0))
-        assert store.tables.run("SELECT count(*) FROM orders") == [(4,)]
-        at = At("r", 1, 0, 0)
-        assert store.draws._ordered(rule, at).versions == {-1: 1}
-        other.append([sample("b", reward=1.0)])
-        assert len(other.draws.pick(rule, at)) == 2
-        assert store.draws._ordered(rule, at).versions == {-1: 2}
+    rule, at = DrawRule(9, fewer=True), At("r", 1, 0, 0)
+    store.append([sample("a", reward=1.0)])
+    for run in "rstu":
+        store.draws.pick(rule, At(run, 1, 0, 0))
+    assert store.tables.run("SELECT count(*) FROM orders") == [(4,)]
+    assert store.draws._ordered(rule, at).versions == {-1: 1}
+    other.append([sample("b", reward=1.0)])
+    assert len(other.draws.pick(rule, at)) == 2
+    assert store.draws._ordered(rule, at).versions == {-1: 2}
 
 
-def test_a_change_that_was_missed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_was_missed_is_found(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 6 changes a draw keeps 2: a connection that saw none of them looks at all groups again. It finds
     those that nobody removed among the changes, also where they are more than 2."""
     monkeypatch.setattr("agro.store.candidates.CHANGES", 2)
-    rule = DrawRule(9, fewer=True)
-    with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "s.db") as other:
-        ids = store.append([sample(f"p{i}", reward=None) for i in range(6)])
-        at = At("r", 1, 0, 0)
-        assert store.draws.pick(rule, at) == []
-        for i in ids:
-            other.set_rewards([(i, 1.0, {})])
-        assert len(other.draws.pick(rule, At("another", 1, 0, 0))) == 6
-        assert store.tables.run("SELECT count(*) FROM changes") == [(2,)]
-        assert len(store.draws.pick(rule, at)) == 6
-        other.set_rewards([(i, None, {}) for i in ids[:4]])
-        assert len(store.draws.pick(rule, at)) == 2
+    rule, at = DrawRule(9, fewer=True), At("r", 1, 0, 0)
+    ids = store.append([sample(f"p{i}", reward=None) for i in range(6)])
+    assert store.draws.pick(rule, at) == []
+    for i in ids:
+        other.set_rewards([(i, 1.0, {})])
+    assert len(other.draws.pick(rule, At("another", 1, 0, 0))) == 6
+    assert store.tables.run("SELECT count(*) FROM changes") == [(2,)]
+    assert len(store.draws.pick(rule, at)) == 6
+    other.set_rewards([(i, None, {}) for i in ids[:4]])
+    assert len(store.draws.pick(rule, at)) == 2
 
 
-def test_a_taken_request_can_be_drawn_from_at_the_next_step(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        [number] = store.requests.claim("r", "c", maximum=1, ahead=999)
-        origin = Origin(ledger_of("r"), number, "0")
-        store.append([sample("a", role="policy", version=0)], run="r", origins=[origin])
-        store.requests.finish("r", [number])
-        rule = DrawRule(1, fewer=True)
-        assert store.draws.pick(rule, At("r", 1, 0, 0)) == []
-        store.requests.take("r", 1, [number])
-        assert store.draws.pick(rule, At("r", 2, 0, 0)) == [sample("a").prompt_id]
-        store.ledger.rewind("r")
-        assert store.draws.pick(rule, At("r", 1, 0, 0)) == []  # it waits again
+def test_a_taken_request_can_be_drawn_from_at_the_next_step(store: Store) -> None:
+    [number] = store.requests.claim("r", "c", maximum=1, ahead=999)
+    origin = Origin(ledger_of("r"), number, "0")
+    store.append([sample("a", role="policy", version=0)], run="r", origins=[origin])
+    store.requests.finish("r", [number])
+    rule = DrawRule(1, fewer=True)
+    assert store.draws.pick(rule, At("r", 1, 0, 0)) == []
+    store.requests.take("r", 1, [number])
+    assert store.draws.pick(rule, At("r", 2, 0, 0)) == [sample("a").prompt_id]
+    store.ledger.rewind("r")
+    assert store.draws.pick(rule, At("r", 1, 0, 0)) == []  # it waits again
 
 
 def many(n: int, **fields: Any) -> list[Candidate]:
     return [Candidate(f"p{i}", 0, **fields) for i in range(n)]
-
-
-def test_uniform_draws_from_many_take_each_equally_often() -> None:
-    """20 of 400, 4000 times: each 200 times, σ = sqrt(4000 · 0.05 · 0.95) = 13.8; χ²/399 is 1 ± 0.07."""
-    rule = DrawRule(20, DataConfig(order="uniform"))
-    groups = Listed(many(400), rule)
-    picks = [pick_groups(groups, rule, At("r", s, 3, 0)) for s in range(4000)]
-    assert all(len(set(p)) == 20 for p in picks)
-    counts = Counter(name for p in picks for name in p)
-    chi = sum((counts[f"p{i}"] - 200) ** 2 for i in range(400)) / (13.8**2 * 399)
-    assert 0.72 < chi < 1.28
 
 
 def test_groups_of_another_rule_are_not_picked() -> None:
@@ -281,45 +274,46 @@ def test_age_weighted_draws_of_all_groups_end_and_fill_up_with_the_newest() -> N
     assert pick_groups(Listed([], rule), rule, At("r", 1, 0, 0)) == []
 
 
-def test_newest_first_then_least_used(tmp_path: Path) -> None:
+def test_newest_first_then_least_used(store: Store) -> None:
     rule = DrawRule(2, DataConfig(order="newest"), min_group=2)
-    with Store.open(tmp_path / "s.db") as store:
-        store.append([s for i in range(4) for s in group(f"log{i}", [0.0, 1.0])])
-        for step in (1, 2):
-            rows = [s for i in range(2) for s in group(f"{step}{i}", [0.0, 1.0], role="policy", version=step)]
-            store.append(rows, run="r", step=step)
-        drawn = [{str(s.prompt) for s in store.draw(rule, At("r", 3, 0, 3)).samples}]
-        for step in (4, 5):
-            found = store.draw(DrawRule(6, rule.data, min_group=2), At("r", step, 0, step)).samples
-            drawn.append({str(s.prompt) for s in found})
-    assert drawn[0] == {"20", "21"}
-    assert {"20", "21", "10", "11"} < drawn[1]
-    assert drawn[1] | drawn[2] == {"20", "21", "10", "11", *(f"log{i}" for i in range(4))}
+    store.append([s for i in range(4) for s in group(f"log{i}", [0.0, 1.0])])
+    for step in (1, 2):
+        rows = [s for i in range(2) for s in group(f"{step}{i}", [0.0, 1.0], role="policy", version=step)]
+        store.append(rows, run="r", step=step)
+    first = prompts(store, rule, 3)
+    second, third = (prompts(store, DrawRule(6, rule.data, min_group=2), step) for step in (4, 5))
+    assert first == {"20", "21"}
+    assert {"20", "21", "10", "11"} < second
+    assert second | third == {"20", "21", "10", "11", *(f"log{i}" for i in range(4))}
 
 
-def test_a_group_is_drawn_at_most_so_often(tmp_path: Path) -> None:
+def prompts(store: Store, rule: DrawRule, step: int) -> set[str]:
+    """What a step draws."""
+    return {str(s.prompt) for s in draw(store, rule, step, version=step)}
+
+
+def test_a_group_is_drawn_at_most_so_often_by_each_run(store: Store) -> None:
+    """Which groups a step draws doesn't depend on the run's name."""
     rule = DrawRule(2, DataConfig(max_uses=2, order="uniform"))
-    with Store.open(tmp_path / "s.db") as store:
-        store.append([sample(f"p{i}") for i in range(3)])
-        counts = Counter(str(s.prompt) for n in range(3) for s in store.draw(rule, At("r", n, 0, 0)).samples)
-        assert set(counts.values()) == {2}
-        with pytest.raises(Refused, match=r"expected 2 groups .* got 0"):
-            store.draw(rule, At("r", 3, 0, 0))
-        assert store.draw(rule, At("another", 1, 0, 0)).samples
+    store.append([sample(f"p{i}") for i in range(3)])
+    drawn = [draw(store, rule, step) for step in range(3)]
+    assert set(Counter(str(s.prompt) for samples in drawn for s in samples).values()) == {2}
+    with pytest.raises(Refused, match=r"expected 2 groups .* got 0"):
+        draw(store, rule, 3)
+    assert draw(store, rule, 1, run="another") == drawn[1]
 
 
-def test_only_groups_with_a_spread_of_rewards_are_drawn(tmp_path: Path) -> None:
+def test_only_groups_with_a_spread_of_rewards_are_drawn(store: Store) -> None:
+    store.append(group("differs", [0.0, 1.0]) + group("equal", [1.0, 1.0]) + group("one", [0.5]))
+    store.append(group("unscored", [1.0, None]) + group("expert", [1.0]))
+    store.append([sample("expert", "r", 0.0, role="expert")])
     rule = DrawRule(9, DataConfig(spread=True), min_group=2, fewer=True)
-    with Store.open(tmp_path / "s.db") as store:
-        store.append(group("differs", [0.0, 1.0]) + group("equal", [1.0, 1.0]) + group("one", [0.5]))
-        store.append(group("unscored", [1.0, None]) + group("expert", [1.0]))
-        store.append([sample("expert", "r", 0.0, role="expert")])
-        assert {str(s.prompt) for s in store.draw(rule, At("r", 1, 0, 0)).samples} == {"differs", "expert"}
-        logged = DrawRule(9, DataConfig(spread=True, roles=("log",)), min_group=2, fewer=True)
-        assert {str(s.prompt) for s in store.draw(logged, At("r", 2, 0, 0)).samples} == {"differs"}
-        others = DrawRule(9, DataConfig(spread=0.5), min_group=2, equal=True, fewer=True)
-        assert {str(s.prompt) for s in store.draw(others, At("r", 3, 0, 0)).samples} == {"equal"}
-        assert [store.draws.count(each, At("r", 4, 0, 0)) for each in (rule, others)] == [2, 1]
+    logged = DrawRule(9, DataConfig(spread=True, roles=("log",)), min_group=2, fewer=True)
+    others = DrawRule(9, DataConfig(spread=0.5), min_group=2, equal=True, fewer=True)
+    assert prompts(store, rule, 1) == {"differs", "expert"}
+    assert prompts(store, logged, 2) == {"differs"}
+    assert prompts(store, others, 3) == {"equal"}
+    assert [store.draws.count(each, At("r", 4, 0, 0)) for each in (rule, others)] == [2, 1]
 
 
 def test_candidates_are_kept_in_proportion_to_the_exponent() -> None:
@@ -340,12 +334,11 @@ def test_candidates_are_picked_for_a_choice_among_them(order: dict[str, Any]) ->
     assert len(pick_groups(Listed(many(500), rule), rule, At("r", 1, 0, 0))) == 15
 
 
-def test_places_span_all_integers_that_a_store_has(tmp_path: Path) -> None:
+def test_places_span_all_integers_that_a_store_has(store: Store) -> None:
     """300 groups in 32 intervals, of which the last ends at 2⁶³ − 1."""
     rule = DrawRule(8, DataConfig(order="uniform"))
-    with Store.open(tmp_path / "s.db") as store:
-        store.append([sample(f"p{i}") for i in range(300)])
-        expected = Listed(store.draws.candidates(rule, "r", 0), rule)
-        for step in range(20):
-            at = At("r", step, 0, 0)
-            assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)
+    store.append([sample(f"p{i}") for i in range(300)])
+    expected = Listed(store.draws.candidates(rule, "r", 0), rule)
+    for step in range(20):
+        at = At("r", step, 0, 0)
+        assert store.draws.pick(rule, at) == pick_groups(expected, rule, at)

@@ -53,41 +53,42 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_settings_that_make_writes_last(path: Path) -> None:
+    expected = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "user_version": SCHEMA}
+    expected |= {"application_id": int.from_bytes(b"AGRO", "big")}
     with Store.open(path) as store:
-        settings = {
-            k: store.tables.run(f"PRAGMA {k}")[0][0] for k in ("journal_mode", "synchronous", "foreign_keys")
-        }
-        assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
-        assert store.tables.run("PRAGMA user_version") == [(SCHEMA,)]
-        assert store.tables.run("PRAGMA application_id") == [(int.from_bytes(b"AGRO", "big"),)]
+        assert {name: store.tables.run(f"PRAGMA {name}")[0][0] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"x", b'{"prompt": "", "response": ""}\n' * 40, b"SQLite format 3\0" + b"\xff" * 4000],
-    ids=len,
-)
+NOT_A_STORE: list[tuple[bytes | str, str]] = [
+    (b"x", "not a store"),
+    (b'{"prompt": "", "response": ""}\n' * 40, "not a store"),
+    (b"SQLite format 3\0" + b"\xff" * 4000, "not a store"),
+    ("PRAGMA application_id = 0", "not a store: an SQLite file, but not one of agro's"),
+    ("PRAGMA application_id = 77", "not a store: an SQLite file, but not one of agro's"),
+    *((f"PRAGMA user_version = {n}", f".*schema {SCHEMA}, got {n}") for n in (1, 2, SCHEMA + 1)),
+    # Earlier versions divided the prompts of one store among several files.
+    ("CREATE TABLE shard (number INTEGER, count INTEGER)", "one of several stores.*agro store merge"),
+]
+
+
 @pytest.mark.parametrize("options", [{}, {"read_only": True}, {"create": False}], ids=str)
-def test_a_file_that_is_no_database(tmp_path: Path, content: bytes, options: dict[str, Any]) -> None:
-    path = tmp_path / "x.db"
-    path.write_bytes(content)
-    with pytest.raises(Refused, match=r"x\.db: not a store"):
-        Store.open(path, **options)
-    assert path.read_bytes() == content
-    assert os.listdir(tmp_path) == ["x.db"]
-
-
-@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
-@pytest.mark.parametrize("application", [0, 77])
-def test_another_program_s_database(tmp_path: Path, application: int, options: dict[str, Any]) -> None:
-    path = tmp_path / "x.db"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE samples (x)")
-        other.execute(f"PRAGMA application_id = {application}")
+@pytest.mark.parametrize(("content", "message"), NOT_A_STORE, ids=range(len(NOT_A_STORE)))
+def test_what_is_no_store_is_refused_and_left_as_it_is(
+    path: Path, content: bytes | str, message: str, options: dict[str, Any]
+) -> None:
+    """Bytes, or a store after a statement of another program."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute(content)
+            other.commit()
     before = path.read_bytes()
-    with pytest.raises(Refused, match=r"x\.db: not a store: an SQLite file, but not one of agro's"):
+    with pytest.raises(Refused, match=rf"s\.db: {message}"):
         Store.open(path, **options)
     assert path.read_bytes() == before
+    if isinstance(content, bytes):
+        assert os.listdir(path.parent) == ["s.db"]
 
 
 def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:
@@ -100,38 +101,12 @@ def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path
         assert store.counts().samples == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"read_only": True}], ids=str)
-@pytest.mark.parametrize("schema", [1, 2, SCHEMA + 1])
-def test_another_schema_is_refused_by_its_number(path: Path, schema: int, options: dict[str, Any]) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA user_version = {schema}")
-    with pytest.raises(Refused, match=rf"schema {SCHEMA}, got {schema}"):
-        Store.open(path, **options)
-
-
 def test_several_stores_in_a_configuration_are_refused() -> None:
-    with pytest.raises(
-        Refused, match=r"data\.store: input should be a valid string, got \['a\.db', 'b\.db'\]"
-    ):
+    listed = r"data\.store: input should be a valid string, got \['a\.db', 'b\.db'\]"
+    with pytest.raises(Refused, match=listed):
         RunConfig.load("log", ['data.store=["a.db", "b.db"]'])
     with pytest.raises(Refused, match=r"data\.store=\[a\.db, b\.db\]: expected one store"):
         RunConfig.load("log", ["data.store=[a.db, b.db]"])  # as a shell hands it on
-
-
-def test_one_of_several_stores_that_were_one_is_refused(path: Path) -> None:
-    """Earlier versions divided the prompts of one store among several files."""
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE shard (number INTEGER, count INTEGER)")
-    with pytest.raises(Refused, match=r"s\.db: one of several stores.*agro store merge"):
-        Store.open(path)
-
-
-def test_a_damaged_store(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[4096:] = b"\xff" * (len(raw) - 4096)
-    path.write_bytes(raw)
-    with Store.open(path) as store, pytest.raises(Refused, match="damaged"):
-        list(store.samples())
 
 
 def test_a_store_that_is_missing(tmp_path: Path) -> None:
@@ -175,46 +150,27 @@ def test_opening_waits_for_the_lock_that_a_write_ahead_log_takes(path: Path) -> 
         timer.join()
 
 
-def test_a_store_opened_read_only_is_not_written_to(path: Path) -> None:
-    with Store.open(path, read_only=True) as store:
-        assert len(list(store.samples())) == 1
-        for write in (
-            lambda: store.append([sample()]),
-            lambda: store.set_rewards([(1, 0.0, {})]),
-            lambda: store.draws.record("r", 1, [1]),
-            lambda: store.ledger.commit("r", 1, "digest"),
-            lambda: store.ledger.rewind("r"),
-        ):
-            with pytest.raises(Refused, match="can only be read"):
-                write()
-
-
-def test_a_reader_sees_what_is_written_beside_it(path: Path) -> None:
-    with Store.open(path, read_only=True) as reader, Store.open(path) as writer:
-        writer.append([sample()])
-        assert reader.counts().samples == 2
-
-
 def test_a_folder_or_file_that_can_only_be_read(open_folder: Path) -> None:
     path = open_folder / "s.db"
     with Store.open(path) as store:
         store.append([sample()])
+
+    def refused(name: str, message: str = "the file or its folder can only be read", **options: Any) -> None:
+        with pytest.raises(Refused, match=message):
+            Store.open(open_folder / name, **options)
+
     with unprivileged(open_folder):
         path.chmod(0o444)
-        with pytest.raises(Refused, match="the file or its folder can only be read"):
-            Store.open(path)
+        refused("s.db")
         path.chmod(0o644)
         open_folder.chmod(0o555)
         try:
-            with pytest.raises(Refused, match="the file or its folder can only be read"):
-                Store.open(path)
-            with pytest.raises(Refused, match="the file or its folder can only be read"):
-                Store.open(open_folder / "new.db")
+            refused("s.db")
+            refused("new.db")
             with Store.open(path, read_only=True) as store:
                 assert len(list(store.samples())) == 1
             path.chmod(0o000)
-            with pytest.raises(Refused, match="you may not read this file"):
-                Store.open(path, read_only=True)
+            refused("s.db", "you may not read this file", read_only=True)
         finally:
             open_folder.chmod(0o755)
 

@@ -10,24 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import Listed, group, of_file, sample
+from making import Listed, draw, group, of_file, sample
 
 from agro.config import DataConfig
 from agro.errors import Refused
-from agro.store import At, DrawRule, Store
+from agro.store import At, DrawRule, Pair, Store
 from agro.store.candidates import drawable, eligible
 from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
 from agro.types import Sample
-
-
-def draw(store: Store, rule: DrawRule, step: int | None = None, **changes: Any) -> list[Sample]:
-    """What a run draws at a step, the next one after its last draw where it isn't given."""
-    if step is None:
-        step = 1 + max((draw.step for draw in store.draws.drawn(changes.get("run", "r"))), default=0)
-    at = At(**{"run": "r", "step": step, "seed": 0, "version": 0, **changes})
-    drawn = store.draw(rule, at)
-    assert not drawn.damaged
-    return drawn.samples
 
 
 def sizes(samples: list[Sample]) -> dict[str, int]:
@@ -51,14 +41,20 @@ def test_least_used_groups_come_first_and_ties_are_shuffled() -> None:
     assert pick_groups(Listed(candidates[::-1], rule, 1), rule, At("r", 1, 1, 0)) == first
 
 
-def test_uniform_takes_each_group_equally_often() -> None:
-    """3 of 10, 4000 times: each 1200 times, with a standard deviation of sqrt(4000 · 0.3 · 0.7) = 29."""
-    candidates = [Candidate(f"p{i}", uses=i) for i in range(10)]
-    rule = DrawRule(3, DataConfig(order="uniform"))
-    picks = [pick_groups(Listed(candidates, rule), rule, At("r", s, 1, 0)) for s in range(4000)]
-    assert all(len(set(p)) == 3 for p in picks)
+@pytest.mark.parametrize(("n", "groups"), [(3, 10), (20, 400)])
+def test_uniform_takes_each_group_equally_often(n: int, groups: int) -> None:
+    """In 4000 draws, with a standard deviation of sqrt(4000 · p · (1 − p)); χ²/(groups − 1) is 1 ± sqrt(2 /
+    (groups − 1)). Of the 10 only a few are looked at, of the 400 intervals."""
+    rule = DrawRule(n, DataConfig(order="uniform"))
+    listed = Listed([Candidate(f"p{i}", uses=i) for i in range(groups)], rule)
+    picks = [pick_groups(listed, rule, At("r", s, 1, 0)) for s in range(4000)]
+    assert all(len(set(p)) == n for p in picks)
     counts = Counter(name for p in picks for name in p)
-    assert max(abs(counts[f"p{i}"] - 1200) for i in range(10)) < 4 * 29
+    share = n / groups
+    deviations = np.array([counts[f"p{i}"] - 4000 * share for i in range(groups)])
+    deviations /= (4000 * share * (1 - share)) ** 0.5
+    assert abs(deviations).max() < 4
+    assert abs((deviations**2).sum() / (groups - 1) - 1) < 4 * (2 / (groups - 1)) ** 0.5
 
 
 def test_a_group_s_responses_are_taken_equally_often() -> None:
@@ -97,29 +93,18 @@ def test_held_out_prompts_are_a_share_of_any_and_grow_with_it() -> None:
     assert not any(is_held_out(i, 0.0) for i in ids)
 
 
-def test_least_used_makes_epochs(store: Store) -> None:
-    store.append([s for i in range(12) for s in group(f"p{i}", [0.0, 1.0])])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_least_used_makes_epochs(store: Store, pairs: bool) -> None:
+    for i in range(12):
+        a, b = store.append(group(f"p{i}", [0.0, 1.0]))
+        store.add_pairs([Pair(a, b)])
     epochs = []
     for epoch in range(3):
-        seen = [str(s.prompt) for step in range(3) for s in draw(store, DrawRule(4), epoch * 3 + step)]
+        steps = range(3 * epoch, 3 * epoch + 3)
+        seen = [str(s.prompt) for step in steps for s in draw(store, DrawRule(4, pairs=pairs), step)]
         assert Counter(seen) == {f"p{i}": 2 for i in range(12)}
         epochs.append(list(dict.fromkeys(seen)))
     assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_epochs_are_a_run_s_own(store: Store) -> None:
-    store.append([s for i in range(4) for s in group(f"p{i}", [0.0, 1.0])])
-    first = sizes(draw(store, DrawRule(2), run="a"))
-    assert sizes(draw(store, DrawRule(2), run="b")) == first
-    assert not sizes(draw(store, DrawRule(2), 2, run="a")).keys() & first.keys()
-
-
-def test_a_draw_gives_whole_groups_and_is_noted(store: Store) -> None:
-    store.append([s for i in range(3) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
-    drawn = draw(store, DrawRule(2))
-    assert list(sizes(drawn).values()) == [3, 3]
-    assert [s.response for s in drawn] == ["response 0", "response 1", "response 2"] * 2
-    assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn]
 
 
 def test_group_size_bounds_the_responses(store: Store) -> None:
@@ -229,16 +214,13 @@ def test_too_few_groups_are_refused_with_the_counts(store: Store) -> None:
     ("options", "message"),
     [
         ({"groups": 0}, "groups: expected 1 or more, got 0"),
-        (
-            {"groups": 1, "data": DataConfig(group_size=1), "min_group": 2},
-            "group_size: expected 2 or more, got 1",
-        ),
-        ({"groups": 1, "min_group": 0}, "min_group: expected 1 or more"),
+        ({"data": DataConfig(group_size=1), "min_group": 2}, "group_size: expected 2 or more, got 1"),
+        ({"min_group": 0}, "min_group: expected 1 or more"),
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(Refused, match=message):
-        DrawRule(**options)
+        DrawRule(**{"groups": 1, **options})
 
 
 def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
@@ -270,6 +252,13 @@ def test_a_resumed_run_draws_the_same_again(tmp_path: Path) -> None:
     assert [[s.id for s in d] for d in got] != [[s.id for s in d] for d in expected]
 
 
+def plan_of(store: Store, **data: Any) -> str:
+    """How SQLite looks for the groups."""
+    rule = DrawRule(8, DataConfig(roles=("log",), sources=("a",), **data))
+    sql, args = drawable(rule, "r", eligible(rule, "r", 5))
+    return str(store.tables.run(f"EXPLAIN QUERY PLAN {sql}", args))
+
+
 @of_file
 @pytest.mark.test
 def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
@@ -287,9 +276,7 @@ def test_a_draw_reads_only_what_it_draws(store: Store) -> None:
     reading = seconds(lambda: list(store.samples()))
     drawing = min(seconds(lambda: draw(store, DrawRule(8, min_group=2))) for _ in range(5))
     assert drawing < reading / 5  # 0.02 s and 0.9 s
-    rule = DrawRule(8, DataConfig(roles=("log",), sources=("a",), max_age=3, spread=True))
-    sql, args = drawable(rule, "r", eligible(rule, "r", 5))
-    plan = str(store.tables.run(f"EXPLAIN QUERY PLAN {sql}", args))
+    plan = plan_of(store, max_age=3, spread=True)
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "TEMP B-TREE FOR GROUP BY" not in plan
 
@@ -368,8 +355,6 @@ def test_the_best_of_a_large_group_are_found_in_an_index(store: Store) -> None:
     began = time.perf_counter()
     assert len(draw(store, DrawRule(1, BEST))) == 100
     assert time.perf_counter() - began < 20  # 0.2 s; with 10^8 comparisons 50 s
-    rule = DrawRule(1, DataConfig(best_of_group=True, roles=("log",), sources=("a",)))
-    sql, args = drawable(rule, "r", eligible(rule, "r", 5))
-    plan = str(store.tables.run(f"EXPLAIN QUERY PLAN {sql}", args))
+    plan = plan_of(store, best_of_group=True)
     assert "SCAN samples USING COVERING INDEX samples_draw" in plan
     assert "COVERING INDEX samples_draw (prompt_id=? AND redone=? AND reward>?)" in plan

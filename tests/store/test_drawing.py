@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from making import group, of_file, sample
+from making import group, sample, texts
 
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Draw, DrawRule, Store, drawing
-from agro.store.drawing import Draws
+from agro.store.drawing import DamagedSample, Draws
 from agro.types import Sample
 
 AT = At("r", 2, seed=0, version=1)
@@ -26,17 +24,13 @@ def numbered(name: str, *numbers: int, **fields: object) -> list[Sample]:
     return [sample(name, str(i), meta={"index": i}, role="policy", version=1, **fields) for i in numbers]
 
 
-def responses(samples: list[Sample]) -> list[str]:
-    return [s.response for s in samples]
-
-
 @pytest.mark.parametrize("finished", [(0, 1, 2, 10), (10, 2, 0, 1), (2, 10, 1, 0)])
 def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finished: tuple[int, ...]) -> None:
     """10 comes after 2: numbers, not texts. Neither the ids nor the order of `made` matters."""
     store.append(group("old", [0.0, 1.0]))
     ids = store.append(numbered("a", *finished), run="r", step=2)
     drawn = store.draw(DrawRule(1, DataConfig(roles=("log",))), AT, made=ids[::-1])
-    assert responses(drawn.samples) == ["response 0", "response 1", "0", "1", "2", "10"]
+    assert texts(drawn.samples) == ["response 0", "response 1", "0", "1", "2", "10"]
     assert not drawn.damaged
     assert [d.sample for d in store.draws.drawn("r")] == [s.id for s in drawn.samples]
     # "old" is no run's: its version is unknown.
@@ -44,21 +38,18 @@ def test_what_was_made_follows_the_picked_groups_by_number(store: Store, finishe
 
 
 def test_only_what_was_made_is_drawn_without_a_rule(store: Store) -> None:
+    """By its numbers; rows of an episode stay in their order."""
     store.append(group("old", [0.0, 1.0]))
-    ids = store.append([*numbered("a", 1, 0), *numbered("b", 3, 2, reward=None)], run="r", step=2)
-    assert responses(store.draw(None, AT, made=ids).samples) == ["0", "1", "2", "3"]
-    assert store.draw(None, AT._replace(step=3)).samples == []
-
-
-def test_rows_of_an_episode_stay_in_their_order(store: Store) -> None:
     rows = [
-        sample("a", f"{i} {k}", episode=f"e{i}", meta={"index": i}, role="policy", version=1)
-        for i in (1, 0)
+        sample("c", f"{i} {k}", episode=f"e{i}", meta={"index": i}, role="policy", version=1)
+        for i in (5, 4)
         for k in range(3)
     ]
-    ids = store.append(rows, run="r", step=2)
-    expected = ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
-    assert responses(store.draw(None, AT, made=ids).samples) == expected
+    made = [*numbered("a", 1, 0), *numbered("b", 3, 2, reward=None), *rows]
+    ids = store.append(made, run="r", step=2)
+    expected = ["0", "1", "2", "3", "4 0", "4 1", "4 2", "5 0", "5 1", "5 2"]
+    assert texts(store.draw(None, AT, made=ids).samples) == expected
+    assert store.draw(None, AT._replace(step=3)).samples == []
 
 
 def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:
@@ -69,10 +60,10 @@ def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:
     ids = store.append([*numbered("a", 5, 4), *numbered("b", 7, 6)], run="r", step=2)
     drawn = store.draw(rule, AT, picked=picked, made=ids)
     older = {sample("a").prompt_id: ["0", "1"], sample("b").prompt_id: ["2", "3"]}
-    assert responses(drawn.samples) == [*older[picked[0]], *older[picked[1]], "4", "5", "6", "7"]
+    assert texts(drawn.samples) == [*older[picked[0]], *older[picked[1]], "4", "5", "6", "7"]
     # A later step draws the groups with all four.
     later = store.draw(DrawRule(2), At("r", 3, seed=0, version=1))
-    assert sorted(responses(later.samples)) == list("01234567")
+    assert sorted(texts(later.samples)) == list("01234567")
 
 
 def test_an_episode_of_which_a_row_was_made_now_is_not_drawn_from_its_group(store: Store) -> None:
@@ -80,7 +71,7 @@ def test_an_episode_of_which_a_row_was_made_now_is_not_drawn_from_its_group(stor
     rows = [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)]
     ids = store.append(rows, run="r", step=2)
     drawn = store.draw(DrawRule(1), AT, picked=[sample("a").prompt_id], made=ids)
-    assert responses(drawn.samples) == ["older", "row 0", "row 1"]
+    assert texts(drawn.samples) == ["older", "row 0", "row 1"]
 
 
 def test_the_order_of_a_group_is_that_of_the_numbers_whatever_the_ids(tmp_path: Path) -> None:
@@ -92,9 +83,7 @@ def test_the_order_of_a_group_is_that_of_the_numbers_whatever_the_ids(tmp_path: 
                 rows = [s.replace(response=f"{step}/{s.response}") for s in numbered("p", *order)]
                 store.append(rows, run="r", step=step)
             at = [At("r", step, seed=0, version=1) for step in range(3, 9)]
-            drawn.append(
-                [responses(store.draw(DrawRule(1, DataConfig(group_size=3)), a).samples) for a in at]
-            )
+            drawn.append([texts(store.draw(DrawRule(1, DataConfig(group_size=3)), a).samples) for a in at])
     assert drawn[0] == drawn[1]
     assert len({tuple(r) for r in drawn[0]}) > 2
 
@@ -149,24 +138,21 @@ def test_waiting_ends_with_the_time_and_what_the_store_has(store: Store, monkeyp
     assert "waited" not in str(at_once.value)
 
 
-@of_file
-def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store, path: Path) -> None:
-    """One of a drawn group, one of an episode that was made for the step: both are missing."""
+def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store) -> None:
+    """One of a drawn group, one of an episode that was made for the step: both are missing. A repeated draw
+    reports the same."""
     old = store.append(group("old", [0.0, 1.0, 0.5]))
-    made = store.append(
-        [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)], run="r", step=2
-    )
-    with closing(sqlite3.connect(path)) as db, db:
-        for i in (old[1], made[1]):
-            db.execute("UPDATE samples SET response = 'other' WHERE id = ?", [i])
-    drawn = store.draw(
-        DrawRule(1, DataConfig(roles=("log",))), AT, picked=[sample("old").prompt_id], made=made
-    )
-    assert responses(drawn.samples) == ["response 0", "response 2", "row 0"]
-    assert [tuple(d) for d in drawn.damaged] == [
-        (old[1], sample("old").prompt_id, None),
-        (made[1], sample("a").prompt_id, "e"),
+    rows = [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)]
+    made = store.append(rows, run="r", step=2)
+    store.tables.run("UPDATE samples SET response = 'other' WHERE id IN (?, ?)", [old[1], made[1]])
+    rule = DrawRule(1, DataConfig(roles=("log",)))
+    drawn = store.draw(rule, AT, picked=[sample("old").prompt_id], made=made)
+    assert texts(drawn.samples) == ["response 0", "response 2", "row 0"]
+    assert drawn.damaged == [
+        DamagedSample(old[1], sample("old").prompt_id, None),
+        DamagedSample(made[1], sample("a").prompt_id, "e"),
     ]
+    assert store.draw(rule, AT, picked=[sample("old").prompt_id], made=made) == drawn
 
 
 def test_draws_say_whose_a_sample_is_how_old_and_how_long(store: Store) -> None:

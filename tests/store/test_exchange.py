@@ -26,21 +26,19 @@ from agro.types.conversation import with_tools
 ENDINGS = pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet"])
 
 
-def bits(s: Sample) -> list[Any]:
-    """A sample's fields in a form whose equality is that of bits (all NaN alike)."""
-    arrays = ("tokens", "action", "learn", "behavior_logp", "context_tokens", "token_reward", "version")
-    arrays += ("kept", "kept_count")
-    out: list[Any] = [None if s.reward is None else struct.pack("<d", s.reward)]
-    for value in (getattr(s, name) for name in arrays):
-        if isinstance(value, np.ndarray):
-            clean = (
-                np.where(np.isnan(value), np.float32("nan"), value) if value.dtype == np.float32 else value
-            )
-            out.append((value.dtype.str, clean.astype(value.dtype).tobytes()))
-        else:
-            out.append(value)
-    named = (s.prompt, s.response, s.prompt_id, s.episode, s.tokenizer, s.sampling, s.role, s.source, s.meta)
-    return [*out, *(json.dumps(x, sort_keys=True) for x in named)]
+def bits(s: Sample) -> dict[str, Any]:
+    """A sample's fields but its id, in a form whose equality is that of bits (all NaN alike)."""
+    return {name: _bits(value) for name, value in vars(s).items() if name != "id"}
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    if not isinstance(value, np.ndarray):
+        return json.dumps(value, sort_keys=True)
+    if value.dtype == np.float32:
+        value = np.where(np.isnan(value), np.float32("nan"), value)
+    return value.dtype.str, value.tobytes()
 
 
 @ENDINGS
@@ -74,33 +72,18 @@ def test_random_samples_use_every_field() -> None:
 
 
 @ENDINGS
-def test_many_rows_keep_their_order(tmp_path: Path, ending: str) -> None:
-    samples = [sample(response=str(i)) for i in range(2500)]
-    write_samples(tmp_path / f"x{ending}", samples)
-    assert [s.response for s in read_samples(tmp_path / f"x{ending}")] == [str(i) for i in range(2500)]
-
-
-@ENDINGS
-def test_no_samples_make_an_empty_file(tmp_path: Path, ending: str) -> None:
-    assert write_samples(tmp_path / f"x{ending}", []) == 0
-    assert list(read_samples(tmp_path / f"x{ending}")) == []
+@pytest.mark.parametrize("n", [0, 2500])
+def test_rows_keep_their_order(tmp_path: Path, ending: str, n: int) -> None:
+    path = tmp_path / f"x{ending}"
+    assert write_samples(path, [sample(response=str(i)) for i in range(n)]) == n
+    assert [s.response for s in read_samples(path)] == [str(i) for i in range(n)]
 
 
 def test_the_record_is_the_contract_s() -> None:
-    s = sample(
-        "Q",
-        "A",
-        0.5,
-        tokens=[1, 2, 3],
-        action=[False, True, True],
-        behavior_logp=[math.nan, -0.5, -1.0],
-        version=3,
-        role="policy",
-        source="m",
-        meta={"answer": "18", "finish": "stop"},
-        prompt_id="p",
-    )
-    assert to_record(s) == {
+    meta = {"answer": "18", "finish": "stop"}
+    fields = {"version": 3, "role": "policy", "source": "m", "prompt_id": "p", "meta": meta}
+    tokens = {"tokens": [1, 2, 3], "action": [False, True, True], "behavior_logp": [math.nan, -0.5, -1.0]}
+    assert to_record(sample("Q", "A", 0.5, **fields, **tokens)) == {
         "prompt": "Q",
         "response": "A",
         "reward": 0.5,
@@ -126,12 +109,11 @@ def test_mask_is_what_to_learn_from_and_action_what_was_chosen() -> None:
 
 
 def test_what_is_not_a_field_is_kept_in_meta() -> None:
-    s = from_record(
-        {"prompt": "", "response": "a", "model": "m", "level": 3, "answer": "1", "meta": {"x": 1}}
-    )
-    assert s.meta == {"x": 1, "level": 3, "answer": "1"}
-    assert s.source == "m"
-    both = from_record({"prompt": "", "response": "a", "model": "m", "source": "s"})
+    """And `model` is the source where there is no other."""
+    record = {"prompt": "", "response": "a", "model": "m"}
+    s = from_record(record | {"level": 3, "answer": "1", "meta": {"x": 1}})
+    assert (s.source, s.meta) == ("m", {"x": 1, "level": 3, "answer": "1"})
+    both = from_record(record | {"source": "s"})
     assert (both.source, both.meta) == ("s", {"model": "m"})
 
 
@@ -158,10 +140,6 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
         ({"tokens": [1], "mask": "1"}, "mask: expected a list of true and false"),
         ({"tokens": [1], "mask": [1], "behavior_logp": ["-1"]}, "behavior_logp: expected a list of numbers"),
         ({"tokens": [1], "mask": [1], "behavior_logp": [0.5]}, "behavior_logp: expected log-probs"),
-        (
-            {"tokens": [1, 2], "mask": [0, 1], "behavior_logp": [None]},
-            "behavior_logp: expected one value for each",
-        ),
         ({"version": True}, "version: expected an integer"),
         ({"version": 1.0}, "version: expected an integer"),
         ({"role": "teacher"}, "role: expected one of policy, log, expert"),
@@ -186,31 +164,24 @@ def test_a_bad_field_is_named(fields: dict[str, Any], message: str) -> None:
         from_record({"prompt": "Q", "response": "A"} | fields)
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"prompt": "", "response": ""}\n\n{"prompt": "", "response": "", "reward": NaN}\n')
-    with pytest.raises(Refused, match=r"x\.jsonl:3: .*NaN isn't JSON"):
-        list(read_samples(path))
-
-
 @pytest.mark.parametrize(
     "meta", [{"x": math.nan}, {"x": math.inf}, {"x": (1, 2)}, {1: "x"}, {"x": {1, 2}}, {"x": b""}]
 )
-def test_what_json_does_not_give_back_is_refused(tmp_path: Path, meta: dict[Any, Any]) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        with pytest.raises(Refused, match="meta"):
-            store.append([sample(), sample(meta=meta)])
-        assert store.counts().samples == 0
+def test_what_json_does_not_give_back_is_refused(into: Store, tmp_path: Path, meta: dict[Any, Any]) -> None:
+    with pytest.raises(Refused, match="meta"):
+        into.append([sample(), sample(meta=meta)])
+    assert into.counts().samples == 0
     with pytest.raises(Refused):
         write_samples(tmp_path / "x.jsonl", [sample(meta=meta)])
 
 
 @ENDINGS
-def test_a_pair_of_surrogates_that_a_file_would_join_is_refused(tmp_path: Path, ending: str) -> None:
+def test_a_pair_of_surrogates_that_a_file_would_join_is_refused(
+    into: Store, tmp_path: Path, ending: str
+) -> None:
     torn = sample(response="\ud83d\ude00")
-    with Store.open(tmp_path / "s.db") as store:
-        store.append([torn])
-        assert next(store.samples()).response == "\ud83d\ude00"
+    into.append([torn])
+    assert next(into.samples()).response == "\ud83d\ude00"
     with pytest.raises(Refused, match=r"sample 1101 of the export .*surrogates"):
         write_samples(tmp_path / f"x{ending}", [sample()] * 1100 + [torn])
 
@@ -233,14 +204,6 @@ def test_the_same_samples_make_the_same_file(tmp_path: Path) -> None:
     assert raw[3:8] == bytes(5)  # gzip's flags (no name) and time of writing
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(
-        b'\xef\xbb\xbf{"prompt": "Q", "response": "A"}\r\n{"prompt": "\xef\xbb\xbf", "response": "A"}\r\n'
-    )
-    assert [s.prompt for s in read_samples(path)] == ["Q", "\ufeff"]
-
-
 def test_content_is_known_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:
     write_samples(tmp_path / "a.jsonl", [sample()])
     raw = (tmp_path / "a.jsonl").read_bytes()
@@ -259,24 +222,20 @@ def test_places_that_can_not_be_written_or_read(tmp_path: Path) -> None:
         write_samples(tmp_path / "x.csv", [])
     with pytest.raises(Refused, match="can't be written: No such file"):
         write_samples(tmp_path / "no" / "x.jsonl", [])
-    with pytest.raises(Refused, match="can't be read: No such file"):
-        list(read_samples(tmp_path / "x.jsonl"))
-    with pytest.raises(Refused, match=r"expected a file, or a folder with state.json"):
-        list(read_samples(tmp_path))
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(Refused, match="can't be read as Parquet"):
         list(read_samples(tmp_path / "cut.parquet"))
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b'{"prompt": "", "response": ""}\n' * 99)[:-12])
-    with pytest.raises(Refused, match="cut off or damaged"):
-        list(read_samples(tmp_path / "cut.gz"))
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"prompt": "", "response": ""}\n\n{"prompt": "", "response": "", "reward": NaN}\n')
+    with pytest.raises(Refused, match=r"x\.jsonl:3: .*NaN isn't JSON"):
+        list(read_samples(path))
 
 
-def test_an_export_says_that_judgments_stay_behind(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        a, b = store.append([sample(response="a"), sample(response="b")])
-        store.add_pairs([Pair(a, b)])
-        with pytest.warns(AgroWarning, match="1 pairs"):
-            store.export(tmp_path / "x.jsonl")
+def test_an_export_says_that_judgments_stay_behind(into: Store, tmp_path: Path) -> None:
+    a, b = into.append([sample(response="a"), sample(response="b")])
+    into.add_pairs([Pair(a, b)])
+    with pytest.warns(AgroWarning, match="1 pairs"):
+        into.export(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

@@ -8,20 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from making import LONE, WORDS, group, random_samples, sample
+from making import LONE, WORDS, group, killed, random_samples, sample
 
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
-from agro.store.postgres import HOLD
+from agro.store.database import SqliteDatabase
+from agro.store.postgres import HOLD, PostgresDatabase
 from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
 from agro.store.samples import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
@@ -54,9 +56,9 @@ store.append([Sample("late", "1")])
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[Store]:
-    with Store.open(postgres_url) as store:
-        yield store
+def path(postgres_url: str) -> str:
+    """Of `store` and `other` of all tests here."""
+    return postgres_url
 
 
 @pytest.mark.parametrize("how", ["holding the lock", "sending"])
@@ -128,26 +130,27 @@ def test_what_a_lost_connection_wrote_counts_once(
     assert store.split.of("r") == {"a": "b"}
 
 
-def test_a_method_that_meets_another_writer_is_repeated(store: Store, postgres_url: str) -> None:
+def test_a_method_that_meets_another_writer_is_repeated(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ids that it read were taken meanwhile. It happens so often that psycopg prepares statements, also
     in a trip that fails: the connection knows of those, and goes on."""
     database: Any = store.tables
     send, met, pid = database._trip, [], database._pid
-    with Store.open(postgres_url) as other:
 
-        def trip(batch: Any) -> Any:
-            if batch[-1][0] == "COMMIT" and not met:
-                met.append(other.append([sample("other")]))
-            return send(batch)
+    def trip(batch: Any) -> Any:
+        if batch[-1][0] == "COMMIT" and not met:
+            met.append(other.append([sample("other")]))
+        return send(batch)
 
-        database._trip = trip
-        assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
+    monkeypatch.setattr(database, "_trip", trip)
+    assert store.append(each for each in [sample("mine")]) == [2]  # which can be read once
+    met.clear()
+    assert store.experience.append(samples=iter([sample("named")])) == [4]
+    assert met == [[3]]
+    for _ in range(12):
         met.clear()
-        assert store.experience.append(samples=iter([sample("named")])) == [4]
-        assert met == [[3]]
-        for _ in range(12):
-            met.clear()
-            store.append([sample()])
+        store.append([sample()])
     assert database._pid == pid
     assert not store.tables.damage()
 
@@ -194,9 +197,10 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
         ids += store.append([sample(name[-1:], f"{i}", i, prompt_id=name) for i in (0.0, 1.0)])
         ids += store.append([sample(name[-1:], "2", 1.0, prompt_id=name, episode=name) for _ in (0, 1)])
     assert store.append([sample("other")]) == [len(ids) + 1]
-    for location in (tmp_path / "s.db", f"{postgres_url}_2"):
-        copy(postgres_url if location == tmp_path / "s.db" else tmp_path / "s.db", location)
-    for location in (postgres_url, tmp_path / "s.db", f"{postgres_url}_2"):
+    file, again = tmp_path / "s.db", f"{postgres_url}_2"
+    copy(postgres_url, file)
+    copy(file, again)
+    for location in (postgres_url, file, again):
         with Store.open(location) as each:
             stored = list(each.samples())[:-1]
             assert [s.prompt_id for s in stored] == [name for name in names for _ in range(4)]
@@ -214,6 +218,17 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
     assert store.tables.run("SELECT count(*) FROM long_ids") == [(len(names) - 1,)]
 
 
+def content(store: Store) -> tuple[Any, ...]:
+    ledger = store.ledger
+    return (
+        ledger.fingerprint(),
+        store.counts(),
+        ledger.commits("r"),
+        store.draws.drawn("r"),
+        store.split.of("r"),
+    )
+
+
 def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
     """There and back: the checksums cover the ids and all values."""
     first, second = tmp_path / "first.db", tmp_path / "second.db"
@@ -226,15 +241,13 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         old.draw(rule, at)
         old.ledger.commit("r", 1, "digest", files={"a": "b"})
         old.split.keep("r", {"a": "b"})
-        prints = old.ledger.fingerprint(), old.counts(), old.ledger.commits("r"), old.draws.drawn("r")
+        expected = content(old)
     copy(first, postgres_url)
     copy(postgres_url, second)
     for location in (postgres_url, second):
         with Store.open(location) as new:
             assert not new.tables.damage()
-            found = new.ledger.fingerprint(), new.counts(), new.ledger.commits("r"), new.draws.drawn("r")
-            assert found == prints
-            assert new.split.of("r") == {"a": "b"}
+            assert content(new) == expected
             assert new.append([sample("next")]) == [43]
             new.add_pairs([Pair(ids[1], ids[0])])  # after those that were copied
             assert [p.winner for p in new.pairs()] == [ids[0], ids[1]]
@@ -242,33 +255,29 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         copy(first, postgres_url)
 
 
-KILLED = """
-import os, signal, sys
-from agro.store import copying
-opened = copying.opened
-def watched(location, **options):
-    database = opened(location, **options)
-    insert = database.insert
-    def killed(table, *rows):
-        insert(table, *rows)
-        print(database.run(f"SELECT count(*) FROM {table}"), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    database.insert = killed
-    return database
-copying.opened = watched
-copying.copy(*sys.argv[1:])
-"""
-
-
-def test_a_copy_that_is_killed_leaves_nothing(tmp_path: Path, postgres_url: str) -> None:
+def test_a_copy_that_is_killed_leaves_nothing(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All is one transaction, so that it can be called again."""
     first, second = tmp_path / "first.db", tmp_path / "second.db"
     with Store.open(first) as old:
         old.append(group("g", [0.0, 1.0]), run="r", step=1)
+
+    def dying(insert: Callable[..., None]) -> Callable[..., None]:
+        def insert_and_die(database: Any, table: str, *rows: Any) -> None:
+            insert(database, table, *rows)
+            assert database.run(f"SELECT count(*) FROM {table}") == [(2,)]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return insert_and_die
+
+    def copied(source: object, target: object) -> None:
+        for kind in (SqliteDatabase, PostgresDatabase):
+            monkeypatch.setattr(kind, "insert", dying(kind.insert))
+        copy(source, target)
+
     for source, target in ((first, postgres_url), (postgres_url, second)):
-        command = [sys.executable, "-c", KILLED, str(source), str(target)]
-        killed = subprocess.run(command, capture_output=True, text=True)
-        assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "[(2,)]\n")
+        killed(partial(copied, source, target))
         with Store.open(target) as new:
             assert new.counts().samples == 0
         copy(source, target)
@@ -337,17 +346,6 @@ def test_a_schema_with_tables_of_another_program_is_refused(postgres: str, postg
             with pytest.raises(Refused, match="got one with other tables"):
                 Store.open(postgres_url)
             connection.execute(f"DROP SCHEMA {name} CASCADE")
-
-
-def test_a_store_that_is_only_read(store: Store, postgres_url: str) -> None:
-    store.append(group("a", [0.0, 1.0]))
-    with Store.open(postgres_url, read_only=True) as reader:
-        assert len(list(reader.samples())) == 2
-        assert len(reader.draws.candidates(DrawRule(1, DataConfig()), "r", 1)) == 1
-        with pytest.raises(Refused, match="can only be read"):
-            reader.draws.pick(DrawRule(1, DataConfig()), At("r", 1, 0, 1))  # orders are tables
-        with pytest.raises(Refused, match="can only be read"):
-            reader.append([sample()])
 
 
 def test_the_folder_that_processes_share(store: Store, postgres_url: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -17,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from making import group, sample
+from making import group, killed, sample, write_lines
 
 from agro.logs.importing import import_files
 from agro.store import At, DrawRule, Store
@@ -102,62 +99,33 @@ def test_a_store_that_others_begin_too_waits_for_them(tmp_path: Path, monkeypatc
     assert len(asked) == 3
 
 
-def kill_itself_at_an_insert(path: Path, at: int) -> None:
-    with Store.open(path) as store:
-        inserts = 0
-
-        def count(statement: str) -> None:
-            nonlocal inserts
-            inserts += statement.startswith("INSERT INTO samples")
-            if inserts == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        store.tables._connection.set_trace_callback(count)
-        store.append(sample("second", "x" * 5000) for _ in range(500))
-
-
-def test_a_process_killed_while_it_appends_leaves_nothing_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "time"), [("INSERT INTO samples", 1), ("INSERT INTO samples", 250), ("COMMIT", 1)]
+)
+def test_a_process_that_is_killed_leaves_what_it_appended_and_nothing_of_what_it_was_appending(
+    tmp_path: Path, at: str, time: int
+) -> None:
+    """At a statement of its second append."""
     path = tmp_path / "s.db"
-    with Store.open(path) as store:
-        store.append(group("first", [0.0, 1.0]))
-    for at in (1, 250, 500):
-        process = fork.Process(target=kill_itself_at_an_insert, args=(path, at))
-        process.start()
-        process.join(60)
-        assert process.exitcode == -signal.SIGKILL
+
+    def append() -> None:
         with Store.open(path) as store:
-            assert [s.prompt for s in store.samples()] == ["first", "first"]
-            assert store.tables.run("PRAGMA integrity_check") == [("ok",)]
+            store.append(group("first", [0.0, 1.0]))
+            seen = 0
 
+            def count(statement: str) -> None:
+                nonlocal seen
+                seen += statement.startswith(at)
+                if seen == time:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-def append_for_ever(path: Path, name: int, out: int) -> None:
+            store.tables._connection.set_trace_callback(count)
+            store.append(sample("second", "x" * 5000) for _ in range(500))
+
+    killed(append)
     with Store.open(path) as store:
-        for i in range(10**6):
-            store.append(group(f"{name} {i}", [0.5] * 50))
-            os.write(out, i.to_bytes(4, "big"))  # said only once it is stored
-
-
-def test_what_was_said_to_be_stored_outlives_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "s.db"
-    said: dict[int, int] = {}
-    for name in range(6):
-        into, out = os.pipe()
-        process = fork.Process(target=append_for_ever, args=(path, name, out))
-        process.start()
-        os.close(out)
-        os.read(into, 4)
-        time.sleep(0.013 * name)
-        process.kill()
-        process.join(60)
-        with os.fdopen(into, "rb") as pipe:
-            rest = pipe.read()
-        said[name] = int.from_bytes(rest[-4:], "big") + 1 if rest else 1
-    with Store.open(path) as store:
-        assert {g.size for g in store.groups()} == {50}
-        kept = Counter(str(s.prompt).split()[0] for s in store.samples())
-    for name, count in said.items():
-        # At most the one that it couldn't say any more.
-        assert kept[str(name)] in (50 * count, 50 * (count + 1))
+        assert [s.prompt for s in store.samples()] == ["first", "first"]
+        assert store.tables.run("PRAGMA integrity_check") == [("ok",)]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
@@ -169,25 +137,22 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     rows = []
     for i in range(30):
         answers = {"chosen": f"good {i}", "rejected": "bad"} if i % 5 == 0 else {"response": f"answer {i}"}
-        rows.append(json.dumps({"prompt": f"Q{i % 7}", **answers}) + "\n")
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[packed]
-    log = tmp_path / f"log.jsonl{packed}"
-    log.write_bytes(pack("".join(rows).encode()))
+        rows.append({"prompt": f"Q{i % 7}", **answers})
+    log = write_lines(tmp_path / f"log.jsonl{packed}", *rows)
     monkeypatch.setattr("agro.io.record_files.CHUNK", 8)
-    child = os.fork()
-    if not child:
-        write, calls = Imports.note_identities, itertools.count(1)
+    write, calls = Imports.note_identities, itertools.count(1)
 
-        def killed(store: Store, places: dict[str, tuple[str, int]]) -> None:
-            write(store, places)
-            if next(calls) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def note(store: Imports, places: dict[str, tuple[str, int]]) -> None:
+        write(store, places)
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(Imports, "note_identities", killed)
+    def imported() -> None:
+        monkeypatch.setattr(Imports, "note_identities", note)
         with Store.open(tmp_path / "killed.db") as store:
             import_files(store, [log])
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+    killed(imported)
     with Store.open(tmp_path / "killed.db") as store, Store.open(tmp_path / "whole.db") as whole:
         assert store.counts().samples == 20
         again = import_files(store, [log])

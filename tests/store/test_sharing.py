@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -17,13 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from making import write_lines
 from pyarrow import parquet
 
 from agro.errors import AgroWarning, Refused
 from agro.logs import reading
 from agro.logs.importing import import_files
 from agro.logs.reading import Child
-from agro.store import Store, write_samples
+from agro.store import Store
 from agro.store.database import LEDGERS
 
 ROOT = Path(__file__).parents[2]
@@ -49,39 +49,26 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return blocks
 
 
-def tables(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of a store, with their checksums."""
-    with sqlite3.connect(path) as database:
-        return {
-            name: database.execute(f"SELECT * FROM {name} ORDER BY rowid").fetchall()
-            for name in ("samples", "changes", *LEDGERS)
-        }
-
-
 def imported(folder: Path, files: list[Path], **options: Any) -> tuple[Any, ...]:
-    """What an import leaves: report, tables, and exports as bytes."""
+    """What an import leaves: the report, and all rows of the store, with their checksums."""
     with Store.open(folder / "s.db") as store:
         report = import_files(store, files, **options)
-        exports = []
-        for name in ("e.jsonl", "e.parquet"):
-            write_samples(folder / name, store.samples())
-            exports.append((folder / name).read_bytes())
         assert not store.tables.damage()
+        tables = ("samples", "changes", *LEDGERS)
+        rows = {name: store.tables.run(f"SELECT * FROM {name} ORDER BY rowid") for name in tables}
     left = report.to_json()
     left.pop("refused_file", None)
-    return left, str(report).replace(str(folder), ""), tables(folder / "s.db"), exports
+    return left, str(report).replace(str(folder), ""), rows
 
 
 def compared(tmp_path: Path, files: list[Path], **options: Any) -> dict[str, Any]:
     """The report, which is the same of one process and of two others beside it."""
-    results = []
     for workers in (1, 2):
-        folder = tmp_path / f"by{workers}"
-        folder.mkdir()
-        results.append(imported(folder, files, workers=workers, **options))
-    for one, several in zip(*results, strict=True):
-        assert one == several
-    report: dict[str, Any] = results[0][0]
+        (tmp_path / f"{workers}").mkdir()
+    one, several = (imported(tmp_path / f"{n}", files, workers=n, **options) for n in (1, 2))
+    for left, right in zip(one, several, strict=True):
+        assert left == right
+    report: dict[str, Any] = one[0]
     return report
 
 
@@ -105,16 +92,10 @@ def rows(count: int) -> list[str]:
     return lines
 
 
-def pack(path: Path, lines: list[str]) -> Path:
-    data = "".join(line + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[Any]) -> None:
     """Nine kinds of lines, in 29 and 3 blocks."""
     lines = rows(200)
-    files = [pack(tmp_path / "a.jsonl", lines), pack(tmp_path / "b.jsonl.gz", lines[50:70])]
+    files = [write_lines(tmp_path / "a.jsonl", *lines), write_lines(tmp_path / "b.jsonl.gz", *lines[50:70])]
     report = compared(tmp_path, files)
     # Where this process is alone; of two others it reads again what they were reading before it was known
     # that the rewards are numbers, not shares.
@@ -123,19 +104,16 @@ def test_json_lines_with_all_that_may_be_wrong(tmp_path: Path, read_here: list[A
     of_first = [n for n, r in zip(numbers, report["refused"], strict=True) if "a.jsonl" in r["where"]]
     assert of_first == sorted(of_first)
     assert {"p1" in r["reason"] for r in report["refused"]} == {True, False}
-    assert report["pairs"] == len([i for i in range(200) if i % 9 == 3]) + len(
-        [i for i in range(50, 70) if i % 9 == 3]
-    )
+    assert report["pairs"] == sum(i % 9 == 3 for i in [*range(200), *range(50, 70)])
 
 
 def table(path: Path) -> Path:
-    path.write_text("prompt,response,reward\n" + "".join(f"Q{i},A{i},{i % 3}\n" for i in range(30)) + "Q,\n")
-    return path
+    return write_lines(path, "prompt,response,reward", *(f"Q{i},A{i},{i % 3}" for i in range(30)), "Q,")
 
 
 def a_list(path: Path) -> Path:
-    path.write_text(json.dumps([{"prompt": f"Q{i}", "response": "A", "reward": i} for i in range(30)] + [7]))
-    return path
+    records = [{"prompt": f"Q{i}", "response": "A", "reward": i} for i in range(30)]
+    return write_lines(path, json.dumps([*records, 7]))
 
 
 def arrow(path: Path) -> Path:
@@ -156,36 +134,26 @@ def test_other_files(tmp_path: Path, make: Callable[[Path], Path], name: str, re
 
 def test_a_format_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("[map]\nprompt = 'q'\nresponse = 'a'\n[skip]\nbad = 'bad ones'\n")
-    rows = [json.dumps({"q": f"p{i}", "a": "x", "bad": i % 7 == 0}) for i in range(40)]
-    report = compared(tmp_path, [pack(tmp_path / "log.jsonl", rows)], format=str(tmp_path / "own.toml"))
+    rows = [{"q": f"p{i}", "a": "x", "bad": i % 7 == 0} for i in range(40)]
+    log = write_lines(tmp_path / "log.jsonl", *rows)
+    report = compared(tmp_path, [log], format=str(tmp_path / "own.toml"))
     assert report["left_out"] == {"bad ones": 6}
 
 
 def test_options_that_change_records(tmp_path: Path) -> None:
-    log = [
-        {
-            "q": f"p{i}",
-            "id": str(i),
-            "a": [f"mail a{i}@example.com", "no"],
-            "score": ["up", "down"],
-            "user": "U",
-        }
-        for i in range(40)
-    ]
-    prompts = pack(tmp_path / "prompts.jsonl", [json.dumps({"prompt": f"P{i}", "id": i}) for i in range(40)])
-    mapping = {"prompt_id": "id", "response": "a", "reward": "score", "meta.user": "user"}
-    report = compared(
-        tmp_path,
-        [pack(tmp_path / "log.jsonl", list(map(json.dumps, log)))],
-        mapping=mapping,
-        prompts=prompts,
-        reward_map={"up": 1.0, "down": 0.0},
-        drop=["meta.user"],
-        redact=True,
-        redact_patterns=["zzz"],
-        center_by="source",
-        strict=True,
+    record = {"score": ["up", "down"], "user": "U"}
+    log = write_lines(
+        tmp_path / "log.jsonl",
+        *(record | {"q": f"p{i}", "id": str(i), "a": [f"mail a{i}@example.com", "no"]} for i in range(40)),
     )
+    prompts = write_lines(tmp_path / "prompts.jsonl", *({"prompt": f"P{i}", "id": i} for i in range(40)))
+    options: dict[str, Any] = {
+        "mapping": {"prompt_id": "id", "response": "a", "reward": "score", "meta.user": "user"},
+        "reward_map": {"up": 1.0, "down": 0.0},
+        "redact_patterns": ["zzz"],
+    }
+    more = {"prompts": prompts, "drop": ["meta.user"], "redact": True, "center_by": "source", "strict": True}
+    report = compared(tmp_path, [log], **options, **more)
     assert (report["samples"], report["scored"]) == (80, 80)
     assert report["redacted"] == {"pattern zzz": 0, "e-mail address": 40}
     assert report["dropped"] == {"meta.user": 80}
@@ -194,23 +162,20 @@ def test_options_that_change_records(tmp_path: Path) -> None:
 def test_what_earlier_records_decide(tmp_path: Path, read_here: list[Any]) -> None:
     """Of a file with two filters the first one is taken. Blocks that were read without knowing it are read
     again here."""
-    lines = []
+    rows: list[Any] = []
     for i in range(60):
-        name = "strict" if i % 2 == 0 else "flexible"
-        document = {"doc_id": i, "doc": {}, "target": "1", "arguments": {"gen_args_0": {"arg_0": f"Q{i}"}}}
-        document["arguments"]["gen_args_0"]["arg_1"] = {"until": []}
-        lines.append(json.dumps({**document, "resps": [["1"]], "filtered_resps": ["1"], "filter": name}))
-    lines[0] = lines[1] = json.dumps(
-        {"prompt": "Q", "response": "A"}
-    )  # the first block's third record decides
-    log = pack(tmp_path / "samples.jsonl", lines)
+        asked = {"gen_args_0": {"arg_0": f"Q{i}", "arg_1": {"until": []}}}
+        row = {"doc_id": i, "doc": {}, "target": "1", "arguments": asked, "resps": [["1"]]}
+        rows.append({**row, "filtered_resps": ["1"], "filter": "flexible" if i % 2 else "strict"})
+    rows[0] = rows[1] = {"prompt": "Q", "response": "A"}  # the first block's third record decides
+    log = write_lines(tmp_path / "samples.jsonl", *rows)
     report = compared(tmp_path, [log])
     assert report["left_out"] == {"of the filter flexible; taken is strict (--choose filter=NAME)": 29}
     assert 9 < len(read_here) < 18
 
 
 def test_a_process_that_is_killed_is_named_and_nothing_is_lost(tmp_path: Path, monkeypatch: Any) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(200))
+    log = write_lines(tmp_path / "log.jsonl", *rows(200))
     ask, asked = Child.ask, []
 
     def killing(child: Child, *question: Any) -> Any:
@@ -262,7 +227,7 @@ def children(pid: int) -> list[int]:
 def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(2000))
+    log = write_lines(tmp_path / "log.jsonl", *rows(2000))
     path = tmp_path / "ended.db"
     command = [sys.executable, "-c", PROGRAM, str(log), str(path)]
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -291,10 +256,9 @@ def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
 
 def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_here: list[Any]) -> None:
     encoder = tiny().encoder
-    lines = [
-        {"prompt": "ab", "response": text, "tokens": encoder.ids(text)} for text in ("ba", "b", "aab") * 9
-    ]
-    log = pack(tmp_path / "log.jsonl", list(map(json.dumps, lines)))
+    texts = ("ba", "b", "aab") * 9
+    lines = [{"prompt": "ab", "response": text, "tokens": encoder.ids(text)} for text in texts]
+    log = write_lines(tmp_path / "log.jsonl", *lines)
     assert compared(tmp_path, [log], tokenizer=encoder)["samples"] == 27
     assert len(read_here) == 4  # of 7 records, by the import in one process
     encoder.__dict__["unsendable"] = lambda: None
@@ -302,7 +266,6 @@ def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_her
         import_files(store, [log], tokenizer=encoder, workers=2)
 
 
-def test_how_many_processes(tmp_path: Path) -> None:
-    log = pack(tmp_path / "log.jsonl", rows(9))
-    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match="workers: expected 1 or more"):
-        import_files(store, [log], workers=0)
+def test_how_many_processes(into: Store, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="workers: expected 1 or more"):
+        import_files(into, [write_lines(tmp_path / "log.jsonl", *rows(9))], workers=0)

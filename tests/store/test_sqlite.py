@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from making import LONE, WORDS, group, random_samples, sample
+from making import LONE, WORDS, group, random_samples, sample, texts
 
-from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
 from agro.store.samples import OtherPrompt
-from agro.types import Sample
 
 
-def responses(samples: Iterator[Sample] | list[Sample]) -> list[str]:
-    return [s.response for s in samples]
-
-
-def test_what_was_appended_is_there_after_reopening(tmp_path: Path) -> None:
+def test_what_was_appended_is_there_after_reopening(path: Any) -> None:
     samples = random_samples(3, 300, WORDS + LONE)  # more than a page
-    with Store.open(tmp_path / "s.db") as store:
+    with Store.open(path) as store:
         ids = store.append(iter(samples))
-    with Store.open(tmp_path / "s.db", read_only=True) as store:
+    with Store.open(path, read_only=True) as store:
         back = list(store.samples())
     assert back == samples
     assert [s.id for s in back] == ids == sorted(ids)
 
 
 def test_appending_is_all_or_nothing(store: Store) -> None:
-    with pytest.raises(Refused, match="meta"):
-        store.append([sample(), sample(meta={"x": math.nan})])
+    for bad, message in ((sample(meta={"x": math.nan}), "meta"), (sample(version=2**63), "64 bits")):
+        with pytest.raises(Refused, match=message):
+            store.append([sample(), bad])
     with pytest.raises(Refused, match="no sample"), store.transaction():
         store.set_rewards([(i, 0.5, {}) for i in [*store.append([sample()]), 99]])
     assert store.counts().samples == 0
     assert store.append([]) == []
+
+
+def test_a_store_opened_read_only_is_not_written_to_and_sees_what_others_write(
+    store: Store, path: Any
+) -> None:
+    [i] = store.append([sample()])
+    with Store.open(path, read_only=True) as reader:
+        for write in (
+            lambda: reader.append([sample()]),
+            lambda: reader.set_rewards([(i, 0.0, {})]),
+            lambda: reader.draws.record("r", 1, [i]),
+            lambda: reader.draws.pick(DrawRule(1), At("r", 1, 0, 0)),
+            lambda: reader.ledger.commit("r", 1, "digest"),
+            lambda: reader.ledger.rewind("r"),
+        ):
+            with pytest.raises(Refused, match="can only be read"):
+                write()
+        assert len(reader.draws.candidates(DrawRule(1), "r", 1)) == 1
+        store.append([sample()])
+        assert len(list(reader.samples())) == 2
 
 
 def test_samples_are_chosen_by_what_is_asked(store: Store) -> None:
@@ -52,19 +64,19 @@ def test_samples_are_chosen_by_what_is_asked(store: Store) -> None:
     )
     store.append([sample("p", "4", 0.5, role="policy", source="a")], run="r", step=3)
     p = sample("p").prompt_id
-    assert responses(store.samples()) == ["0", "1", "2", "3", "4"]
-    assert responses(store.samples(prompt_id=p)) == ["0", "1", "4"]
-    assert responses(store.samples(prompt_id="\udfff")) == ["3"]
-    assert responses(store.samples(roles=["log", "expert"])) == ["1", "2", "3"]
-    assert responses(store.samples(roles=[])) == []
-    assert responses(store.samples(sources=["a", "\ud800"])) == ["0", "3", "4"]
-    assert responses(store.samples(scored=True)) == ["0", "3", "4"]
-    assert responses(store.samples(scored=False)) == ["1", "2"]
-    assert responses(store.samples(state="unscored")) == ["1"]
-    assert responses(store.samples(state="failed")) == ["2"]
-    assert responses(store.samples(run="r")) == ["4"]
-    assert responses(store.samples(ids=[ids[3], ids[1], ids[3]])) == ["1", "3"]
-    assert responses(store.samples(ids=[])) == []
+    assert texts(store.samples()) == ["0", "1", "2", "3", "4"]
+    assert texts(store.samples(prompt_id=p)) == ["0", "1", "4"]
+    assert texts(store.samples(prompt_id="\udfff")) == ["3"]
+    assert texts(store.samples(roles=["log", "expert"])) == ["1", "2", "3"]
+    assert texts(store.samples(roles=[])) == []
+    assert texts(store.samples(sources=["a", "\ud800"])) == ["0", "3", "4"]
+    assert texts(store.samples(scored=True)) == ["0", "3", "4"]
+    assert texts(store.samples(scored=False)) == ["1", "2"]
+    assert texts(store.samples(state="unscored")) == ["1"]
+    assert texts(store.samples(state="failed")) == ["2"]
+    assert texts(store.samples(run="r")) == ["4"]
+    assert texts(store.samples(ids=[ids[3], ids[1], ids[3]])) == ["1", "3"]
+    assert texts(store.samples(ids=[])) == []
     with pytest.raises(Refused, match="no sample has the id 77"):
         list(store.samples(ids=[1, 77]))
 
@@ -84,7 +96,7 @@ def test_samples_can_be_written_while_they_are_read(store: Store) -> None:
 
 
 def test_counts_keep_unscored_failed_and_scored_apart(store: Store) -> None:
-    store.append(
+    ids = store.append(
         [
             *group("p", [1.0, 0.0, None], source="a"),
             sample("q", reward=None, meta={"reward_error": "ValueError"}, source="b"),
@@ -92,37 +104,24 @@ def test_counts_keep_unscored_failed_and_scored_apart(store: Store) -> None:
             sample("q", tokens=[1, 2], action=[0, 1], behavior_logp=[-1, math.nan], role="policy"),
         ]
     )
-    ids = [s.id for s in store.samples()]
-    assert ids[0] is not None
-    assert ids[1] is not None
     store.add_pairs([Pair(ids[0], ids[1])])
     counts = store.counts()
     assert (counts.samples, counts.groups, counts.scored, counts.unscored, counts.failed) == (6, 2, 4, 1, 1)
     assert (counts.with_tokens, counts.with_behavior, counts.pairs) == (2, 1, 1)
-    assert counts.sources == {"a": 3, "b": 1, "": 2}
-    assert counts.roles == {"log": 4, "policy": 2}
+    assert (counts.sources, counts.roles) == ({"a": 3, "b": 1, "": 2}, {"log": 4, "policy": 2})
 
 
 def test_groups_and_their_rewards(store: Store) -> None:
+    """The pieces of an episode are one response."""
     store.append([*group("p", [0.0, 1.0, None]), *group("q", [0.1, 0.1, 0.1]), *group("r", [None])])
-    p, q, r = store.groups()
+    episodes = [("1", 1.0), ("1", 1.0), (None, 0.0), ("2", 1.0), ("2", None)]
+    store.append([sample("s", reward=reward, episode=episode) for episode, reward in episodes])
+    p, q, r, s = store.groups()
     assert p == Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)
     assert q.reward_min == q.reward_max == 0.1
     assert (r.size, r.scored, r.reward_mean, r.reward_min, r.reward_max) == (1, 0, None, None, None)
+    assert s == Group(sample("s").prompt_id, 3, 2, 0.5, 0.0, 1.0)
     assert store.groups(sources=["nobody"]) == []
-
-
-def test_the_pieces_of_an_episode_are_one_response(store: Store) -> None:
-    store.append(
-        [
-            sample("p", "a", 1.0, episode="1"),
-            sample("p", "b", 1.0, episode="1"),
-            sample("p", "c", 0.0),
-            sample("p", "d", 1.0, episode="2"),
-            sample("p", "e", None, episode="2"),
-        ]
-    )
-    assert store.groups() == [Group(sample("p").prompt_id, 3, 2, 0.5, 0.0, 1.0)]
 
 
 def test_rewards_are_put_in_renewed_and_taken_out(store: Store) -> None:
@@ -161,11 +160,6 @@ def test_pairs_stand_between_samples(store: Store) -> None:
         Pair(1, 2, -1, 0)
 
 
-def test_integers_that_do_not_fit_are_refused(store: Store) -> None:
-    with pytest.raises(Refused, match="64 bits"):
-        store.append([sample(version=2**63)])
-
-
 def test_a_commit_notes_how_far_the_store_had_come(store: Store) -> None:
     assert store.ledger.committed("r") is None
     store.ledger.commit("r", 0, "empty")
@@ -200,50 +194,15 @@ def test_rewinding_forgets_later_draws_and_sets_later_samples_aside(store: Store
         store.draws.record("r", 3, [one, 9])
 
 
-def test_a_run_without_a_commit_is_rewound_to_nothing(store: Store) -> None:
-    (log,) = store.append([sample("log")])
-    (mine,) = store.append([sample("p")], run="r", step=1)
-    store.draws.record("r", 1, [log, mine])
-    assert store.ledger.rewind("r") == Rewind(draws=2, samples=1)
-    assert [s.id for s in store.samples()] == [log]
-
-
 def test_rewinding_to_a_later_step_keeps_what_it_made(store: Store) -> None:
     store.ledger.commit("r", 1, "digest")
     for step in (2, 3):
         ids = store.append([sample("p", str(step))], run="r", step=step)
         store.draws.record("r", step, ids)
     assert store.ledger.rewind("r", 2) == Rewind(draws=1, samples=1)
-    assert responses(store.samples()) == ["2"]
+    assert texts(store.samples()) == ["2"]
     with pytest.raises(Refused, match="go back to step 1 or later, got 0"):
         store.ledger.rewind("r", 0)
-
-
-def test_the_count_of_group_uses_is_that_of_the_draws(store: Store) -> None:
-    """`group_uses` is kept beside `draws`; after any history the two agree."""
-    store.append([s for i in range(6) for s in group(f"p{i}", [0.0, 1.0, 0.5])])
-    rng = np.random.default_rng(0)
-    step = {"a": 0, "b": 0}
-    for _ in range(60):
-        run = "ab"[rng.integers(2)]
-        kind = rng.integers(4)
-        if kind == 3:
-            store.ledger.rewind(run)
-            at = store.ledger.committed(run)
-            step[run] = at.step if at else 0
-        else:
-            step[run] += 1
-            rule = DrawRule(int(rng.integers(1, 6)), DataConfig(group_size=2))
-            store.draw(rule, At(run, step[run], seed=0, version=0))
-            store.draws.record(run, step[run], [int(i) for i in rng.integers(1, 18, size=3)])
-            if kind == 0:
-                store.ledger.commit(run, step[run], "digest")
-        kept = store.tables.run("SELECT run, prompt_id, uses, last FROM group_uses ORDER BY 1, 2")
-        counted = store.tables.run(
-            "SELECT draws.run, prompt_id, count(DISTINCT draws.step), max(draws.step) "
-            "FROM draws JOIN samples ON samples.id = sample GROUP BY 1, 2 ORDER BY 1, 2"
-        )
-        assert kept == counted
 
 
 CHAT = [{"role": "user", "content": "1+1="}]
@@ -267,18 +226,17 @@ def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, o
     assert store.counts().samples == 2
 
 
-def test_an_append_to_a_large_group_reads_no_more_than_to_a_small_one(tmp_path: Path) -> None:
+def test_an_append_to_a_large_group_reads_no_more_than_to_a_small_one(into: Store) -> None:
     """Counted in steps of SQLite's."""
     steps: list[int] = []
     counts = []
-    with Store.open(tmp_path / "s.db") as store:
-        database: Any = store.tables
-        database._connection.set_progress_handler(lambda: steps.append(1), 100)
-        for size in (1, 3000):
-            store.append([sample("a", str(n)) for n in range(size)])
-            steps.clear()
-            store.append([sample("a", "another"), sample(f"other {size}")])
-            counts.append(len(steps))
+    database: Any = into.tables
+    database._connection.set_progress_handler(lambda: steps.append(1), 100)
+    for size in (1, 3000):
+        into.append([sample("a", str(n)) for n in range(size)])
+        steps.clear()
+        into.append([sample("a", "another"), sample(f"other {size}")])
+        counts.append(len(steps))
     assert counts[1] <= 2 * counts[0] + 2
 
 

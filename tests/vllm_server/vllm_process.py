@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from agro.io.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("AGRO_VLLM", ROOT / ".venv-vllm")) / "bin/python"
@@ -33,9 +34,7 @@ ADAPTERS = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
 @contextmanager
 def running(model: Path, log: Path, *options: str) -> Iterator[tuple[str, int]]:
     """(URL, process id) of a server of `model`, which is ended with all of its processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *ALWAYS]
     command += ["--served-model-name", "m", "--port", str(port), *options]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | SETTINGS
