@@ -185,8 +185,9 @@ class Machine:
 
     def answering(self, data: DataConfig) -> int:
         """Held-out prompts, of which `data` may allow fewer than were loaded."""
-        bounded = data.hold_out_most is not None and data.eval_prompts is None
-        return min(len(self.held_out), data.hold_out_most) if bounded else len(self.held_out)
+        if data.hold_out_most is None or data.eval_prompts is not None:
+            return len(self.held_out)
+        return min(len(self.held_out), data.hold_out_most)
 
     def _drawn(self, phase: Phase) -> float | None:
         """Mean responses that are drawn from a stored group; None where that is unknown."""

@@ -213,7 +213,8 @@ class Footprint:
 
     def training(self, tokens: int) -> float:
         """Bytes of the trainer in a pass of so many tokens."""
-        (waiting, layer), vocabulary = self.activations(tokens), self.text.vocab_size
+        waiting, layer = self.activations(tokens)
+        vocabulary: int = self.text.vocab_size
         tiles = 4 * self.config.policy.chunk * min(TILE, vocabulary)
         logits = 4 * (min(KEPT, tokens * vocabulary) + tiles)
         return self.resting + SPARE * (waiting + max(layer + self.unpacked, logits))
@@ -223,10 +224,11 @@ class Footprint:
         text = self.text
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        numbers = 2 * text.num_hidden_layers * heads * width * tokens * sequences  # keys and values
+        numbers: int = 2 * text.num_hidden_layers * heads * width * tokens * sequences  # keys and values
+        logits: int = 2 * sequences * text.vocab_size
         if self.server is not None:
             return self.server + 2 * numbers
-        return SPARE * (itemsize(self.config.policy) * numbers + 8 * sequences * text.vocab_size)
+        return SPARE * (itemsize(self.config.policy) * numbers + 4 * logits)
 
     def peak(self, tokens: int, sequences: int, length: int | None = None) -> float:
         """The most bytes at once, of a pass of so many tokens, and of so many sequences that are sampled, of
