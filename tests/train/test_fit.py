@@ -66,16 +66,19 @@ def test_steps_get_smaller_where_too_few_fit(tmp_path: Path) -> None:
 def test_measurements_get_fewer(tmp_path: Path) -> None:
     """One of 40 held-out prompts takes 240 ms. At both ends they are more than a quarter of 1.5 s, also those
     of 32. Those of a file are as many as it has."""
-    held = write_prompts(tmp_path / "held.jsonl", range(100, 140))
+    held = write_prompts(tmp_path / "held.jsonl", range(100, 150))
     aside = {
         "prompts": write_prompts(tmp_path / "all.jsonl", range(100)),
         "hold_out": 0.6,
         "hold_out_most": 40,
     }
-    for data, most in ((aside, {"data.hold_out_most": 32}), (aside | {"eval_prompts": held}, {})):
-        config = tiny(tmp_path, data=data, evaluate__every=2)
-        found = chosen(config, Limits(seconds=1.5), ("train.lr",))
-        assert found == {"evaluate.every": 0, **most}
+    for data, chosen_most, answering in (
+        (aside, {"data.hold_out_most": 32}, 32),
+        (aside | {"eval_prompts": held}, {}, 50),
+    ):
+        fitted = fit(tiny(tmp_path, data=data, evaluate__every=2), Limits(seconds=1.5), ("train.lr",))
+        assert fitted.settings == {"evaluate.every": 0, **chosen_most}
+        assert fitted.plan["eval_prompts"] == answering
 
 
 def test_a_time_that_is_not_known_is_refused(tmp_path: Path) -> None:
