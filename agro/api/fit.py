@@ -1,8 +1,9 @@
 """Settings with which a run fits into a time or into memory on this machine: `agro train … --fit 30min`.
 
-An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured.
-Passes and decoded batches go by memory, and steps by time. Where too few steps would fit, a step gets smaller
-first. The learning rate is found at the first step. What is given isn't changed.
+An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured, and
+settings get smaller until the dry run's forecast fits: passes and decoded batches for memory; for time
+measurements, a step where too few would fit, and the number of steps. The learning rate is found at the
+first step. What is given isn't changed.
 
 Where the run starts vLLM beside it (recipe card24), they share a GPU: settings follow from the model's shape,
 counted before anything is loaded (`agro.models.footprint`). Nothing of it was measured on a GPU.
@@ -25,16 +26,16 @@ from agro.config.override import merge
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
 from agro.models.adapters import is_adapter
-from agro.models.footprint import SIZES, Footprint, host_memory, on_meta
+from agro.models.footprint import SIZES, Footprint, host_memory, on_meta, shape_of
 from agro.models.pretrained import LARGE, cores, device_of, parameters
 from agro.train.phases import Phase
+from agro.train.step import TOKENS
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9}
 RANK = 16  # of an adapter
 ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
 PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
 USED = 0.8  # of what is free
-MICRO_TOKENS = 2048  # where neither train.micro_tokens nor train.micro_batch is given
 ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
 EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
 # Settings for one GPU: each rung needs less memory than those before. The first of enough tokens is taken.
@@ -121,12 +122,24 @@ class Choice:
             values = merge(values, value)
         return RunConfig.of(values, "--fit")
 
+    @property
+    def also(self) -> str:
+        """What is chosen, for the message that it isn't enough."""
+        return f", also with {' '.join(items(self.settings))}" if self.settings else ""
+
     def put(self, key: str, value: Any) -> bool:
         """Whether it may be chosen; a section that is given has all of its keys."""
         if any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in self.given):
             return False
         self.settings[key] = value
         return True
+
+    def halve(self, sizes: Mapping[str, tuple[int, int]]) -> bool:
+        """Halve what is farthest above its least value; whether anything was. `sizes`: value and least."""
+        for key, (value, least) in sorted(sizes.items(), key=lambda each: -each[1][0] / each[1][1]):
+            if value >= 2 * least and self.put(key, value // 2):
+                return True
+        return False
 
 
 def fit(
@@ -143,10 +156,11 @@ def fit(
     """
     if config.phases:
         raise Refused("--fit chooses for a run of one phase, and this one has several: set their train.steps")
-    if limits.seconds is not None and unknown_sampling(config):
-        raise Refused(
-            f"--fit: the time of a step isn't known here, for {unknown_sampling(config)}: set train.steps"
-        )
+    unknown = unknown_sampling(config)
+    if config.policy.reference_is_served:
+        unknown = unknown or "a server has the reference"
+    if limits.seconds is not None and unknown:
+        raise Refused(f"--fit: the time of a step isn't known here, for {unknown}: set train.steps")
     choice, free, device = Choice(config, given), limits.bytes, device_of(config.policy.device)
     if free is None:  # what a run could take now; infinity where that is unknown
         on_card = device.type == "cuda"
@@ -159,8 +173,8 @@ def fit(
         _for_model(choice, free)
     trainer = PlanningTrainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
+        machine.measure(Phase.all(trainer.config))
         steps = trainer.config.train.steps or 1  # also in place of epochs
-        machine.rates(Phase.all(trainer.config)[0])
         _for_memory(choice, machine, steps, free, limits.bytes)
         if limits.seconds is not None:
             steps = _for_time(choice, machine, steps, limits.seconds)
@@ -168,8 +182,7 @@ def fit(
             choice.put("train.lr", "auto")
         if choice.config.train.warmup > steps // 10:
             choice.put("train.warmup", steps // 10)
-        final = choice.with_settings({"train.steps": steps})
-        report = plan(final, machine, _held_out(choice, machine)) | {"notes": trainer.notes}
+        report = plan(choice.with_settings({"train.steps": steps}), machine) | {"notes": trainer.notes}
         return Fitted(choice.settings, choice.config, report)
 
 
@@ -192,7 +205,7 @@ def for_card(choice: Choice, limit: float) -> str:
             choice.put(key, value)
         config = choice.config
         found, n = Footprint.of(config), config.sampler.n
-        most = min(MOST_TOKENS, found.shape.context, config.train.max_length or MOST_TOKENS)
+        most = min(MOST_TOKENS, shape_of(config.policy).context, config.train.max_length or MOST_TOKENS)
         tokens = found.longest(limit, n, most)
         if tokens >= min(ENOUGH_TOKENS, most):
             break
@@ -262,69 +275,59 @@ def _for_model(choice: Choice, free: float) -> None:
         choice.put("policy.threads", 1)  # several threads wait for each other beside other programs
 
 
-def _held_out(choice: Choice, machine: Machine) -> int:
-    """Held-out prompts, as many as are chosen."""
-    held_out = len(machine.held_out)
-    return min(held_out, int(choice.settings.get("data.hold_out_most", held_out)))
-
-
 def _forecast(choice: Choice, machine: Machine, steps: int) -> dict[str, Any]:
     [phase] = Phase.all(choice.with_settings({"train.steps": steps}))
-    return machine.forecast(phase, _held_out(choice, machine))
+    return machine.forecast(phase)
 
 
 def _for_memory(choice: Choice, machine: Machine, steps: int, free: float, limit: float | None) -> None:
-    """Smaller passes, then fewer responses at once."""
-    peak = _forecast(choice, machine, steps)["peak"]
-    train, batch = choice.config.train, choice.config.sampler.batch
-    tokens = 0 if train.micro_batch is not None else train.micro_tokens or MICRO_TOKENS
-    for key, value, least in (("train.micro_tokens", tokens, 256), ("sampler.batch", batch, 8)):
-        while peak is not None and peak > free and value > least and choice.put(key, value // 2):
-            value, peak = value // 2, _forecast(choice, machine, steps)["peak"]
-    if limit is not None and peak is not None and peak > limit:
+    """Smaller passes, then fewer responses at once. Nothing is chosen where the peak is unknown."""
+    while True:
+        peak, config = _forecast(choice, machine, steps)["peak"] or 0, choice.config
+        tokens = 0 if config.train.micro_batch is not None else config.train.micro_tokens or TOKENS
+        passes, at_once = {"train.micro_tokens": (tokens, 256)}, {"sampler.batch": (config.sampler.batch, 8)}
+        if peak <= free or not (choice.halve(passes) or choice.halve(at_once)):
+            break
+    if limit is not None and peak > limit:
         raise Refused(
-            f"--fit {size(limit)}: the run needs {size(peak)} with {' '.join(items(choice.settings))}. What "
-            "to do: a smaller model, policy.dtype=bfloat16 with an adapter, or more memory"
+            f"--fit {size(limit)}: the run needs {size(peak)}{choice.also}. What to do: a smaller model, "
+            "policy.dtype=bfloat16 with an adapter, or more memory"
         )
 
 
 def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> int:
-    """Fewer measurements; steps that fit, which are returned; smaller steps where they are too few."""
+    """The steps that fit: with fewer measurements, and with smaller steps where they are too few."""
     while True:
-        forecast = _forecast(choice, machine, wanted)
-        evaluating = forecast.get("seconds_evaluating_at_most") or 0.0
+        forecast, config = _forecast(choice, machine, wanted), choice.config
+        evaluating = forecast.get("seconds_evaluating_at_most", 0.0)
         one = (forecast["seconds_at_most"] - evaluating) / wanted
-        if evaluating > EVALUATING * seconds:  # at the ends alone, then on fewer held-out prompts
-            if choice.config.evaluate.every and choice.put("evaluate.every", 0):
-                continue
-            held_out = _held_out(choice, machine)
-            fewer = max(FEWEST_HELD_OUT, int(held_out * EVALUATING * seconds / evaluating))
-            is_more = choice.config.data.hold_out_most is not None and held_out > FEWEST_HELD_OUT
-            if is_more and choice.put("data.hold_out_most", fewer):
-                continue
-        fitting = int((seconds - evaluating) / one)
-        if fitting >= min(ENOUGH, wanted) or not _shrink(choice, forecast):
+        fitting = int((seconds - evaluating) / one) if one else wanted
+        share = evaluating / seconds
+        if share > EVALUATING and _measure_less(choice, machine.answering(config.data), EVALUATING / share):
+            continue
+        sizes = {"train.groups": (config.train.groups, 4)}
+        if forecast["fresh_groups"]:
+            sizes |= {"sampler.max_new": (config.sampler.max_new, 32), "sampler.n": (config.sampler.n, 4)}
+        if forecast["stored_groups"] and config.data.group_size:
+            sizes["data.group_size"] = (config.data.group_size, 2)
+        if fitting >= min(ENOUGH, wanted) or not choice.halve(sizes):
             break
     if fitting < FEWEST:
         raise Refused(
             f"--fit {duration(seconds)}: one step takes {duration(one)} and the measurements "
-            f"{duration(evaluating)}, also with {' '.join(items(choice.settings))}. What to do: a longer "
-            "time, a smaller model, or fewer held-out prompts"
+            f"{duration(evaluating)}{choice.also}. What to do: a longer time, a smaller model, or fewer "
+            "held-out prompts"
         )
     if fitting < wanted:
         choice.put("train.steps", fitting)
     return min(wanted, fitting)
 
 
-def _shrink(choice: Choice, forecast: Mapping[str, Any]) -> bool:
-    """Halve what is farthest above its smallest; whether anything was."""
-    config = choice.config
-    sizes = {"train.groups": (config.train.groups, 4)}
-    if forecast["fresh_groups"]:
-        sizes |= {"sampler.max_new": (config.sampler.max_new, 32), "sampler.n": (config.sampler.n, 4)}
-    if forecast["stored_groups"] and config.data.group_size:
-        sizes["data.group_size"] = (config.data.group_size, 2)
-    for key, (value, least) in sorted(sizes.items(), key=lambda each: -each[1][0] / each[1][1]):
-        if value >= 2 * least and choice.put(key, value // 2):
-            return True
-    return False
+def _measure_less(choice: Choice, held_out: int, share: float) -> bool:
+    """At the ends alone, then on such a share of the held-out prompts; whether that may be chosen."""
+    data = choice.config.data
+    if choice.config.evaluate.every and choice.put("evaluate.every", 0):
+        return True
+    if data.hold_out_most is None or data.eval_prompts is not None or held_out <= FEWEST_HELD_OUT:
+        return False
+    return choice.put("data.hold_out_most", max(FEWEST_HELD_OUT, int(held_out * share)))

@@ -1,9 +1,10 @@
 """What a run would do: steps, samples, tokens, memory, time (`agro train --dry-run`).
 
-Everything is loaded and checked as for the run, so that the same settings are refused. Counts are exact,
-except those of tokens, which are upper bounds. For time a part of a step is made: a pass over some of its
-sequences, and some tokens in the middle of responses; other tokens are taken to take as long. Memory is what
-is allocated when all is loaded, and what the pass saved a token (`agro.models.footprint`).
+Everything is loaded and checked as for the run, so that the same settings are refused. What its steps have
+is counted, exactly, except for tokens, which are upper bounds. A part of a step is made and timed: a pass
+over some of its sequences, and some tokens in the middle of responses. Other tokens are taken to take as
+long, so seconds are what a token took, times their number. Memory is what is allocated when all is loaded,
+and what a token of the pass saved, times those of the largest pass (`agro.models.footprint`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, duration, size
 from agro.models.encoding import InvalidSample
-from agro.models.footprint import Footprint, Shape, activations, saved_for_backward
+from agro.models.footprint import Footprint, optimized, saved_for_backward
 from agro.models.policy import Policy
 from agro.models.pretrained import cores, parameters
 from agro.objectives.core import wanted_streams
@@ -50,29 +52,30 @@ SHORT = 48  # tokens of the pass that tells how much of a step can be timed
 DECODED = 8  # tokens of a response that are timed
 
 
-class StepSequence(NamedTuple):
-    """A sequence of a step. The last `learned` of its tokens have log-probs."""
+class Row(NamedTuple):
+    """A sequence of a step; `learned` of its tokens have log-probs, after a prompt that its group shares."""
 
-    length: int
+    prompt: int
     learned: int
     group: int
 
-    def last(self, count: int) -> StepSequence:
+    @property
+    def length(self) -> int:
+        return self.prompt + self.learned
+
+    def last(self, count: int) -> Row:
         """Its last tokens, at most so many."""
         length = min(self.length, count)
-        return StepSequence(length, min(self.learned, length - 1), self.group)
+        learned = min(self.learned, length - 1)
+        return Row(length - learned, learned, self.group)
 
 
-class Work(NamedTuple):
-    """The sequences of a step, the longest that they may be, and its passes over them.
+class PlannedStep(NamedTuple):
+    """The fresh sequences of a step, as long as they may be, and the passes over all of its sequences."""
 
-    `twice`: whether log-probs of all passes are needed before the first backward pass.
-    """
-
-    fresh: list[StepSequence]
-    stored: list[StepSequence]
-    passes: list[list[StepSequence]]
-    twice: bool
+    fresh: list[Row]
+    passes: list[list[Row]]
+    twice: bool  # whether log-probs of all passes are needed before the first backward pass
 
 
 class Rates(NamedTuple):
@@ -84,53 +87,6 @@ class Rates(NamedTuple):
     saved: float
 
 
-@dataclass(frozen=True)
-class LoadedFootprint(Footprint):
-    """The memory of a run that is loaded, of which `loaded` bytes are known, and not counted.
-
-    Only the `text`, `trained` and `saved` of its shape are known.
-
-    `trained_bytes`: of the weights that are trained, whose moments and gradients have their type.
-    `on_cpu`: memory that sampling and other passes used isn't there for a pass, for the C library keeps it in
-    pieces that seldom fit again.
-    """
-
-    loaded: float
-    trained_bytes: int
-    on_cpu: bool
-
-    @property
-    def gradients(self) -> float:
-        return self.trained_bytes
-
-    @property
-    def resting(self) -> float:
-        """With the moments, and the average of the weights if there is one."""
-        train = self.config.train
-        moments = 2 * self.trained_bytes
-        if train.optimizer == "adamw_8bit":
-            moments = 2 * self.shape.trained
-        average = 0
-        if train.weights_average is not None:
-            average = 4 * self.shape.trained
-        return self.loaded + moments + average
-
-    def serving(self, tokens: int, sequences: int) -> float:
-        """Bytes of what samples in this process; a server's own memory isn't the trainer's."""
-        if self.config.engine.starts_server:
-            return 0.0
-        return super().serving(tokens, sequences)
-
-    def peak_of(self, tokens: int, sequences: int, length: int) -> float:
-        """The most bytes at once, of a pass of so many tokens, and of so many sequences of `length` tokens
-        that are sampled."""
-        if not self.on_cpu:
-            sampling = self.resting + self.gradients + self.serving(length, sequences)
-            return max(self.training(tokens), sampling)
-        again = activations(self.shape.text, self.shape.saved, tokens, self.config.train, self.itemsize)
-        return self.training(tokens) + self.serving(length, sequences) + sum(again)
-
-
 @dataclass
 class Machine:
     """A loaded run, and what was measured of it on this machine."""
@@ -140,10 +96,8 @@ class Machine:
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
     store: Store | None
-    load: float | None = field(default_factory=lambda: load_average())  # before the first measurement
-    measured: dict[str, Rates | None] = field(default_factory=dict)  # by phase
-    seconds: float = 0.0  # that the measurements took
-    cpu_seconds: float = 0.0
+    rates: dict[str, Rates | None] = field(default_factory=dict)  # by phase; None where it has no step
+    measured: dict[str, Any] = field(default_factory=dict)  # what `measure` took
     loaded: int | None = None  # bytes that are allocated before any step, on Linux or the GPU
 
     def __post_init__(self) -> None:
@@ -153,25 +107,30 @@ class Machine:
         elif statm.exists():
             self.loaded = int(statm.read_text().split()[1]) * 4096
 
-    def rates(self, phase: Phase, limit: float = MEASURING) -> Rates | None:
-        """What a token of a step of the phase takes; measured once, in about `limit` seconds each."""
-        if phase.name not in self.measured:
+    def measure(self, phases: Sequence[Phase]) -> None:
+        """Set the rates of all phases, once."""
+        load, began, cpu = load_average(), time.perf_counter(), time.process_time()
+        for phase in phases:
             reference = self.reference if phase.reads_reference else None
-            began, cpu = time.perf_counter(), time.process_time()
-            self.measured[phase.name] = measured(phase, self.policy, reference, self.work(phase), limit)
-            self.seconds += time.perf_counter() - began
-            self.cpu_seconds += time.process_time() - cpu
-        return self.measured[phase.name]
+            step, limit = self.step(phase), MEASURING / len(phases)
+            self.rates[phase.name] = measured(phase, self.policy, reference, step, limit)
+        self.measured = {
+            "seconds": time.perf_counter() - began,
+            "cpu_seconds": time.process_time() - cpu,
+            "threads": torch.get_num_threads(),
+            "cores": cores(),
+            "load_before": load,
+        }
 
-    def forecast(self, phase: Phase, held_out: int | None = None) -> dict[str, Any]:
-        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known.
-
-        `held_out`: prompts, where it is to be another number of them.
-        """
-        config, rates, step = phase.config, self.rates(phase), self.work(phase)
-        counts = self._counts(phase, len(self.held_out) if held_out is None else held_out)
-        self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
-        parts = self._seconds(phase, step, rates)
+    def forecast(self, phase: Phase) -> dict[str, Any]:
+        """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known."""
+        config, rates, step, counts = (
+            phase.config,
+            self.rates[phase.name],
+            self.step(phase),
+            self.counts(phase),
+        )
+        parts = self.seconds(phase, step, rates)
         totals: dict[str, float] = {}
         if parts["sampling"]:
             totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
@@ -183,7 +142,7 @@ class Machine:
         return {
             "phase": phase.name,
             **counts,
-            "longest_sequence": max((row.length for row in step.fresh + step.stored), default=2),
+            "longest_sequence": max((row.length for rows in step.passes for row in rows), default=2),
             "step_seconds": parts,
             "step_unknown": unknown_sampling(config),
             **totals,
@@ -191,14 +150,17 @@ class Machine:
             "peak": self.peak(config, step, rates),
         }
 
-    def _counts(self, phase: Phase, held_out: int) -> dict[str, Any]:
+    def counts(self, phase: Phase) -> dict[str, Any]:
         """What one phase samples and trains on. A number that is known only later is None."""
         config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
         shares = [phase.stored_groups(step) for step in range(phase.steps)]
         stored, drawn = sum(shares), self._drawn(phase)
         fresh = phase.steps * groups - stored
         sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
-        answered, at_start = held_out * config.evaluate.n, phase.begins == 0
+        trained = sampled if not stored else None
+        if drawn is not None:
+            trained = round(sampled + stored * drawn)
+        answered, at_start = self.answering(config.data) * config.evaluate.n, phase.begins == 0
         if samples_kl(config) and self.reference is not None:  # responses for the KL alone
             answered = config.evaluate.kl_samples
             at_start = at_start and config.policy.reference == "model"
@@ -216,12 +178,16 @@ class Machine:
             "stored_groups": stored,
             "responses_sampled": sampled,
             "tokens_sampled_at_most": sampled * most_new(config),
-            "responses_trained": (
-                None if drawn is None and stored else round(sampled + stored * (drawn or 0))
-            ),
+            "responses_trained": trained,
             "evaluations": evaluations,
             "responses_evaluated": evaluations * answered,
         }
+
+    def answering(self, data: DataConfig) -> int:
+        """Held-out prompts, of which `data` may allow fewer than were loaded."""
+        if data.hold_out_most is None or data.eval_prompts is not None:
+            return len(self.held_out)
+        return min(len(self.held_out), data.hold_out_most)
 
     def _drawn(self, phase: Phase) -> float | None:
         """Mean responses that are drawn from a stored group; None where that is unknown."""
@@ -238,46 +204,53 @@ class Machine:
             sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
         return sum(sizes) / len(sizes) if sizes else None
 
-    def work(self, phase: Phase) -> Work:
-        """Of the last step of a phase."""
-        config, policy = phase.config, self.policy
-        groups, n = phase.stored_groups(phase.steps - 1), config.sampler.n
-        # The longest prompts come first, with responses as long as they may be.
-        limit = min(policy.context, config.train.max_length or policy.context)
-        prompts = self.prompts[:INSPECTED]
-        lengths = sorted((len(policy.encoder.prompt(p.text)) for p in prompts), reverse=True)
-        fresh: list[StepSequence] = []
-        for group in range((config.train.groups - groups) if lengths else 0):
-            prompt = lengths[group % len(lengths)]
-            new = max(0, min(most_new(config), limit - prompt))
-            fresh += n * [StepSequence(prompt + new, new, group)]
-        stored: list[StepSequence] = []
-        drawn = self._drawn(phase)
-        if drawn is None:  # the run fills the store: with responses as long as its fresh ones
-            stored = [row._replace(group=-1 - i // n) for i, row in enumerate((fresh * groups)[: groups * n])]
-        elif groups and self.store is not None:
-            found = []
-            for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
-                with suppress(InvalidSample):  # the run drops it as well
-                    for read in policy.encoder.rows(sample, config.train.max_length):
-                        assert read.tokens is not None
-                        assert read.mask is not None
-                        found.append(StepSequence(len(read.tokens), int(read.mask.sum()), 0))
-            size = max(1, round(drawn))
-            repeated = islice(cycle(found), round(groups * drawn))
-            stored = [row._replace(group=-1 - i // size) for i, row in enumerate(repeated)]
-        rows, micro = fresh + stored, MicroBatch.of(config.train)
-        row_lengths = [row.length for row in rows]
+    def step(self, phase: Phase) -> PlannedStep:
+        """The last one of a phase."""
+        config, stored = phase.config, phase.stored_groups(phase.steps - 1)
+        fresh = self._fresh(config, config.train.groups - stored)
+        rows, micro = [*fresh, *self._stored(phase, stored)], MicroBatch.of(config.train)
+        lengths = [row.length for row in rows]
         coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
         blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
         for i, row in enumerate(rows):
             blocks.setdefault({"row": i, "group": row.group, "step": 0}[coupling], []).append(i)
-        together = micro.pack(list(blocks.values()), row_lengths)
-        passes = together or micro.pack([[i] for i in range(len(rows))], row_lengths)
+        together = micro.pack(list(blocks.values()), lengths)
+        passes = together or micro.pack([[i] for i in range(len(rows))], lengths)
         assert passes is not None  # single rows always fit
-        return Work(fresh, stored, [[rows[i] for i in part] for part in passes], together is None)
+        return PlannedStep(fresh, [[rows[i] for i in part] for part in passes], together is None)
 
-    def _seconds(self, phase: Phase, step: Work, rates: Rates | None) -> dict[str, float | None]:
+    @cached_property
+    def prompt_lengths(self) -> list[int]:
+        encoder = self.policy.encoder
+        return sorted((len(encoder.prompt(p.text)) for p in self.prompts[:INSPECTED]), reverse=True)
+
+    def _fresh(self, config: RunConfig, groups: int) -> list[Row]:
+        """The longest prompts come first, with responses as long as they may be."""
+        limit = min(self.policy.context, config.train.max_length or self.policy.context)
+        rows: list[Row] = []
+        for group, prompt in enumerate(islice(cycle(self.prompt_lengths), groups)):
+            new = max(0, min(most_new(config), limit - prompt))
+            rows += config.sampler.n * [Row(prompt, new, group)]
+        return rows
+
+    def _stored(self, phase: Phase, groups: int) -> list[Row]:
+        config, drawn = phase.config, self._drawn(phase)
+        if drawn is None:  # the run fills the store: with responses as long as its fresh ones
+            return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
+        assert self.store is not None
+        read: list[Row] = []
+        for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
+            with suppress(InvalidSample):  # the run drops it as well
+                for encoded in self.policy.encoder.rows(sample, config.train.max_length):
+                    assert encoded.tokens is not None
+                    assert encoded.mask is not None
+                    learned = int(encoded.mask.sum())
+                    read.append(Row(len(encoded.tokens) - learned, learned, 0))
+        each = max(1, round(drawn))
+        repeated = islice(cycle(read), round(groups * drawn))
+        return [row._replace(group=-1 - i // each) for i, row in enumerate(repeated)]
+
+    def seconds(self, phase: Phase, step: PlannedStep, rates: Rates | None) -> dict[str, float | None]:
         """Of each part of a step; None: unknown."""
         config, needs, policy = phase.config, phase.needs, self.policy
         parts: dict[str, float | None] = {"sampling": None, "reference": None, "training": None}
@@ -286,7 +259,7 @@ class Machine:
         if rates is None:
             return parts
         if step.fresh and rates.sampling is not None:
-            prompts = {row.group: row.length - row.learned for row in step.fresh}
+            prompts = {row.group: row.prompt for row in step.fresh}
             new = sum(row.learned for row in step.fresh)
             parts["sampling"] = sum(prompts.values()) * rates.scoring + new * rates.sampling
         computed = sum(positions(policy, rows) for rows in step.passes)
@@ -298,47 +271,38 @@ class Machine:
             if self.reference is not None:
                 larger = parameters(self.reference.model) / parameters(policy.model)
             parts["reference"] = scored * rates.scoring * larger
-        compares = bool(config.train.gain_ratio or config.train.step_kl)
-        again = step.twice + len(provided_by("draw", needs)) + compares
-        parts["training"] = computed * (config.train.updates * rates.training + again * rates.scoring)
+        train = config.train
+        forward = step.twice + len(provided_by("draw", needs)) + bool(train.gain_ratio or train.step_kl)
+        if train.gradient_checkpointing:  # which makes the layers' outputs again
+            forward += train.updates
+        parts["training"] = computed * (train.updates * rates.training + forward * rates.scoring)
         return parts
 
-    def peak(self, config: RunConfig, step: Work, rates: Rates | None) -> int | None:
+    def peak(self, config: RunConfig, step: PlannedStep, rates: Rates | None) -> int | None:
         """The most bytes at once; None where a part is unknown."""
         if self.loaded is None or rates is None:
             return None
         from agro.rollout.engines.fused import is_fusable  # which loads code of transformers' models
 
-        model, loaded, at_once = self.policy.model, self.loaded, 0
+        model, at_once, copied = self.policy.model, 0, list[Tensor]()
         if "shares_weights" in capabilities(config.engine.kind) and config.source.kind == "inline":
             at_once = min(config.sampler.batch, len(step.fresh))
         if at_once and config.engine.fused and is_fusable(self.policy):  # which packs what it multiplies by
-            products = [module for module in model.modules() if isinstance(module, nn.Linear)]
-            loaded += sum(module.weight.nbytes for module in products)
+            copied += [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
         if at_once and config.source.lags:  # and samples with a copy of earlier weights
-            loaded += sum(weights.nbytes for weights in model.parameters())
-        text = model.config.get_text_config()
-        trained = self.policy.trained().values()
-        shape = Shape(
-            text=text,
-            context=0,
-            weights=0,
-            packed=0,
-            widest=0,
-            trained=sum(weights.numel() for weights in trained),
-            saved=rates.saved / text.num_hidden_layers,
-        )
-        footprint = LoadedFootprint(
+            copied += model.parameters()
+        trained, text = self.policy.trained().values(), model.config.get_text_config()
+        state = optimized(config.train, sum(w.numel() for w in trained), sum(w.nbytes for w in trained))
+        footprint = Footprint(
             config,
-            shape,
-            others=0.0,
-            loaded=loaded,
-            trained_bytes=sum(weights.nbytes for weights in trained),
+            text,
+            resting=self.loaded + sum(weights.nbytes for weights in copied) + state,
+            saved=rates.saved / text.num_hidden_layers,
             on_cpu=self.policy.device.type == "cpu",
         )
         largest = max(positions(self.policy, rows) for rows in step.passes)
         longest = max((row.length for row in step.fresh), default=0)
-        return int(footprint.peak_of(largest, at_once, longest))
+        return int(footprint.peak(largest, at_once, longest))
 
 
 class PlanningTrainer(BaseTrainer):
@@ -362,27 +326,21 @@ class PlanningTrainer(BaseTrainer):
             yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
 
-def plan(config: RunConfig, machine: Machine, held_out: int | None = None) -> dict[str, Any]:
+def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:
     """A JSON document: phases, totals, memory in bytes, and an upper bound of the seconds."""
     phases, policy = Phase.all(config), machine.policy
-    for phase in phases:
-        machine.rates(phase, MEASURING / len(phases))
-    forecasts = [machine.forecast(phase, held_out) for phase in phases]
+    if not machine.rates:
+        machine.measure(phases)
+    forecasts = [machine.forecast(phase) for phase in phases]
     return {
         "model": policy.name,
         "device": str(policy.device),
         "parameters": parameters(policy.model),
         "parameters_trained": sum(w.numel() for w in policy.weights().values()),
         "prompts": len(machine.prompts),
-        "eval_prompts": len(machine.held_out) if held_out is None else held_out,
+        "eval_prompts": machine.answering(config.data),
         "phases": forecasts,
-        "measured": {
-            "seconds": machine.seconds,
-            "cpu_seconds": machine.cpu_seconds,
-            "threads": torch.get_num_threads(),
-            "cores": cores(),
-            "load_before": machine.load,
-        },
+        "measured": machine.measured,
         "seconds_at_most": sum(forecast["seconds_at_most"] for forecast in forecasts),
     }
 
@@ -405,46 +363,49 @@ def unknown_sampling(config: RunConfig) -> str:
 
 
 def measured(
-    phase: Phase, policy: Policy, reference: Policy | None, step: Work, limit: float
+    phase: Phase, policy: Policy, reference: Policy | None, step: PlannedStep, limit: float
 ) -> Rates | None:
     """Of a part of a step; None of one without sequences. `limit`: seconds of each measurement, about.
 
     On a CPU seconds are the process's own by thread, which other programs don't prolong. No gradient remains.
     """
+    policy.checkpoint_gradients(phase.config.train.gradient_checkpointing)  # refused where it can't be
+    policy.recompute = False  # to see what a pass saves without
     if not step.passes:
         return None
 
-    def seconds(rows: Sequence[StepSequence], *, backward: bool = True) -> float:
-        """Of one pass."""
-        want = wanted_streams(phase.needs) if backward else ("logp",)
-        began = _clock(policy.device)
-        _pass(policy, reference if backward else None, want, rows, backward=backward)
-        return max(_clock(policy.device) - began, 1e-6)
-
+    whole = partial(_pass, policy, wanted_streams(phase.needs), reference)
     short = step.passes[0][0].last(SHORT)
-    seconds([short.last(DECODED)])  # the first one takes longer in any process
-    rows = within(step.passes[0], int(3 * limit * SHORT / seconds([short])))
+    whole([short.last(DECODED)])  # the first one takes longer in any process
+    rows = within(step.passes[0], int(3 * limit * SHORT / whole([short])))
     computed = positions(policy, rows)
-    recomputes, policy.recompute = policy.recompute, False
     with saved_for_backward(policy.model) as saved:
-        training = seconds(rows) / computed
-    policy.recompute = recomputes
-    scoring = seconds(rows, backward=False) / computed
+        training = whole(rows) / computed
+    with torch.no_grad():
+        scoring = _pass(policy, ("logp",), None, rows) / computed
     sampling = None
     if step.fresh and not unknown_sampling(phase.config):
         sampling = _decoding(policy, phase.config, step.fresh, int(limit / scoring))
     return Rates(training, scoring, sampling, sum(saved.values()) / computed)
 
 
-def within(rows: Sequence[StepSequence], limit: int) -> list[StepSequence]:
+def within(rows: Sequence[Row], limit: int) -> list[Row]:
     """The first rows of at most so many tokens; of the first row a part, where it alone has more."""
-    found = [rows[0].last(max(SHORT, limit))]
+    taken = [rows[0].last(max(SHORT, limit))]
     for row in rows[1:]:
-        limit -= found[-1].length
+        limit -= taken[-1].length
         if row.length > limit:
             break
-        found.append(row)
-    return found
+        taken.append(row)
+    return taken
+
+
+def positions(policy: Policy, rows: Sequence[Row]) -> int:
+    """That a pass computes: the prompt of a group once, where the policy can."""
+    if not policy.packs:
+        return sum(row.length for row in rows)
+    prompts = {row.group: row.prompt for row in rows}
+    return sum(prompts.values()) + sum(row.learned for row in rows)
 
 
 def _clock(device: torch.device) -> float:
@@ -455,36 +416,29 @@ def _clock(device: torch.device) -> float:
     return time.process_time() / torch.get_num_threads()
 
 
-def _random_tokens(policy: Policy, *shape: int) -> torch.Tensor:
+def _random_tokens(policy: Policy, *shape: int) -> Tensor:
     return torch.randint(policy.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
-def _pass(
-    policy: Policy,
-    reference: Policy | None,
-    want: Collection[str],
-    rows: Sequence[StepSequence],
-    *,
-    backward: bool = True,
-) -> None:
-    """One pass over sequences of random tokens, of which those of a group share the prompt."""
+def _pass(policy: Policy, want: Collection[str], reference: Policy | None, rows: Sequence[Row]) -> float:
+    """Seconds of a pass over sequences of random tokens, of which those of a group share the prompt; of its
+    backward pass too where gradients are enabled."""
+    began = _clock(policy.device)
     lengths = torch.tensor([row.length for row in rows])
     tokens = _random_tokens(policy, len(rows), int(lengths.max()))
     mask = torch.zeros(tokens.shape, dtype=torch.bool)
     first: dict[int, int] = {}  # by group, the row that the others have the prompt of
     for i, row in enumerate(rows):
-        prompt = row.length - row.learned
-        tokens[i, :prompt] = tokens[first.setdefault(row.group, i), :prompt]
-        tokens[i, row.length :] = 0
-        mask[i, max(1, row.length - row.learned) : row.length] = True
-    with torch.set_grad_enabled(backward):
-        streams = policy.streams(tokens, lengths, mask, want, reference)
-        if backward:
-            torch.stack([s.nan_to_num().sum() for s in streams.values()]).sum().backward()
-            policy.zero_grad()
+        tokens[i, : row.prompt] = tokens[first.setdefault(row.group, i), : row.prompt]
+        mask[i, max(1, row.prompt) : row.length] = True
+    streams = policy.streams(tokens, lengths, mask, want, reference)
+    if torch.is_grad_enabled():
+        torch.stack([s.nan_to_num().sum() for s in streams.values()]).sum().backward()
+        policy.zero_grad()
+    return max(_clock(policy.device) - began, 1e-6)
 
 
-def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[StepSequence], tokens: int) -> float | None:
+def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[Row], tokens: int) -> float | None:
     """Seconds of a token in the middle of responses, with as many at once as the step has; None where
     responses are too short to measure it.
 
@@ -502,14 +456,6 @@ def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[StepSequence], 
         ended.append((len(done.tokens), _clock(policy.device)))
     (early, begin), (late, end) = ended[0], ended[-1]
     return max(end - begin, 1e-9) / (late - early) / batch if late > early else None
-
-
-def positions(policy: Policy, rows: Sequence[StepSequence]) -> int:
-    """That a pass computes: the prompt of a group once, where the policy can."""
-    if not policy.packs:
-        return sum(row.length for row in rows)
-    prompts = {row.group: row.length - row.learned for row in rows}
-    return sum(prompts.values()) + sum(row.learned for row in rows)
 
 
 def load_average() -> float | None:

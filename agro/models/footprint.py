@@ -1,8 +1,9 @@
-"""Bytes of a run on one GPU, counted from the shape of its model: nothing is loaded.
+"""The memory of a run: bytes that are always there, and those that a pass or sampling adds.
 
-A model on torch's `meta` device has shapes and no numbers. All of it tells how many weights there are, one
-and two of its layers what a layer saves of a token for the backward pass; other layers are taken to be alike.
-What isn't tensors is assumed (`CONTEXT`, `SERVER`, `ASLEEP`): nothing of it was measured, there was no GPU.
+What is always there, and what a token saves for the backward pass, is measured of a run that is loaded
+(`agro.api.plan`). Of one that isn't it is counted from the shape of its model (`Footprint.of`): on torch's
+`meta` device a model has shapes and no numbers. What isn't tensors is then assumed (`CONTEXT`, `SERVER`,
+`ASLEEP`): nothing of it was measured, there was no GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agro.config import EngineConfig, LoRA, RunConfig, TrainConfig
+from agro.config import EngineConfig, LoRA, PolicyConfig, RunConfig, TrainConfig
 from agro.errors import Refused
 from agro.io.numbers import size
 from agro.models.adapters import adapted, is_adapter
 from agro.models.logprobs import KEPT, TILE
-from agro.models.pretrained import context_of, without_randomness
+from agro.models.pretrained import context_of, parameters, without_randomness
 
 # Of Qwen3: hidden states, inner width, layers, heads, whether the output layer is the embedding.
 SIZES = {
@@ -53,14 +54,23 @@ class Shape:
     trained: int
     saved: float  # bytes of a token, in one layer
 
+    def stored(self, policy: PolicyConfig, each: float) -> float:
+        """Bytes of the weights; `each`: of one that is quantized."""
+        if policy.quantize is None:
+            return self.weights * itemsize(policy)
+        return self.packed * each + (self.weights - self.packed) * 2
+
 
 @cache
 def shape(name: str, lora: LoRA | None, dtype: str) -> Shape:
-    """Of a size of `SIZES`, a folder with a config.json or a model of the hub; `Refused` for another."""
+    """Of a size of `SIZES`, a folder with a config.json or a model of the hub; `Refused` for another.
+
+    One and two of its layers tell what a layer has: the others are taken to be alike.
+    """
     model = on_meta(name, dtype)
     text, head = model.config.get_text_config(), model.get_output_embeddings()
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    weights, trained, saved = sum(p.numel() for p in model.parameters()), [], []
+    weights, trained, saved = parameters(model), [], []
     for layers in (1, 2):
         part = on_meta(name, dtype, layers)
         if lora is not None:
@@ -72,6 +82,11 @@ def shape(name: str, lora: LoRA | None, dtype: str) -> Shape:
     adapter = trained[0] + (text.num_hidden_layers - 1) * (trained[1] - trained[0])
     trains = weights if lora is None else adapter
     return Shape(text, context_of(model), weights, sum(linear), max(linear), trains, saved[1] - saved[0])
+
+
+def shape_of(policy: PolicyConfig) -> Shape:
+    assert policy.model is not None
+    return shape(policy.model, policy.lora, "float32" if policy.dtype == "float32" else "bfloat16")
 
 
 def on_meta(name: str, dtype: str, layers: int | None = None) -> Any:
@@ -139,98 +154,94 @@ def saved_for_backward(model: nn.Module) -> Iterator[dict[int, int]]:
         yield saved
 
 
-def activations(
-    text: Any, saved: float, tokens: int, train: TrainConfig, itemsize: int
-) -> tuple[float, float]:
-    """Bytes of a pass that wait for the backward pass, and what a layer has besides while it goes backward.
-    `saved`: bytes of a token in a layer."""
-    layer, layers = saved * tokens, text.num_hidden_layers
-    if "activations" in train.offload:
-        return 0.0, BACKWARD * layer
-    if train.gradient_checkpointing:
-        return layers * tokens * text.hidden_size * itemsize, BACKWARD * layer
-    return layers * layer, layer
+def itemsize(policy: PolicyConfig) -> int:
+    """Bytes of a number in a pass."""
+    return 4 if policy.dtype == "float32" else 2
 
 
-def logits(learned: int, vocabulary: int, chunk: int) -> int:
-    """Bytes of what log-probs of so many tokens keep, and of tiles."""
-    return 4 * (min(KEPT, learned * vocabulary) + 4 * chunk * min(TILE, vocabulary))
-
-
-def cached(text: Any, itemsize: int) -> int:
-    """Bytes of a token's keys and values."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    count: int = 2 * text.num_hidden_layers * heads * width * itemsize
-    return count
+def optimized(train: TrainConfig, trained: int, trained_bytes: int) -> float:
+    """Bytes of gradients, moments and an average, of so many weights that are trained."""
+    moments = 2 * trained if train.optimizer == "adamw_8bit" else 2 * trained_bytes
+    average = 0 if train.weights_average is None else 4 * trained
+    return SPARE * (trained_bytes + moments + average)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of a run: the trainer's memory, and beside it a server's, if the run starts one."""
+    """Bytes of a run: of the trainer, and of a server beside it on the same GPU."""
 
     config: RunConfig
-    shape: Shape
-    others: float  # of a reference and a reward's model of their own
+    text: Any  # transformers' configuration of the language model
+    resting: float  # of the trainer between passes: weights, reference, gradients, moments
+    saved: float  # what a token keeps for the backward pass, in one layer
+    unpacked: float = 0.0  # of the largest layer of 4 bits, for a product
+    server: float | None = None  # without its cache; None: no server has memory of this device
+    on_cpu: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> Footprint:
-        policy, reward = config.policy, config.reward
-        dtype = "float32" if policy.dtype == "float32" else "bfloat16"
+        """Counted: nothing is loaded."""
+        policy, reward, model = config.policy, config.reward, shape_of(config.policy)
         others = [] if policy.reference_is_served else [policy.reference_model]
         others += [reward.options.get("path")] if reward.name == "model" else []
-        beside = [shape(name, None, dtype).weights for name in others if name]
-        assert policy.model is not None
+        beside = sum(parameters(on_meta(name, "bfloat16")) for name in others if name)
+        copies = 2 if policy.lora else 1  # in float32: those of the reference, and an adapter itself
+        weights = SPARE * (model.stored(policy, NF4) + 4 * copies * model.trained)
+        state = optimized(config.train, model.trained, 4 * model.trained)
+        server = None
+        if config.engine.starts_server:  # with two adapters in bfloat16
+            server = SERVER + model.stored(policy, NF4_SERVED) + 4 * model.trained
         return cls(
-            config, shape(policy.model, policy.lora, dtype), sum(beside) * getattr(torch, dtype).itemsize
+            config,
+            model.text,
+            resting=CONTEXT + beside * itemsize(policy) + weights + state,
+            saved=model.saved,
+            unpacked=2 * model.widest if policy.quantize else 0,
+            server=server,
         )
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number in a pass."""
-        return 4 if self.config.policy.dtype == "float32" else 2
-
-    def weights(self, each: float) -> float:
-        """Bytes of the model's weights; `each`: of one that is quantized."""
-        model = self.shape
-        if self.config.policy.quantize is None:
-            return model.weights * self.itemsize
-        return model.packed * each + (model.weights - model.packed) * 2
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of the gradients of what is trained."""
-        return 4.0 * self.shape.trained
-
-    @property
-    def resting(self) -> float:
-        """Bytes of the trainer while others sample: weights, moments and reference."""
-        trained, train = self.shape.trained, self.config.train
-        moments = 2 if train.optimizer == "adamw_8bit" else 8
-        state = trained * (moments + 4 * (2 if self.config.policy.lora else 1))
-        return CONTEXT + self.others + SPARE * (self.weights(NF4) + state)
+    def activations(self, tokens: int) -> tuple[float, float]:
+        """Bytes of a pass that wait for the backward pass, and what a layer has besides while it goes
+        backward."""
+        layer, layers, train = self.saved * tokens, self.text.num_hidden_layers, self.config.train
+        if "activations" in train.offload:
+            return 0.0, BACKWARD * layer
+        if train.gradient_checkpointing:
+            inputs = layers * tokens * self.text.hidden_size * itemsize(self.config.policy)
+            return inputs, BACKWARD * layer
+        return layers * layer, layer
 
     def training(self, tokens: int) -> float:
         """Bytes of the trainer in a pass of so many tokens."""
-        text, policy = self.shape.text, self.config.policy
-        waiting, layer = activations(text, self.shape.saved, tokens, self.config.train, self.itemsize)
-        if policy.quantize is not None:
-            layer += 2 * self.shape.widest  # unpacked for a product
-        largest = max(layer, logits(tokens, text.vocab_size, policy.chunk))
-        return self.resting + SPARE * (waiting + largest + self.gradients)
+        waiting, layer = self.activations(tokens)
+        vocabulary: int = self.text.vocab_size
+        tiles = 4 * self.config.policy.chunk * min(TILE, vocabulary)
+        logits = 4 * (min(KEPT, tokens * vocabulary) + tiles)
+        return self.resting + SPARE * (waiting + max(layer + self.unpacked, logits))
 
     def serving(self, tokens: int, sequences: int) -> float:
-        """Bytes of what samples so many sequences at once: a server, or the trainer's own process."""
-        is_served = self.config.engine.starts_server
-        held = cached(self.shape.text, 2 if is_served else self.itemsize) * tokens * sequences
-        if not is_served:
-            return float(SPARE * (held + 8 * sequences * self.shape.text.vocab_size))
-        return SERVER + self.weights(NF4_SERVED) + 4 * self.shape.trained + held  # two adapters in bfloat16
+        """Bytes of what samples so many sequences at once: of the server, or of the trainer's own process."""
+        text = self.text
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        numbers: int = 2 * text.num_hidden_layers * heads * width * tokens * sequences  # keys and values
+        logits: int = 2 * sequences * text.vocab_size
+        if self.server is not None:
+            return self.server + 2 * numbers
+        return SPARE * (itemsize(self.config.policy) * numbers + 4 * logits)
 
-    def peak(self, tokens: int, sequences: int) -> float:
-        """The most bytes at once. A server that sleeps has hardly any while the trainer trains."""
-        training, serving = self.training(tokens), self.serving(tokens, sequences)
-        if not self.config.engine.starts_server:
+    def peak(self, tokens: int, sequences: int, length: int | None = None) -> float:
+        """The most bytes at once, of a pass of so many tokens, and of so many sequences that are sampled, of
+        `length` tokens, or as many.
+
+        A server that sleeps has hardly any while the trainer trains. On a CPU memory that sampling and other
+        passes used isn't there for a pass: the C library keeps it in pieces that seldom fit again.
+        """
+        training = self.training(tokens)
+        serving = self.serving(tokens if length is None else length, sequences)
+        if self.on_cpu:
+            return training + serving + sum(self.activations(tokens))
+        if self.server is None:
             return max(training, self.resting + serving)
         if not self.config.engine.sleep:
             return training + serving

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,22 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig
 
 from agro.api.fit import is_shape
-from agro.config import RunConfig
+from agro.config import RunConfig, TrainConfig
 from agro.errors import Refused
-from agro.models import footprint
 from agro.models.adapters import adapted
-from agro.models.footprint import CONTEXT, SIZES, SPARE, Footprint, on_meta, states_on_meta
+from agro.models.footprint import (
+    ASLEEP,
+    CONTEXT,
+    SIZES,
+    SPARE,
+    Footprint,
+    engine_settings,
+    on_meta,
+    optimized,
+    shape,
+    shape_of,
+    states_on_meta,
+)
 from agro.models.logprobs import Head, Outputs, token_streams
 from agro.models.policy import recomputing
 
@@ -112,22 +124,23 @@ def test_a_step_takes_what_was_counted(model: str, checkpointing: bool, tokens: 
 def test_sizes_are_those_of_qwen3() -> None:
     """Parameters that Qwen names: 0.6, 1.7, 4.0, 8.2 and 14.8 billion. A layer of the 8B has 4096² of queries
     and of outputs, a quarter of keys and of values (8 of 32 heads), and 3 · 4096 · 12288."""
-    found = {name: footprint.shape(name, None, "bfloat16") for name in SIZES}
-    billions = {name: round(shape.weights / 1e9, 1) for name, shape in found.items()}
+    shapes = {name: shape(name, None, "bfloat16") for name in SIZES}
+    billions = {name: round(found.weights / 1e9, 1) for name, found in shapes.items()}
     assert billions == {"0.6B": 0.6, "1.7B": 1.7, "4B": 4.0, "8B": 8.2, "14B": 14.8}
-    assert found["8B"].packed == 36 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
-    assert footprint.cached(found["8B"].text, 2) == 2 * 36 * 8 * 128 * 2
+    assert shapes["8B"].packed == 36 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
+    served = Footprint.of(run("8B", engine={"kind": "vllm"}))  # its cache of keys and values, in bfloat16
+    assert served.serving(300, 2) - served.serving(0, 2) == 600 * 2 * 36 * 8 * 128 * 2
 
 
 def test_a_config_alone_is_enough(tmp_path: Path) -> None:
     values = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
     LlamaConfig(vocab_size=500, num_key_value_heads=2, **values).save_pretrained(tmp_path)
     assert is_shape(str(tmp_path))
-    found = Footprint.of(run(str(tmp_path)))
+    found = shape_of(run(str(tmp_path)).policy)
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
-    assert found.shape.weights == 3 * layer + 2 * 500 * 64 + 64
+    assert found.weights == 3 * layer + 2 * 500 * 64 + 64
     adapter = 2 * (64 + 64) + 2 * (64 + 32) + 2 * (64 + 128) + 128 + 64  # in and out of each linear layer
-    assert found.shape.trained == 3 * 16 * adapter
+    assert found.trained == 3 * 16 * adapter
     with pytest.raises(
         Refused, match=r"policy\.model: .*nowhere: expected 0\.6B, .* or a model with a config"
     ):
@@ -136,15 +149,33 @@ def test_a_config_alone_is_enough(tmp_path: Path) -> None:
 
 def test_a_second_model_in_the_process_counts_and_one_on_a_server_does_not() -> None:
     """A teacher of 1.7B in bfloat16, and a judge's own model."""
-    alone = Footprint.of(run("0.6B"))
-    weights = 2 * footprint.shape("1.7B", None, "bfloat16").weights
+    alone = Footprint.of(run("0.6B")).peak(1000, 8)
+    weights = 2 * shape("1.7B", None, "bfloat16").weights
     taught = {"policy": {"reference": "model", "reference_model": "1.7B"}}
     judged = {"reward": {"name": "model", "options": {"path": "1.7B"}}}
-    for changes, others in ((taught, 1), (judged, 1), (taught | judged, 2)):
-        both = Footprint.of(run("0.6B", **changes))
-        assert both.peak(1000, 8) - alone.peak(1000, 8) == pytest.approx(others * weights)
     served = {"policy": {"reference": "model", "reference_model": "http://127.0.0.1:8000"}}
-    assert Footprint.of(run("0.6B", **served)).others == 0
+    for changes, others in ((taught, 1), (judged, 1), (taught | judged, 2), (served, 0)):
+        both = Footprint.of(run("0.6B", **changes)).peak(1000, 8)
+        assert both - alone == pytest.approx(others * weights)
+
+
+def test_training_keeps_gradients_and_moments() -> None:
+    """Of 10 weights in bfloat16, 20 bytes: gradients, two moments, or two of 8 bits; a float32 average."""
+    kept = {"adamw": 20 + 40, "adamw_8bit": 20 + 20}
+    for optimizer, expected in kept.items():
+        assert optimized(TrainConfig(optimizer=optimizer), 10, 20) == SPARE * expected
+    assert optimized(TrainConfig(weights_average=0.9), 10, 20) == SPARE * (kept["adamw"] + 40)
+
+
+@pytest.mark.parametrize("sequences", [1, 1000])
+def test_the_peak_is_the_larger_of_a_pass_and_sampling(sequences: int) -> None:
+    """What rests is there in both. On a CPU both are there at once, and what an earlier pass had."""
+    found = Footprint.of(run("0.6B"))
+    training, serving = found.training(4000), found.serving(100, sequences)
+    assert (training > found.resting + serving) == (sequences == 1)
+    assert found.peak(4000, sequences, 100) == max(training, found.resting + serving)
+    on_cpu = replace(found, on_cpu=True).peak(4000, sequences, 100)
+    assert on_cpu == training + serving + sum(found.activations(4000))
 
 
 @pytest.mark.parametrize("sleep", [False, True])
@@ -152,7 +183,7 @@ def test_a_server_gets_what_the_trainer_leaves(sleep: bool) -> None:
     """While it sleeps the trainer's activations have its memory; else both are there at once."""
     found = Footprint.of(run("0.6B", engine={"kind": "vllm", "sleep": sleep}))
     training, serving = found.training(4000), found.serving(4000, 8)
-    both = max(training + footprint.ASLEEP, found.resting + serving) if sleep else training + serving
+    both = max(training + ASLEEP, found.resting + serving) if sleep else training + serving
     assert found.peak(4000, 8) == both
     left = 24e9 - (found.resting if sleep else training)
     assert found.share(4000, 24e9, 48e9) == round(left / 48e9, 3)
@@ -165,8 +196,8 @@ def test_a_server_gets_what_the_trainer_leaves(sleep: bool) -> None:
 def test_the_server_gets_its_share_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = run("0.6B", engine={"kind": "vllm", "sleep": True})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 24 * 10**9))
-    assert footprint.engine_settings(config, torch.device("cpu")).memory is None
+    assert engine_settings(config, torch.device("cpu")).memory is None
     share = Footprint.of(config).share(2048, 24e9, 24e9)
-    assert footprint.engine_settings(config, torch.device("cuda")).memory == share
+    assert engine_settings(config, torch.device("cuda")).memory == share
     given = run("0.6B", engine={"kind": "vllm", "memory": 0.5})
-    assert footprint.engine_settings(given, torch.device("cuda")).memory == 0.5
+    assert engine_settings(given, torch.device("cuda")).memory == 0.5

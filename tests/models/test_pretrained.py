@@ -18,9 +18,9 @@ from rounding import rounding
 from transformers import AutoModelForCausalLM
 
 from agro import config as configuration
-from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig
+from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig
 from agro.errors import Refused
-from agro.models.footprint import NF4, Footprint
+from agro.models.footprint import NF4, shape_of
 from agro.models.policy import Policy
 from agro.models.pretrained import adamw_8bit, loading_options, new_model
 from agro.rollout.engines.server import command_of
@@ -263,12 +263,13 @@ def test_a_quantized_model_takes_what_was_counted(tmp_path: Path) -> None:
     Policy.load(PolicyConfig(new=new), seed=0).save(tmp_path)
     values = {"model": str(tmp_path), "dtype": "bfloat16", "quantize": "4bit", "device": "cpu"}
     values["lora"] = {"rank": 4, "merge": False}
-    policy = Policy.load(PolicyConfig(**values))
+    policy_config = PolicyConfig(**values)
+    policy = Policy.load(policy_config)
     state = policy.model.state_dict().items()
     tables = ("quant_map", "nested_quant_map", "bitsandbytes__nf4")
     real = sum(w.nbytes for name, w in state if ".lora_" not in name and not name.endswith(tables))
     real -= policy.model.lm_head.weight.nbytes  # the embedding's, listed again
-    counted = Footprint.of(RunConfig.of({"policy": values})).weights(NF4)
+    counted = shape_of(policy_config).stored(policy_config, NF4)
     assert counted == pytest.approx(real, rel=0.002)
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny
+from tiny_runs import tiny, write_prompts
 from typer.testing import CliRunner
 
 from agro.api import fit as fitting
 from agro.api import plan as planning
 from agro.api.fit import Limits, answers, fit
-from agro.api.plan import LoadedFootprint, Rates
+from agro.api.plan import Rates
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
-from agro.models.footprint import CONTEXT, SIZES, Footprint, activations
+from agro.models.footprint import CONTEXT, SIZES, Footprint
 from agro.models.policy import Policy
 
 # A token of a pass takes 1 ms, one that is sampled 2 ms; nothing else takes time. A step of `tiny` has
@@ -63,6 +63,35 @@ def test_steps_get_smaller_where_too_few_fit(tmp_path: Path) -> None:
         chosen(tiny(tmp_path), Limits(seconds=0.1))
 
 
+def test_measurements_get_fewer(tmp_path: Path) -> None:
+    """One of 40 held-out prompts takes 240 ms. At both ends they are more than a quarter of 1.5 s, also those
+    of 32. Those of a file are as many as it has."""
+    held = write_prompts(tmp_path / "held.jsonl", range(100, 150))
+    aside = {
+        "prompts": write_prompts(tmp_path / "all.jsonl", range(100)),
+        "hold_out": 0.6,
+        "hold_out_most": 40,
+    }
+    for data, chosen_most, answering in (
+        (aside, {"data.hold_out_most": 32}, 32),
+        (aside | {"eval_prompts": held}, {}, 50),
+    ):
+        fitted = fit(tiny(tmp_path, data=data, evaluate__every=2), Limits(seconds=1.5), ("train.lr",))
+        assert fitted.settings == {"evaluate.every": 0, **chosen_most}
+        assert fitted.plan["eval_prompts"] == answering
+
+
+def test_a_time_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    served = {"reference": "model", "reference_model": "http://127.0.0.1:8000"}
+    changes = {
+        "a server samples": {"engine": {"kind": "server", "url": "http://localhost:1", "model": "m"}},
+        "a server has the reference": {f"policy__{key}": value for key, value in served.items()},
+    }
+    for reason, change in changes.items():
+        with pytest.raises(Refused, match=f"the time of a step isn't known here, for {reason}: set train.st"):
+            chosen(tiny(tmp_path, **change), Limits(seconds=10.0))
+
+
 def test_an_adapter_is_chosen_for_many_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Policy.load(tiny(tmp_path).policy).save(tmp_path / "model")
     config = tiny(tmp_path, policy={"new": None, "model": str(tmp_path / "model")})
@@ -76,10 +105,10 @@ def test_passes_go_by_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """256 responses of 8 tokens make a pass of 2,048. It computes 3 of each and 5 of each prompt of 8, 928,
     and keeps 1 kB of each, twice with the layer that goes backward: 1.9 MB, and half in one of 1,024."""
 
-    def peak_of(of: LoadedFootprint, tokens: int, sequences: int, length: int) -> float:
-        return sum(activations(of.shape.text, of.shape.saved, tokens, of.config.train, 4))
+    def peak(of: Footprint, tokens: int, sequences: int, length: int) -> float:
+        return sum(of.activations(tokens))
 
-    monkeypatch.setattr(LoadedFootprint, "peak_of", peak_of)
+    monkeypatch.setattr(Footprint, "peak", peak)
     train = {"micro_tokens": 2048, "micro_batch": None, "groups": 60}
     config = tiny(tmp_path, train=train, sampler={"n": 8, "max_new": 3})
     assert chosen(config, Limits(bytes=1e6), ("train.lr",)) == {"train.micro_tokens": 1024}

@@ -10,13 +10,11 @@ import pytest
 import torch
 from tiny_runs import fill_store, metrics, tiny, write_prompts
 
-from agro.api.plan import LoadedFootprint, StepSequence, _pass, describe, positions, within
+from agro.api.plan import Row, _pass, describe, positions, within
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
 from agro.errors import Refused
-from agro.models.footprint import Shape, saved_for_backward
+from agro.models.footprint import SPARE, saved_for_backward
 from agro.models.policy import Policy
-from agro.models.pretrained import parameters
 from agro.store import Store
 from agro.train.phases import Phase
 from agro.types import Sample
@@ -69,58 +67,42 @@ def test_responses_for_the_kl_on_a_log_are_counted(tmp_path: Path, every: int, k
     assert (phase["evaluations"], phase["responses_evaluated"]) == (measured, measured * kl_samples)
 
 
-def test_an_average_of_the_weights_is_in_the_peak(tmp_path: Path) -> None:
-    """float32: 4 bytes a parameter. What is loaded, sampled and computed is the same."""
-    trainer = Trainer(tiny(tmp_path), tmp_path / "run")
-    with trainer.loaded() as machine:
-        [phase] = Phase.all(trainer.config)
-        step, rates = machine.work(phase), machine.rates(phase)
-        averaged = tiny(tmp_path, train__weights_average=0.9)
-        without, with_it = (machine.peak(config, step, rates) for config in (trainer.config, averaged))
-        machine.loaded = None
-        assert machine.peak(averaged, step, rates) is None
-    assert without is not None
-    assert with_it == without + 4 * parameters(machine.policy.model)
-
-
-def loaded(config: RunConfig, trained_bytes: int, *, on_cpu: bool = False) -> LoadedFootprint:
-    """Of a model of 1,000 weights, all trained, and 5,000 bytes that are there before the first step."""
-    text = Policy.load(config.policy).model.config.get_text_config()
-    shape = Shape(text, context=16, weights=1000, packed=0, widest=0, trained=1000, saved=100.0)
-    return LoadedFootprint(config, shape, others=0.0, loaded=5000, trained_bytes=trained_bytes, on_cpu=on_cpu)
-
-
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("mixed", 4)])
-def test_moments_and_gradients_have_the_type_of_what_is_trained(
-    tmp_path: Path, dtype: str, itemsize: int
-) -> None:
-    config = tiny(tmp_path, policy__dtype=dtype)
-    found = loaded(config, 1000 * itemsize)
-    assert found.resting == 5000 + 2 * 1000 * itemsize
-    assert found.gradients == 1000 * itemsize
-    eight_bits = tiny(tmp_path, policy__dtype=dtype, train__optimizer="adamw_8bit")
-    assert loaded(eight_bits, 1000 * itemsize).resting == 5000 + 2 * 1000
-    trainer = Trainer(config, tmp_path / "run")
+def test_the_peak_has_what_training_keeps_of_each_weight(tmp_path: Path, dtype: str, itemsize: int) -> None:
+    """Two moments in its type, or in 8 bits, and an average in float32. A server is another process."""
+    trainer = Trainer(tiny(tmp_path, policy__dtype=dtype), tmp_path / "run")
+    [phase] = Phase.all(trainer.config)
     with trainer.loaded() as machine:
-        trained = machine.policy.trained().values()
-        assert {weights.itemsize for weights in trained} == {itemsize}
+        machine.measure([phase])
+        step, rates = machine.step(phase), machine.rates[phase.name]
+
+        def peak(**changes: Any) -> int | None:
+            return machine.peak(tiny(tmp_path, policy__dtype=dtype, **changes), step, rates)
+
+        weights = list(machine.policy.trained().values())
+        assert {w.itemsize for w in weights} == {itemsize}
+        plain, trained = peak(), sum(w.numel() for w in weights)
+        moments = plain - peak(train__optimizer="adamw_8bit")
+        assert moments == pytest.approx(SPARE * 2 * (itemsize - 1) * trained, abs=1)
+        assert peak(train__weights_average=0.9) - plain == pytest.approx(SPARE * 4 * trained, abs=1)
+        without_sampling = machine.peak(trainer.config, step._replace(fresh=[]), rates)
+        for sleep in (False, True):
+            assert peak(engine={"kind": "vllm", "sleep": sleep}) == without_sampling
+        assert without_sampling < plain
+        machine.loaded = None
+        assert peak() is None
 
 
-def test_gradients_are_there_while_responses_are_sampled(tmp_path: Path) -> None:
-    found = loaded(tiny(tmp_path), 4000)
-    sampling = found.serving(8, 1_000_000)
-    assert found.peak_of(8, 1_000_000, 8) == found.resting + 4000 + sampling
-
-
-@pytest.mark.parametrize("sleep", [False, True])
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_the_memory_of_a_server_is_not_the_trainers(tmp_path: Path, sleep: bool, on_cpu: bool) -> None:
-    """It is what torch allocates, and a server that the engine starts is another process."""
-    with_server = tiny(tmp_path, engine={"kind": "vllm", "sleep": sleep})
-    alone = loaded(tiny(tmp_path), 4000, on_cpu=on_cpu)
-    beside = loaded(with_server, 4000, on_cpu=on_cpu)
-    assert beside.serving(8, 4) == 0
-    assert beside.peak_of(100, 0, 0) == alone.peak_of(100, 0, 0)
+def test_layers_that_are_computed_again_take_another_forward_pass(tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path, train__updates=2), tmp_path / "run")
+    again = tiny(tmp_path, train__updates=2, train__gradient_checkpointing=True)
+    [phase], [other] = Phase.all(trainer.config), Phase.all(again)
+    with trainer.loaded() as machine:
+        machine.measure([phase])
+        step, rates = machine.step(phase), machine.rates[phase.name]
+        without, with_it = (machine.seconds(p, step, rates)["training"] for p in (phase, other))
+        tokens = sum(positions(machine.policy, rows) for rows in step.passes)
+    assert with_it == pytest.approx(without + 2 * tokens * rates.scoring)
 
 
 def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
@@ -194,7 +176,7 @@ def test_measuring_a_slow_step_takes_seconds_and_says_so(tmp_path: Path, capsys)
 
 
 def test_a_part_of_a_pass_is_timed_where_it_takes_too_long() -> None:
-    rows = [StepSequence(200, 100, 0)] * 10
+    rows = [Row(100, 100, 0)] * 10
     assert len(within(rows, 700)) == 3
     [part] = within(rows, 60)
     assert (part.length, part.learned) == (60, 59)
@@ -203,7 +185,7 @@ def test_a_part_of_a_pass_is_timed_where_it_takes_too_long() -> None:
 def test_a_prompt_of_a_group_is_counted_once_where_passes_share_it(tmp_path: Path) -> None:
     """Two groups of three responses: 100 tokens of prompt, 100 of response each."""
     policy = Policy.load(tiny(tmp_path).policy, seed=0)
-    rows = [StepSequence(200, 100, group) for group in (0, 0, 0, 1, 1, 1)]
+    rows = [Row(100, 100, group) for group in (0, 0, 0, 1, 1, 1)]
     for packs, count in ((True, 2 * 100 + 6 * 100), (False, 6 * 200)):
         policy.packs = packs
         assert positions(policy, rows) == count
@@ -214,7 +196,7 @@ def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
     for replay in (0.0, 0.5):
         trainer = Trainer(tiny(tmp_path, data__replay=replay), tmp_path / "run")
         with trainer.loaded() as machine:
-            step = machine.work(Phase.all(trainer.config)[0])
+            step = machine.step(Phase.all(trainer.config)[0])
         assert len(step.fresh) == 12 * (1 - replay)
         assert sum(positions(machine.policy, rows) for rows in step.passes) == 4 * 5 + 12 * 3
 
@@ -226,23 +208,26 @@ def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> Non
     )
     with trainer.loaded() as machine:
         phase = Phase.all(trainer.config)[0]
-        rates, [rows] = machine.rates(phase), machine.work(phase).passes
+        machine.measure([phase])
+        rates, [rows] = machine.rates[phase.name], machine.step(phase).passes
         computed: list[int] = []
         embedding = machine.policy.model.get_input_embeddings()
         embedding.register_forward_hook(lambda layer, inputs, output: computed.append(inputs[0].numel()))
         with saved_for_backward(machine.policy.model) as saved:
-            _pass(machine.policy, None, ("logp",), rows)
+            _pass(machine.policy, ("logp",), None, rows)
     assert positions(machine.policy, rows) == 58
     assert computed == [pytest.approx(58, rel=0.15)]  # random responses may begin alike
     assert rates.saved * positions(machine.policy, rows) == pytest.approx(sum(saved.values()), rel=0.05)
 
 
-@pytest.mark.parametrize(("load", "crowded"), [(0.9, False), (3.0, True), (None, False)])
-def test_other_programs_are_named(tmp_path: Path, monkeypatch, load: float | None, crowded: bool) -> None:
-    monkeypatch.setattr("agro.api.plan.load_average", lambda: load)
+def test_other_programs_are_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("agro.api.plan.load_average", lambda: 3.0)
     found = Trainer(tiny(tmp_path), tmp_path / "run").plan()
     found["measured"] |= {"threads": 1, "cores": 2}
-    assert ("other programs use the cores (load average 3.0" in describe(found)) is crowded
+    assert "other programs use the cores (load average 3.0" in describe(found)
+    for load in (0.9, None):
+        found["measured"]["load_before"] = load
+        assert "other programs" not in describe(found)
 
 
 def test_the_plan_says_how_many_groups_a_step_trains_on(tmp_path: Path) -> None:
