@@ -171,20 +171,13 @@ def trinity(path: Path, rows: Rows) -> None:
             database.execute("INSERT INTO exp_blob VALUES (?, ?)", (i, blob))
 
 
-WIRE = (
-    *("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx", "purpose"),
-    *("sampling_session_id", "seq_id", "sample_idx", "policy_version", "created_at"),
-    *("prompt_tokens", "sampled_tokens", "logprobs", "metadata"),
-)
-
-
 def tinker_capture(path: Path, rows: Rows) -> None:
-    as_json = ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
+    names, as_json = list(rows[0]), ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute(f"CREATE TABLE wire_rows (cursor, {', '.join(WIRE)})")
+        database.execute(f"CREATE TABLE wire_rows (cursor, {', '.join(names)})")
         for i, row in enumerate(rows, 1):
-            values = [json.dumps(row.get(name)) if name in as_json else row.get(name) for name in WIRE]
-            places = ", ".join("?" * (1 + len(WIRE)))
+            values = [json.dumps(row.get(name)) if name in as_json else row.get(name) for name in names]
+            places = ", ".join("?" * (1 + len(names)))
             database.execute(f"INSERT INTO wire_rows VALUES ({places})", (i, *values))
 
 
