@@ -34,7 +34,8 @@ def page() -> str:
 
 
 def _row(format: Format) -> str:
-    found = [_counts(example) for example in EXAMPLES if example.format == format.name]
+    examples = [e for e in EXAMPLES if e.format == format.name and not e.is_case]
+    found = [_counts(example) for example in examples]
     totals = ", ".join(str(sum(counts)) for counts in zip(*found)) or "–"
     holds = "it can't be imported" if format.kind == "nothing" else format.kind
     carries = ", ".join(format.carries) or "–"

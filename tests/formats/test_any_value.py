@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example import Example, json_lines
+from example import Example
 from test_formats import EVERY, EXAMPLES, load
+from writers import json_lines
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line

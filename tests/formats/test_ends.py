@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from example import changed, otlp_attributes
+from writers import INSPECT
 
 from agro.logs.importing import import_files
 from agro.pages.store.check_survey import survey
@@ -40,16 +42,15 @@ def test_what_a_word_says(said, end):
     assert end_in(said) == end
 
 
-def langchain(kwargs=None, info=None):
-    message = {"content": "one two", "type": "ai", "tool_calls": [], **(kwargs or {})}
-    constructor = {"lc": 1, "type": "constructor", "id": ["x", "AIMessage"], "kwargs": message}
+def langchain(**message):
+    kwargs = {"content": "one two", "type": "ai", "tool_calls": [], **message}
+    said = {"lc": 1, "type": "constructor", "id": ["x", "AIMessage"], "kwargs": kwargs}
     human = {"lc": 1, "type": "constructor", "id": ["x", "HumanMessage"], "kwargs": ASK | {"type": "human"}}
-    generation = {"text": "one two", "generation_info": info, "message": constructor}
     return {
         "id": "r",
         "run_type": "llm",
         "inputs": {"messages": [[human]]},
-        "outputs": {"generations": [[generation]]},
+        "outputs": {"generations": [[{"text": "one two", "message": said}]]},
         "extra": {},
     }
 
@@ -58,80 +59,73 @@ def langfuse(output):
     return {"id": "o", "traceId": "t", "type": "GENERATION", "input": [ASK], "output": output}
 
 
-def span(**attributes):
-    values = [{"key": name.replace("__", "."), "value": {"stringValue": x}} for name, x in attributes.items()]
-    span = {"traceId": "a", "spanId": "b", "name": "chat", "startTimeUnixNano": "1", "attributes": values}
-    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-
-
-def otlp(said, **more):
-    parts = [{"type": "text", "content": "one two"}]
-    asked = [{"role": "user", "parts": [{"type": "text", "content": "Count to nine"}]}]
-    return span(
-        gen_ai__operation__name="chat",
-        gen_ai__input__messages=json.dumps(asked),
-        gen_ai__output__messages=json.dumps([{"role": "assistant", "parts": parts, "finish_reason": said}]),
-    )
-
-
-def old_otlp(said):
-    return span(
-        **{
-            "gen_ai.prompt.0.role": "user",
-            "gen_ai.prompt.0.content": "Count to nine",
-            "gen_ai.completion.0.content": "one two",
-            "gen_ai.completion.0.finish_reason": said if isinstance(said, str) else json.dumps(said),
-        }
-    )
-
-
-def inspect(said):
-    output = {"model": "m", "choices": [{"message": SAY | {"source": "generate"}, "stop_reason": said}]}
-    sample = {"id": 0, "epoch": 1, "input": "Count to nine", "target": "9", "output": output, "scores": {}}
-    sample |= {"messages": [ASK | {"source": "input"}, SAY | {"source": "generate"}], "metadata": {}}
-    head = {"run_id": "r", "created": "2026-01-01T00:00:00+00:00", "task": "t", "dataset": {}, "model": "m"}
-    return {"version": 2, "status": "success", "eval": head, "samples": [sample]}
+def span(attributes):
+    values = {"traceId": "a", "spanId": "b", "name": "chat", "startTimeUnixNano": "1"}
+    values["attributes"] = otlp_attributes(attributes)
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [values]}]}]}
 
 
 def own(**columns):
     return {"prompt": "Count to nine", "response": "one two", **columns}
 
 
-CHOICE = {"index": 0, "message": SAY}
-READERS = {  # a record whose end is said in the words of a program
-    "column finish_reason": lambda said: own(finish_reason=said),
-    "column stop_reason": lambda said: own(stop_reason=said),
-    "column done_reason": lambda said: own(done_reason=said),
-    "column stopReason": lambda said: own(stopReason=said),
-    "meta.finish": lambda said: own(meta={"finish": said}),
-    "meta.finish_reason": lambda said: own(meta={"finish_reason": said}),
-    "conversation": lambda said: {"messages": [ASK, SAY], "finish_reason": said},
-    "completion": lambda said: {
-        "request": {"messages": [ASK]},
-        "response": {"choices": [CHOICE | {"finish_reason": said}], "object": "chat.completion"},
-    },
-    "openai batch": lambda said: {
+CHOICE = {"index": 0, "message": SAY, "finish_reason": "SAID"}
+COMPLETION = {"object": "chat.completion", "choices": [CHOICE]}
+PARTS = {"parts": [{"type": "text", "content": "one two"}], "role": "assistant", "finish_reason": "SAID"}
+ASKED_PARTS = {"role": "user", "parts": [{"type": "text", "content": "Count to nine"}]}
+INSPECTED = {
+    "id": 0,
+    "epoch": 1,
+    "input": "Count to nine",
+    "target": "9",
+    "messages": [ASK | {"source": "input"}, SAY | {"source": "generate"}],
+    "output": {"model": "m", "choices": [{"message": SAY | {"source": "generate"}, "stop_reason": "SAID"}]},
+    "scores": {},
+    "metadata": {},
+}
+READERS = {  # a record whose end is said, where SAID stands, in the words of a program
+    "column finish_reason": own(finish_reason="SAID"),
+    "column stop_reason": own(stop_reason="SAID"),
+    "column done_reason": own(done_reason="SAID"),
+    "column stopReason": own(stopReason="SAID"),
+    "meta.finish": own(meta={"finish": "SAID"}),
+    "meta.finish_reason": own(meta={"finish_reason": "SAID"}),
+    "conversation": {"messages": [ASK, SAY], "finish_reason": "SAID"},
+    "completion": {"request": {"messages": [ASK]}, "response": COMPLETION},
+    "openai batch": {
         "custom_id": "a",
-        "response": {
-            "status_code": 200,
-            "body": {"choices": [CHOICE | {"finish_reason": said}], "object": "chat.completion"},
-        },
+        "response": {"status_code": 200, "body": COMPLETION},
         "error": None,
     },
-    "langsmith, metadata": lambda said: langchain({"response_metadata": {"finish_reason": said}}),
-    "langsmith, metadata's stop_reason": lambda said: langchain({"response_metadata": {"stop_reason": said}}),
-    "langsmith, metadata's done_reason": lambda said: langchain({"response_metadata": {"done_reason": said}}),
-    "langsmith, metadata's stopReason": lambda said: langchain({"response_metadata": {"stopReason": said}}),
-    "langsmith, generation_info": lambda said: langchain(info={"finish_reason": said}),
-    "langfuse, Anthropic": lambda said: langfuse(
-        {"role": "assistant", "content": [{"type": "text", "text": "one two"}], "stop_reason": said}
+    "langsmith, metadata": langchain(response_metadata={"finish_reason": "SAID"}),
+    "langsmith, metadata's stop_reason": langchain(response_metadata={"stop_reason": "SAID"}),
+    "langsmith, metadata's done_reason": langchain(response_metadata={"done_reason": "SAID"}),
+    "langsmith, metadata's stopReason": langchain(response_metadata={"stopReason": "SAID"}),
+    "langsmith, generation_info": changed(
+        langchain(), "outputs.generations.0.0.generation_info", {"finish_reason": "SAID"}
     ),
-    "langfuse, choices": lambda said: langfuse({"choices": [CHOICE | {"finish_reason": said}]}),
-    "langfuse, text": lambda said: langfuse({"choices": [{"text": "one two", "finish_reason": said}]}),
-    "langfuse, Ollama": lambda said: langfuse({"message": SAY, "done": True, "done_reason": said}),
-    "otlp": otlp,
-    "old otlp": old_otlp,
-    "inspect": inspect,
+    "langfuse, Anthropic": langfuse(
+        {"role": "assistant", "content": [{"type": "text", "text": "one two"}], "stop_reason": "SAID"}
+    ),
+    "langfuse, choices": langfuse({"choices": [CHOICE]}),
+    "langfuse, text": langfuse({"choices": [{"text": "one two", "finish_reason": "SAID"}]}),
+    "langfuse, Ollama": langfuse({"message": SAY, "done": True, "done_reason": "SAID"}),
+    "otlp": span(
+        {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.input.messages": json.dumps([ASKED_PARTS]),
+            "gen_ai.output.messages": json.dumps([PARTS]),
+        }
+    ),
+    "old otlp": span(
+        {
+            "gen_ai.prompt.0.role": "user",
+            "gen_ai.prompt.0.content": "Count to nine",
+            "gen_ai.completion.0.content": "one two",
+            "gen_ai.completion.0.finish_reason": "SAID",
+        }
+    ),
+    "inspect": {**INSPECT, "samples": [INSPECTED]},
 }
 
 
@@ -150,19 +144,14 @@ def imported(tmp_path, record, **options):
     return sample, report
 
 
+WORDS = {"length": "cut", "MAX_TOKENS": "cut", "end_turn": "finished", "unknown": "unknown", "x!": None}
+
+
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    ("said", "end"),
-    [
-        ("length", "cut"),
-        ("MAX_TOKENS", "cut"),
-        ("end_turn", "finished"),
-        ("unknown", "unknown"),
-        ("x!", None),
-    ],
-)
+@pytest.mark.parametrize(("said", "end"), WORDS.items())
 def test_every_reader_has_the_same_words(reader, said, end, tmp_path):
-    sample, report = imported(tmp_path, READERS[reader](said))
+    record = json.loads(json.dumps(READERS[reader]).replace("SAID", said))
+    sample, report = imported(tmp_path, record)
     assert sample.end == (end or "unknown")
     assert sample.meta.get("finish") == {"cut": "length", "finished": "stop"}.get(end)
     assert report.cut == (end == "cut")
@@ -196,10 +185,7 @@ RESPONSES_CUT = {
         (own(response_metadata={"stop_reason": "max_tokens"}), "cut"),
         (own(response_metadata='{"finish_reason": "STOP"}'), "finished"),
         (own(status="incomplete"), "unknown"),  # of an order, for one: it isn't beside an output of Responses
-        (
-            langfuse(RESPONSES_CUT),
-            "cut",
-        ),
+        (langfuse(RESPONSES_CUT), "cut"),
         (langfuse({"status": "incomplete", "output": [RESPONSES]}), "cut"),
         (langfuse({"status": "completed", "incomplete_details": None, "output": [RESPONSES]}), "finished"),
         (langfuse(SAY), "unknown"),

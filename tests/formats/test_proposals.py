@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_guessing import rewards, run
-from unknown_logs import ANSWERS, QUESTIONS, WORSE, table
+from unknown_logs import ANSWERS, QUESTIONS, WORSE, rewards, run, write
 
 from agro.errors import Refused
 from agro.logs.guessing import propose
-from agro.logs.importing import import_files
 from agro.store import Store
 
 WORDS = ("reset", "cancel", "check", "the", "my", "how", "invoice", "order", "folder", "device", "ticket")
@@ -89,7 +87,7 @@ def test_generated_tables_are_proposed_right_and_never_imported_unasked(kind: st
     outcomes = Counter[str]()
     for number in range(40):
         rows, column = log_of(kind, number)
-        table(rows)(path)
+        write(path, rows)
         if number < 4:
             said = run(path, "--guess", "--store", store, code=2).stderr
             assert column in said
@@ -119,8 +117,8 @@ GIVEN = (3, 1, 2, 6, 5, 4)
 
 def rated(path: Path, column: str) -> Path:
     """With ratings in this column, and those of `stars` in the opposite direction."""
-    rows = [[QUESTIONS[i], ANSWERS[i], GIVEN[i], 7 - GIVEN[i]] for i in range(6)]
-    table([["question", "answer", column, "stars"], *rows])(path)
+    stars = [7 - rating for rating in GIVEN]
+    write(path, {"question": QUESTIONS, "answer": ANSWERS, column: GIVEN, "stars": stars})
     return path
 
 
@@ -171,8 +169,8 @@ def test_the_evidence_is_both_ends(tmp_path: Path) -> None:
 def test_a_column_may_have_the_name_of_a_field_or_control_characters(tmp_path: Path) -> None:
     """`tokens` counts here what a record lists; a name doesn't clear the terminal."""
     path, store = tmp_path / "log.csv", tmp_path / "s.db"
-    rows = [[QUESTIONS[i], ANSWERS[i], 10 + i, GIVEN[i], i] for i in range(6)]
-    table([["question", "answer", "tokens", "score\x1b[2J", "turn\x1b[2J"], *rows])(path)
+    numbers = {"tokens": range(10, 16), "score\x1b[2J": GIVEN, "turn\x1b[2J": range(6)}
+    write(path, {"question": QUESTIONS, "answer": ANSWERS, **numbers})
     said = run(path, "--guess", "--store", store, code=2).stderr
     assert said.count("--drop tokens") == said.count("--drop") == 2
     assert "proposed: score\\x1b[2J: higher is better" in said
@@ -187,8 +185,7 @@ def test_a_column_may_have_the_name_of_a_field_or_control_characters(tmp_path: P
 )
 def test_lower_is_better_swaps_winner_and_loser(named: str, words: tuple[str, str], tmp_path: Path) -> None:
     path, store = tmp_path / "pairs.csv", tmp_path / "s.db"
-    rows = [[QUESTIONS[i], ANSWERS[i], WORSE[i], words[i % 2]] for i in range(6)]
-    table([["question", "answer_a", "answer_b", named], *rows])(path)
+    write(path, {"question": QUESTIONS, "answer_a": ANSWERS, "answer_b": WORSE, named: words * 3})
     proposal = propose(path)
     assert proposal is not None
     better = [ANSWERS[0], WORSE[1], ANSWERS[2]]
@@ -213,8 +210,8 @@ def test_lower_is_better_swaps_winner_and_loser(named: str, words: tuple[str, st
 )
 def test_a_person_at_a_terminal_decides(answers: str, stored: tuple[float, ...], tmp_path: Path) -> None:
     path, store = tmp_path / "log.csv", tmp_path / "s.db"
-    rows = [[QUESTIONS[i], ANSWERS[i], GIVEN[i], 1000 + GIVEN[i]] for i in range(6)]
-    table([["question", "answer", "score", "length"], *rows])(path)
+    lengths = [1000 + rating for rating in GIVEN]
+    write(path, {"question": QUESTIONS, "answer": ANSWERS, "score": GIVEN, "length": lengths})
     child, terminal = pty.fork()
     if child == 0:  # the command, at a terminal of its own
         code = 1
@@ -256,12 +253,3 @@ def test_short_prompts_and_empty_files(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("\n")
     with pytest.raises(Refused, match="empty: expected records, got none"):
         propose(tmp_path / "none.jsonl")
-
-
-def test_numbers_below_one_beside_shares_are_of_two_scales(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    rows = [{"prompt": "q", "response": f"a{i}", "reward": value} for i, value in enumerate(["4/5", 1])]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with Store.open(tmp_path / "s.db") as store:
-        report = import_files(store, [path])
-    assert ["expected one scale, got 1, and '4/5'" in refusal.reason for refusal in report.refused] == [True]

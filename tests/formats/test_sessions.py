@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example import json_lines
-from examples_sessions import CLAUDE, CODEX, GEMINI, SPOKEN, line, result, rollout, said, turn
+from example import parts_of, rows_of
+from writers import json_lines
 
 from agro.errors import Refused
 from agro.logs import exchanges
@@ -17,6 +17,25 @@ from agro.logs.format_table import FORMATS
 from agro.logs.importing import import_files
 from agro.logs.protocol import Context
 from agro.store import Store
+
+CLAUDE, CODEX = rows_of("claude-code"), rows_of("codex")
+SPOKEN = parts_of("gemini-cli")["spoken"]
+
+
+def line(kind: str, uuid: str, parent: str | None, content: Any, **others: Any) -> dict[str, Any]:
+    """A line of Claude Code, of the user or the assistant."""
+    like = parts_of("claude-code")[kind]
+    message = like["message"] | {"content": content} | ({"id": uuid} if kind == "assistant" else {})
+    return like | {"uuid": uuid, "parentUuid": parent, "message": message} | others
+
+
+def text(said: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": said}]
+
+
+def rollout(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """A line of Codex."""
+    return {"timestamp": "2026-03-26T10:00:00.000Z", "type": kind, "payload": payload}
 
 
 def read(name: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -26,8 +45,8 @@ def read(name: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def test_the_last_line_of_a_session_may_be_cut_off(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    text = "".join(json.dumps(event) + "\n" for event in CODEX)
-    path.write_text(text + '{"timestamp": "2026-03-26T10:00:00.000Z", "type": "resp')
+    complete = "".join(json.dumps(event) + "\n" for event in CODEX)
+    path.write_text(complete + '{"timestamp": "2026-03-26T10:00:00.000Z", "type": "resp')
     report = import_files(store, [path])
     assert (report.samples, [r.where for r in report.refused]) == (3, [f"{path}:{len(CODEX) + 1}"])
 
@@ -57,18 +76,18 @@ def test_more_turns_rolled_back_than_there_were_are_refused() -> None:
 
 
 def test_a_session_without_a_turn_is_refused() -> None:
-    failed = line("a1", "u1", "assistant", [{"type": "text", "text": "API Error"}], isApiErrorMessage=True)
+    failed = line("assistant", "a1", "u1", text("API Error"), isApiErrorMessage=True)
     with pytest.raises(Refused, match="expected a turn of the assistant, got none"):
-        read("claude-code", [line("u1", None, "user", "Hi."), failed])
+        read("claude-code", [line("user", "u1", None, "Hi."), failed])
     with pytest.raises(Refused, match="expected a message before the first one of the assistant"):
-        read("codex", [rollout("session_meta", {"id": "1"}), said("assistant", "Hi.")])
+        read("codex", [rollout("session_meta", {"id": "1"}), CODEX[12]])
 
 
 def test_a_summary_begins_another_response() -> None:
     """As Claude Code writes one: a boundary without a parent, and a message of the user after it."""
-    boundary = line("b", None, "system", "") | {"type": "system", "subtype": "compact_boundary"}
-    summary = line("u9", "b", "user", "Files were listed.", isCompactSummary=True)
-    answer = line("a9", "u9", "assistant", [{"type": "text", "text": "Go on."}])
+    boundary = line("user", "b", None, "", type="system", subtype="compact_boundary")
+    summary = line("user", "u9", "b", "Files were listed.", isCompactSummary=True)
+    answer = line("assistant", "a9", "u9", text("Go on."))
     records = read("claude-code", [*CLAUDE, boundary, summary, answer])
     assert [record["response"] for record in records] == ["Yes.", "None.", "Go on."]
     assert records[2]["prompt"] == [{"role": "user", "content": "Files were listed."}]
@@ -78,7 +97,10 @@ def test_a_summary_begins_another_response() -> None:
 def test_a_result_stands_at_its_call_wherever_its_line_is() -> None:
     """Results of two calls: the second one's line names the first one's as the event before it."""
     late = [event for event in CLAUDE if event.get("uuid") not in ("r1", "r2")]
-    results = [line("r2", "a3", "user", result("c2", "1")), line("r1", "r2", "user", result("c1", "a"))]
+    results = [
+        line("user", uuid, parent, [{"type": "tool_result", "tool_use_id": call, "content": "1"}])
+        for uuid, parent, call in (("r2", "a3", "c2"), ("r1", "r2", "c1"))
+    ]
     at = next(i for i, event in enumerate(late) if event.get("uuid") == "e1")
     first = read("claude-code", [*late[:at], *results, {**late[at], "parentUuid": "r1"}, *late[at + 1 :]])[0]
     assert [turn["role"] for turn in first["meta"]["continuation"]][:4] == [
@@ -97,7 +119,8 @@ def test_lines_without_links_follow_each_other() -> None:
 
 
 def test_a_cancelled_turn_of_gemini_is_none() -> None:
-    (record,) = read("gemini-cli", [GEMINI, *SPOKEN, turn("9", "user", "Wait."), turn("10", "gemini", "")])
+    cancelled = [{**SPOKEN[0], "id": "9"}, {**SPOKEN[-1], "id": "10", "content": ""}]
+    (record,) = read("gemini-cli", [*SPOKEN, *cancelled])
     assert record["response"] == "One file."
 
 

@@ -1,6 +1,7 @@
 """Tests of the sources of papers use the tiny run of tests/train."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 
 
-@pytest.fixture(autouse=True)
-def _without_report(monkeypatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _without_report() -> Iterator[None]:
     """Runs here are of training; drawing their figures would take half of the time."""
-    monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
+        yield

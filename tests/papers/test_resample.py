@@ -59,10 +59,19 @@ def drawn(run: Path, store: Path | None = None) -> dict[int, dict[str, list[Samp
     return steps
 
 
-def test_hinted_rows_are_only_in_groups_that_failed(tmp_path: Path) -> None:
-    run = Trainer(with_hints(tmp_path, again=HINT), tmp_path / "run").run()
+def stored(run: Path) -> list[Sample]:
     with Store.open(run / "store.db", read_only=True) as store:
-        samples = list(store.samples())
+        return list(store.samples())
+
+
+@pytest.fixture(scope="module")
+def hinted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hinted")
+    return Trainer(with_hints(folder, again=HINT), folder / "run").run()
+
+
+def test_hinted_rows_are_only_in_groups_that_failed(hinted_run: Path) -> None:
+    run, samples = hinted_run, stored(hinted_run)
     plain = [s for s in samples if "hint" not in s.meta]
     hinted = [s for s in samples if "hint" in s.meta]
     failed = {s.prompt_id for s in plain} - {s.prompt_id for s in plain if s.reward == 1}
@@ -81,12 +90,10 @@ def test_hinted_rows_are_only_in_groups_that_failed(tmp_path: Path) -> None:
                 assert all("hint" in s.meta for s in group)
 
 
-def test_a_hinted_row_has_the_prompt_without_the_hint_and_log_probs_with_it(tmp_path: Path) -> None:
-    config = with_hints(tmp_path, again=HINT, train__steps=1)
-    run = Trainer(config, tmp_path / "run").run()
+def test_a_hinted_row_has_the_prompt_without_the_hint_and_log_probs_with_it(hinted_run: Path) -> None:
+    config = config_of(hinted_run)
     policy = Policy.load(config.policy, seed=derive(config.train.seed, "weights"))
-    with Store.open(run / "store.db", read_only=True) as store:
-        hinted = [s for s in store.samples() if "hint" in s.meta]
+    hinted = [s for s in stored(hinted_run) if "hint" in s.meta and s.version == 0]
     assert hinted
     for sample in hinted:
         assert policy.encoder.decode(sample.tokens.tolist()).startswith(sample.prompt)
@@ -97,7 +104,7 @@ def test_a_hinted_row_has_the_prompt_without_the_hint_and_log_probs_with_it(tmp_
         mask = torch.arange(tokens.shape[1])[None] >= len(sample.context_tokens)
         logp = policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"][mask]
         recorded = sample.behavior_logp[sample.action]
-        assert logp.detach().numpy() == pytest.approx(recorded, abs=logp_rounding(run))
+        assert logp.detach().numpy() == pytest.approx(recorded, abs=logp_rounding(hinted_run))
 
 
 def teachers(path: Path, texts: dict[str, str]) -> str:
@@ -174,13 +181,10 @@ def test_a_resumed_run_asks_the_same_groups_and_ends_with_the_same_bytes(tmp_pat
 
     whole = Trainer(config("whole"), tmp_path / "whole").run()
     interrupted(config("cut"), tmp_path / "run", 3)
-    with Store.open(tmp_path / "cut.db", read_only=True) as store:
-        path = store.path
-    values = config_of(tmp_path / "run")
-    run = Trainer(values, tmp_path / "run", resume=True).run()
+    run = Trainer(config_of(tmp_path / "run"), tmp_path / "run", resume=True).run()
     assert weights(run) == weights(whole)
     assert [row["asked_again"] for row in metrics(run)] == [row["asked_again"] for row in metrics(whole)]
-    for groups in drawn(run, path).values():
+    for groups in drawn(run, tmp_path / "cut.db").values():
         for group in groups.values():
             assert len(group) == 4
             assert len({s.id for s in group}) == 4
@@ -196,8 +200,7 @@ def test_another_model_answers_in_the_role_of_an_expert(tmp_path: Path, repeatin
     again |= {"when": "equal", "most": 1}
     config = with_hints(tmp_path, again=again, objective={"name": "luffy"}, train__steps=2)
     run = Trainer(config, tmp_path / "run").run()
-    with Store.open(run / "store.db", read_only=True) as store:
-        experts = [s for s in store.samples() if s.role == "expert"]
+    experts = [s for s in stored(run) if s.role == "expert"]
     asked = sum(row["asked_again"] for row in steps(run))
     assert len(experts) == 2 * asked > 0
     assert {(s.source, s.version) for s in experts} == {(again["model"], -1)}
@@ -212,8 +215,7 @@ def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_par
         tmp_path, again=again, reward=reward, sampler=sampler, objective={"name": "sft"}, train__steps=3
     )
     run = Trainer(config, tmp_path / "run").run()
-    with Store.open(run / "store.db", read_only=True) as store:
-        samples = {s.id: s for s in store.samples()}
+    samples = {s.id: s for s in stored(run)}
     children = [s for s in samples.values() if "parent" in s.meta]
     assert {s.meta["hint"] for s in children} <= {
         s.response for s in samples.values() if "parent" not in s.meta
@@ -281,8 +283,7 @@ def test_kept_sets_move_with_the_response(tmp_path: Path) -> None:
     """With top_k = 3 each token of a response has three ids, wherever it stands."""
     sampler = {"n": 4, "max_new": 1, "top_k": 3}
     run = Trainer(with_hints(tmp_path, again=HINT, sampler=sampler, train__steps=1), tmp_path / "run").run()
-    with Store.open(run / "store.db", read_only=True) as store:
-        hinted = [s for s in store.samples() if "hint" in s.meta]
+    hinted = [s for s in stored(run) if "hint" in s.meta]
     assert hinted
     for sample in hinted:
         assert np.array_equal(sample.kept_count > 0, sample.action)

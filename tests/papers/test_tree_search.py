@@ -58,11 +58,19 @@ def stored(run: Path) -> dict[int, Sample]:
         return {s.id: s for s in store.samples()}
 
 
-def test_pairs_share_their_prefix_and_their_winner_is_worth_more(tmp_path: Path) -> None:
-    run = Trainer(on_locks(tmp_path), tmp_path / "run").run()
-    samples = stored(run)
+def pairs_of(run: Path) -> list[Pair]:
     with Store.open(run / "store.db", read_only=True) as store:
-        pairs = list(store.pairs())
+        return list(store.pairs())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("locks")
+    return Trainer(on_locks(folder), folder / "run").run()
+
+
+def test_pairs_share_their_prefix_and_their_winner_is_worth_more(run: Path) -> None:
+    samples, pairs = stored(run), pairs_of(run)
     assert pairs
     for pair in pairs:
         winner, loser = samples[pair.winner], samples[pair.loser]
@@ -73,10 +81,9 @@ def test_pairs_share_their_prefix_and_their_winner_is_worth_more(tmp_path: Path)
     assert metrics(run)[-1]["objective"]["implicit_margin"] is not None
 
 
-def test_the_tree_is_in_the_store(tmp_path: Path) -> None:
+def test_the_tree_is_in_the_store(run: Path) -> None:
     """Each turn names the turn before it, whose state and text its own prompt begins with; values are the
     mean of the episodes below."""
-    run = Trainer(on_locks(tmp_path, train__steps=1), tmp_path / "run").run()
     samples = stored(run)
     below: dict[int, list[Sample]] = {}
     for sample in samples.values():
@@ -136,10 +143,8 @@ def test_a_self_critique_is_half_of_a_value(tmp_path: Path) -> None:
     """The policy's probability of the answer is in (0, 1); with theta = 0 it alone makes pairs."""
     search = {"by": "ucb", **BUDGET, "critique": ">", "good": "1", "theta": 0.0}
     run = Trainer(on_locks(tmp_path, source__options=search, train__steps=1), tmp_path / "run").run()
-    samples = stored(run)
+    samples, pairs = stored(run), pairs_of(run)
     assert all(0 < s.meta["tree"]["critic"] < 1 for s in samples.values())
-    with Store.open(run / "store.db", read_only=True) as store:
-        pairs = list(store.pairs())
     assert pairs
     for pair in pairs:
         values = []

@@ -34,8 +34,8 @@ from agro.train.measure import describe_batch
 from agro.types import Batch, Prompt, Sample
 
 
-def settings(*functions, **others):
-    return RunConfig.of({"reward": {"functions": list(functions), **others}}).reward
+def configured(**reward):
+    return RunConfig.of({"reward": reward}).reward
 
 
 @pytest.fixture
@@ -54,13 +54,12 @@ def test_the_sum_and_its_parts(functions):
 
     number has no weight, so it may fail.
     """
-    reward = load_reward(
-        settings(
-            {"name": "exact"},
-            {"name": f"{functions}:length", "weight": 0.5, "options": {"unit": 2}, "label": "length"},
-            {"name": f"{functions}:number", "weight": 0, "label": "number"},
-        )
-    )
+    parts = [
+        {"name": "exact"},
+        {"name": f"{functions}:length", "weight": 0.5, "options": {"unit": 2}, "label": "length"},
+        {"name": f"{functions}:number", "weight": 0, "label": "number"},
+    ]
+    reward = load_reward(configured(functions=parts))
     samples = [
         Sample("p", "42", meta={"answer": "42"}),
         Sample("p", "abc", meta={"answer": "42"}),
@@ -150,10 +149,8 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
         {"index": 2, "reward_error": "a: it's broken", "reward_parts": {"a": None, "b": None}},
     ]
     assert made == CollectResult(tuple(s.id for s in stored), failed=1, tokens=3)
-    assert (again.reward, again.meta) == (
-        3.0,
-        {"index": 0, "first": 1, "second": 2},
-    )  # an earlier scoring's parts go
+    # an earlier scoring's parts go
+    assert (again.reward, again.meta) == (3.0, {"index": 0, "first": 1, "second": 2})
     assert describe_batch(Valid(stored, collected=made), 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
     foreign = Valid([Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)])
     assert describe_batch(foreign, 0)["reward_parts"] is None
@@ -202,11 +199,7 @@ def test_a_reward_that_fails_to_load_is_refused_with_its_place(functions):
     with pytest.raises(
         Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"
     ):
-        load_reward(settings({"name": f"{functions}:length"}, {"name": f"{functions}:lenght"}))
-
-
-def configured(**reward):
-    return RunConfig.of({"reward": reward}).reward
+        load_reward(configured(functions=[{"name": f"{functions}:{n}"} for n in ("length", "lenght")]))
 
 
 def of(prompt, reward, **parts):
@@ -227,13 +220,8 @@ def test_one_reward_over_its_group_or_its_step():
     assert by_step[:4] == pytest.approx([-3 / 6**0.5, -1 / 6**0.5, 2 / 6**0.5, 2 / 6**0.5], abs=1e-6)
     clipped = shaped(samples, configured(name="exact", whiten="batch", clip=[-1, 0.5]))
     assert [s.reward for s in clipped] == [-1.0, pytest.approx(-1 / 6**0.5, abs=1e-6), 0.5, 0.5, None]
-    assert [s.reward for s in shaped(samples, configured(name="exact", clip=[1, 3]))] == [
-        1,
-        2,
-        3,
-        3,
-        None,
-    ]
+    within = shaped(samples, configured(name="exact", clip=[1, 3]))
+    assert [s.reward for s in within] == [1, 2, 3, 3, None]
 
 
 def test_equal_rewards_are_whitened_to_0():
@@ -389,7 +377,7 @@ def test_rewards_come_with_the_last_tokens_and_replace_their_sum() -> None:
 @pytest.fixture
 def each(tmp_path: Path):
     (tmp_path / "each.py").write_text(FUNCTION)
-    return lambda **more: RunConfig.of({"reward": {"name": f"{tmp_path / 'each.py'}:each", **more}}).reward
+    return lambda **more: configured(name=f"{tmp_path / 'each.py'}:each", **more)
 
 
 @pytest.mark.test

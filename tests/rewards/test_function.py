@@ -549,47 +549,38 @@ def test_the_worker_needs_the_standard_library_only_and_starts_at_once():
     subprocess.run([sys.executable, "-P", "-c", code, worker.__file__], check=True, timeout=120)
 
 
-COLUMNS = {"data_source": "gsm8k", "ground_truth": "1", "extra_info": {"index": 7}}
+COLUMNS = {"data_source": "gsm8k", "ground_truth": "1", "extra_info": {"index": 7}}  # of verl
 
 
-def verl_scores(tmp_path, code, metas, responses=None, timeout=5.0, **options):
-    path = tmp_path / "mine.py"
-    path.write_text(textwrap.dedent(code))
-    responses = responses or ["r"] * len(metas)
-    return outcome(scores(path, responses, metas=metas, function="compute_score", timeout=timeout, **options))
-
-
-def test_arguments_come_from_the_columns(tmp_path):
-    code = """
+def test_arguments_come_from_the_columns(write):
+    path = write("""
         import json
         def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):
             row = json.dumps([data_source, solution_str, ground_truth, extra_info])
             print(row, file=open(__file__ + ".seen", "a"))
             return {"score": scale * (solution_str == str(ground_truth)), "pred": solution_str}
-    """
+    """)
     metas = [
         COLUMNS | {"answer": "no", "reward_model": {"ground_truth": "no"}},
         {"reward_model": {"style": "rule", "ground_truth": 2}, "answer": "no"},
         {"answer": "3"},
         {"reward_model": "no object"},
     ]
-    assert verl_scores(tmp_path, code, metas, ["1", "2", "4", "5"], scale=0.5) == [
-        0.5,
-        0.5,
-        0.0,
-        "the sample has no ground_truth, reward_model.ground_truth or answer",
-    ]
-    seen = [json.loads(line) for line in Path(f"{tmp_path}/mine.py.seen").read_text().splitlines()]
+    missing = "the sample has no ground_truth, reward_model.ground_truth or answer"
+    found = outcome(scores(path, ["1", "2", "4", "5"], metas=metas, function="compute_score", scale=0.5))
+    assert found == [0.5, 0.5, 0.0, missing]
+    seen = [json.loads(line) for line in Path(f"{path}.seen").read_text().splitlines()]
     assert seen == [["gsm8k", "1", "1", {"index": 7}], [None, "2", 2, {}], [None, "4", "3", {}]]
 
 
-def test_a_function_gets_only_what_it_names_and_fails_row_by_row(tmp_path):
-    code = """
+def test_a_function_gets_only_what_it_names_and_fails_row_by_row(write):
+    path = write("""
         def compute_score(solution_str, ground_truth):
             if solution_str == "raise": raise ValueError("bad")
             return {"nan": float("nan"), "dict": {"acc": 1}, "none": None}.get(solution_str, 1)
-    """
-    assert verl_scores(tmp_path, code, [COLUMNS] * 5, ["ok", "raise", "nan", "dict", "none"]) == [
+    """)
+    responses = ["ok", "raise", "nan", "dict", "none"]
+    assert outcome(scores(path, responses, metas=[COLUMNS] * 5, function="compute_score")) == [
         1.0,
         "ValueError: bad (mine.py:3)",
         "returned nan",
@@ -598,16 +589,17 @@ def test_a_function_gets_only_what_it_names_and_fails_row_by_row(tmp_path):
     ]
 
 
-def test_async_scores_run_together(tmp_path):
+def test_async_scores_run_together(write):
     """20 responses that take half a second each: 10 s one after the other. One that fails spoils no other."""
-    code = """
+    path = write("""
         import asyncio
         async def compute_score(data_source, solution_str, ground_truth, extra_info):
             await asyncio.sleep(0.5)
             return 1 / int(solution_str)
-    """
+    """)
     start = time.monotonic()
-    found = verl_scores(tmp_path, code, [COLUMNS] * 20, [str(i) for i in range(20)])
+    responses = [str(i) for i in range(20)]
+    found = outcome(scores(path, responses, metas=[COLUMNS] * 20, function="compute_score"))
     assert found == ["ZeroDivisionError: division by zero (mine.py:5)", *(1 / i for i in range(1, 20))]
     assert time.monotonic() - start < 9
 
@@ -626,10 +618,9 @@ def test_an_async_function_of_lists_is_called_once_for_a_workers_share(write):
     assert time.monotonic() - start < 9
 
 
-def test_options_that_the_samples_give_are_refused(tmp_path):
+def test_options_that_the_samples_give_are_refused(write):
+    path = write("def f(solution_str, ground_truth): pass")
     with pytest.raises(
         Refused, match=r"reward.options.ground_truth: data_source, solution_str, .* come from"
     ):
-        verl_scores(
-            tmp_path, "def compute_score(solution_str, ground_truth): pass", [COLUMNS], ground_truth=1
-        )
+        FunctionReward(f"{path}:f", {"ground_truth": 1})

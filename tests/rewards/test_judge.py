@@ -25,8 +25,6 @@ from agro.rewards.judge import JudgeReward, judge
 from agro.types import Sample
 
 SAID: dict[str, list[str | int]] = {}  # by response: replies or statuses, the last one again and again
-
-
 ASKED: list[dict[str, Any]] = []
 
 
@@ -233,29 +231,11 @@ def test_agreement_with_labels(url, tmp_path):
     SAID.update({r["response"]: ["?"] for r in records[-2:]})
     file = tmp_path / "labeled.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    command = [
-        "score",
-        str(file),
-        "--reward",
-        "judge",
-        "--check",
-        "--option",
-        f"url={url}",
-        "--option",
-        "model=m",
-        "--option",
-        "retries=0",
-    ]
+    options = ("--option", f"url={url}", "--option", "model=m", "--option", "retries=0")
+    command = ["score", str(file), "--reward", "judge", "--check", *options]
     report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert report == {
-        "n": 38,
-        "agreement": 1.0,
-        "kappa": 1.0,
-        "low": 1.0,
-        "high": 1.0,
-        "failed": 2,
-        "threshold": 5.0,
-    }
+    agreed = dict.fromkeys(("agreement", "kappa", "low", "high"), 1.0)
+    assert report == {"n": 38, **agreed, "failed": 2, "threshold": 5.0}
     shown = CliRunner().invoke(app, command).stdout
     judged = "38 samples judged, 2 not: yes from 5 on, labels from 0.5 on"
     assert shown.startswith(f"{judged}; it agrees with 100.0% of the labels")
