@@ -12,9 +12,8 @@ from pathlib import Path
 
 import forked
 import pytest
-from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
+from tiny_runs import metrics, run_tiny, tiny, weights, write_prompts, write_toml
 
-from agro.api.reporting_trainer import Trainer
 from agro.runs.progress import Progress, responses_text
 from agro.runs.rundata import empty_metrics
 from agro.types import Sample
@@ -22,15 +21,8 @@ from agro.types import Sample
 
 def row(step: int, **known) -> dict:
     """A step of 2 s at 500 tokens/s, but for what is `known`."""
-    usual = {
-        "phase": "onpolicy",
-        "loss": 0.25,
-        "reward_mean": 0.5,
-        "kl_ref": 1.5,
-        "seconds": 2.0,
-        "tokens_per_second": 500.0,
-    }
-    return empty_metrics() | usual | {"dropped": 0, "skipped": 0, "step": step} | known
+    usual = {"phase": "onpolicy", "loss": 0.25, "reward_mean": 0.5, "kl_ref": 1.5, "dropped": 0, "skipped": 0}
+    return empty_metrics() | usual | {"step": step, "seconds": 2.0, "tokens_per_second": 500.0} | known
 
 
 class Terminal(io.StringIO):
@@ -96,16 +88,14 @@ def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(terminal: Term
         (Terminal, {"TERM": "xterm", "NO_COLOR": "1"}, False),
     ],
 )
-def test_a_stage_needs_a_terminal_that_can_redraw(
-    monkeypatch, stream: type[io.StringIO], environment: dict[str, str], redraws: bool
-) -> None:
+def test_a_stage_needs_a_terminal_that_can_redraw(monkeypatch, stream, environment, redraws) -> None:
     for name in ("TERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    progress = Progress(60, stream())
-    progress.stage("sampling")
-    assert bool(progress.stream.getvalue()) == redraws  # type: ignore[attr-defined]
+    out = stream()
+    Progress(60, out).stage("sampling")
+    assert bool(out.getvalue()) == redraws
 
 
 def test_responses_shown_are_the_best_and_the_worst_and_harmless() -> None:
@@ -124,13 +114,13 @@ def test_responses_shown_are_the_best_and_the_worst_and_harmless() -> None:
 
 
 def test_show_every_shows_and_changes_nothing(tmp_path: Path, capsys) -> None:
-    Trainer(tiny(tmp_path), tmp_path / "plain").run()
+    plain = run_tiny(tmp_path, "plain")
     assert "response  " not in capsys.readouterr().err
-    Trainer(tiny(tmp_path, train__show_every=2), tmp_path / "shown").run()
+    shown = run_tiny(tmp_path, "shown", train__show_every=2)
     err = capsys.readouterr().err
     assert [f"\nstep {s}, reward" in err for s in range(1, 7)] == [False, True] * 3
-    assert weights(tmp_path / "plain") == weights(tmp_path / "shown")
-    Trainer(tiny(tmp_path), tmp_path / "shown", resume=True).run()  # it may change on the way
+    assert weights(plain) == weights(shown)
+    run_tiny(tmp_path, "shown", resume=True)  # it may change on the way
 
 
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:

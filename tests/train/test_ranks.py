@@ -137,15 +137,6 @@ def test_saving_and_loading_take_little_memory_beside_the_shards(tmp_path: Path)
         assert max(own["saving"], own["loading"]) <= 1.2, own
 
 
-WITH_ADAPTER = {
-    "policy__lora": {"rank": 2},
-    "policy__cache_reference": True,
-    "train__gradient_checkpointing": True,
-    "train__weights_average": 0.5,
-    "evaluate__keep_best": True,
-}
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, tmp_path: Path) -> None:
@@ -156,7 +147,12 @@ def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, t
     }
     if adapter:
         Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "base")
-        settings |= {"policy": {"model": str(tmp_path / "base")}, **WITH_ADAPTER}
+        settings |= {
+            "policy": {"model": str(tmp_path / "base"), "lora": {"rank": 2}, "cache_reference": True},
+            "train__gradient_checkpointing": True,
+            "train__weights_average": 0.5,
+            "evaluate__keep_best": True,
+        }
     alone = Trainer(tiny(tmp_path, train__steps=10, **settings), tmp_path / "alone").run()
     for steps in (6, 10):
         config = write_toml(tmp_path / f"{steps}.json", tiny(tmp_path, train__steps=steps, **settings))
@@ -177,13 +173,14 @@ def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, t
 
 def test_what_does_not_work_on_several_ranks_is_refused(tmp_path: Path) -> None:
     """Packed values, which can't be cut; and nothing else."""
-    with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit doesn't work on several ranks"):
-        check_sharded(tiny(tmp_path, train__optimizer="adamw_8bit"))
-    with pytest.raises(Refused, match=r"policy\.quantize = 4bit doesn't work on several ranks"):
-        check_sharded(tiny(tmp_path, policy__quantize="4bit"))
-    phases = [{"name": "one"}, {"name": "two", "train": {"optimizer": "adamw_8bit"}}]
-    with pytest.raises(Refused, match=r"train\.optimizer"):
-        check_sharded(tiny(tmp_path, phases=phases))
+    packed = {"optimizer": "adamw_8bit"}
+    for changes, name in (
+        ({"train": packed}, r"train\.optimizer = adamw_8bit"),
+        ({"policy__quantize": "4bit"}, r"policy\.quantize = 4bit"),
+        ({"phases": [{"name": "one"}, {"name": "two", "train": packed}]}, r"train\.optimizer"),
+    ):
+        with pytest.raises(Refused, match=f"{name}.* doesn't work on several ranks"):
+            check_sharded(tiny(tmp_path, **changes))
     check_sharded(tiny(tmp_path))
 
 

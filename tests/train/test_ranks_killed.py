@@ -76,8 +76,6 @@ def test_a_rank_that_vanishes_is_named_in_time_and_the_run_goes_on(number: int, 
     with launched(tmp_path, file) as launcher:
         until(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) >= 3)
         first, second = (rank_of(launcher.pid, rank) for rank in (0, 1))
-        assert first is not None
-        assert second is not None
         os.kill(second, number)
         took = until(lambda: not Path(f"/proc/{first}").exists())
         assert took <= SECONDS + 1, took  # 1: the process ends, on a busy machine

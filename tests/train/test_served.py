@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,30 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "start")
 
 
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of three steps whose samples are of the weights of the time, with the trainer's log-probs."""
+    rows = [row for row in metrics(run) if row["step"]]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+    return rows
+
+
+ELSEWHERE = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
+
+
+def collect(config: RunConfig, run: Path, say: Callable[[str], None], begin: Callable[[], None]) -> None:
+    """A run that a collector of this process samples for, once `begin` was called."""
+    trained = threading.Thread(target=Trainer(config, run).run)
+    trained.start()
+    try:
+        while not (run / "weights/latest.json").exists():
+            trained.join(0.05)
+        begin()
+        assert Collector.of(str(run), Activity(), say).serve() > 0
+    finally:
+        trained.join(60)
+
+
 def run_of(tmp_path: Path, start: str, url: str, **changes: Any) -> RunConfig:
     """Of three steps of four responses, each of which is a request."""
     policy = {"model": start, **changes.pop("policy", {})}
@@ -52,9 +77,7 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
         engine = {} if push == "adapter" else {"push": push}
         changes = {"policy": {"lora": {"rank": 2}}, "engine": engine}
         run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
-    rows = metrics(run)[1:] if metrics(run)[0]["step"] == 0 else metrics(run)
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+    assert all(row["push_error"] < ROUNDED for row in steps_of(run))
     loaded = [body["lora_name"] for path, body in state.asked if path == "/v1/load_lora_adapter"]
     names = [name.partition("-")[0] for name in loaded]
     assert names == (["agro@0", "agro@1", "agro@2", "agro@3"][: len(names)] if push == "adapter" else [])
@@ -76,13 +99,11 @@ def test_a_server_sleeps_while_the_weights_move(
         monkeypatch.setattr(Learner, name, seen)
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
         changes = {"policy": {"lora": {"rank": 2}}, "engine": {"sleep": True}}
-        held = {
-            "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
-            "evaluate__every": 1,
-        }
-        run = Trainer(run_of(tmp_path, start, url, **changes, **held), tmp_path / "run").run()
+        held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+        changes |= {"data__eval_prompts": held, "evaluate__every": 1}
+        run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
     assert asleep == [1] * 6
-    assert [row["staleness_max"] for row in metrics(run) if row["step"]] == [0, 0, 0]
+    steps_of(run)
     order = [path for path, _ in state.asked if "completions" not in path]
     assert order[:3] == ["/wake_up", "/v1/load_lora_adapter", "/sleep?level=1"]
     assert order.count("/wake_up") == order.count("/sleep?level=1") >= 3
@@ -99,19 +120,9 @@ def test_collectors_sample_with_a_server(
     report = Publications.report
     monkeypatch.setattr(Publications, "report", lambda self, own: (reports.append(own), report(self, own)))
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
-        config = run_of(tmp_path, start, url, policy=policy, **changes)
-        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
-        trained.start()
-        try:
-            while not (tmp_path / "run/weights/latest.json").exists():
-                trained.join(0.05)
-            assert Collector.of(str(tmp_path / "run"), Activity(), lambda text: None).serve() > 0
-        finally:
-            trained.join(60)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+        config = run_of(tmp_path, start, url, policy=policy, **ELSEWHERE)
+        collect(config, tmp_path / "run", say=lambda text: None, begin=lambda: None)
+    steps_of(tmp_path / "run")
     probes = [own.push_error for own in reports if own.role == "collector"]
     assert probes
     assert all(error is not None and error < ROUNDED for error in probes)
@@ -124,8 +135,8 @@ def test_collectors_sample_with_a_server(
 def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str) -> None:
     """It hangs up at the beginning, and again in the middle, when it is started again without weights."""
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
-        config = run_of(tmp_path, start, url, engine={"retries": 0}, sampler__n=3, train__groups=4, **changes)
+        twelve = {"sampler__n": 3, "train__groups": 4}
+        config = run_of(tmp_path, start, url, engine={"retries": 0}, **twelve, **ELSEWHERE)
         state.dead = True
         base = {name: weight.clone() for name, weight in state.engine.policy.model.state_dict().items()}
 
@@ -140,20 +151,9 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
                 time.sleep(0.01)
             state.dead = False
 
-        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
-        appeared = threading.Thread(target=appear, daemon=True)
         said: list[str] = []
-        trained.start()
-        try:
-            while not (tmp_path / "run/weights/latest.json").exists():
-                trained.join(0.05)
-            appeared.start()
-            assert Collector.of(str(tmp_path / "run"), Activity(), said.append).serve() > 0
-        finally:
-            trained.join(60)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+        collect(config, tmp_path / "run", said.append, threading.Thread(target=appear, daemon=True).start)
+    steps_of(tmp_path / "run")
     assert sum("isn't used" in text for text in said) == 2
     assert sum("is used again" in text for text in said) == 2
 
@@ -161,12 +161,9 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
 @pytest.mark.nightly
 def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
     with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
-        config = run_of(tmp_path, start, url)
-        file = write_toml(tmp_path / "config.json", config)
+        file = write_toml(tmp_path / "config.json", run_of(tmp_path, start, url))
         torchrun("-m", "agro", "train", str(file), "--out", str(tmp_path / "run"), cwd=tmp_path)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+    assert all(row["push_error"] < ROUNDED for row in steps_of(tmp_path / "run"))
 
 
 def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch) -> None:

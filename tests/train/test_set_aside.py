@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, interrupted, metrics, tiny, weights, write_prompts
 
 from agro.api import Trained, held_out_prompts
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.pages.run.verdict import Verdict
 from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
@@ -83,8 +83,7 @@ def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: 
 def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path) -> None:
     whole, cut, again = (tmp_path / name for name in ("whole", "cut", "again"))
     BaseTrainer(asking(tmp_path), whole).run()
-    with pytest.raises(Interrupted):
-        BaseTrainer(asking(tmp_path), cut, monitors=[InterruptAfter(2)]).run()
+    interrupted(asking(tmp_path), cut, 2)
     BaseTrainer(asking(tmp_path), cut, resume=True).run()
     BaseTrainer(RunConfig.load(whole / "config.json"), again).run()
     for other in (cut, again):
@@ -95,8 +94,7 @@ def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path
 
 def test_a_resumed_run_keeps_its_share_of_a_log_that_has_grown(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(learning(tmp_path), run, monitors=[InterruptAfter(1)]).run()
+    interrupted(learning(tmp_path), run, 1)
     before, share = (run / SET_ASIDE).read_bytes(), load_run(run).config.data.hold_out
     fill_store(tmp_path / "log.db", 900, 2)
     BaseTrainer(learning(tmp_path), run, resume=True).run()
@@ -116,21 +114,17 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     assert Verdict.of(load_run(run)).to_json()["by"] == "reward"
     fill_store(tmp_path / "plain.db", 250, 2)
     plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
-    refused = BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused")
-    with pytest.raises(
-        Refused, match=r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
-    ):
-        refused.run()
+    message = r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
+    with pytest.raises(Refused, match=message):
+        BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused").run()
 
 
 def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> None:
     """The context of 16 tokens leaves no room; of prompts to train on such a one would be refused."""
     long = learning(tmp_path, reward=tiny(tmp_path).reward.model_dump())
+    texts, answer = [f"{i:015d}>" for i in range(250)], {"answer": "1"}
     with Store.open(tmp_path / "log.db") as store:
-        texts = [f"{i:015d}>" for i in range(250)]
-        store.append(
-            Sample(t, str(i), reward=float(i), meta={"answer": "1"}) for t in texts for i in range(2)
-        )
+        store.append(Sample(t, str(i), reward=float(i), meta=answer) for t in texts for i in range(2))
     BaseTrainer(long, tmp_path / "run").run()
     said = capsys.readouterr().err
     valid = len(asked(tmp_path / "run"))
@@ -142,10 +136,10 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> 
 def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
     run = tmp_path / "run"
     BaseTrainer(learning(tmp_path), run).run()
-    assert metrics(run)[-1]["eval_auc_groups"] == 25
-    assert metrics(run)[-1]["eval_reward"] is None
-    sentence = Verdict.of(load_run(run)).sentence
-    assert "compares the answers to the 25 held-out prompts that the run set aside" in sentence
+    last, verdict = metrics(run)[-1], Verdict.of(load_run(run))
+    assert (last["eval_auc_groups"], last["eval_reward"], verdict.answer) == (25, None, "not measured")
+    assert "ranks logged responses (AUC), which says nothing about what it writes" in verdict.sentence
+    assert "compares the answers to the 25 held-out prompts that the run set aside" in verdict.sentence
 
 
 def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys: Any) -> None:
@@ -272,16 +266,13 @@ def log_run(folder: Path, **changes: Any) -> Any:
     return wide(folder, data=log, **{"train__steps": 4, **changes})
 
 
-def test_a_log_s_near_copies_are_held_out_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> None:
     BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
     held_out = {q for q in QUESTIONS if is_held_out(min(map(prompt_hash, copies(q))), 0.3)}
     held = len(held_out)
     said = capsys.readouterr().err
     assert "80 of 80 prompts are near-copies of others, in 20 clusters" in said
-    measured = f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of"
-    assert measured in " ".join(said.split())
+    assert f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of" in said
     drawn = drawn_prompts(tmp_path / "log.db", tmp_path / "run")
     trained = {q for q in QUESTIONS if not drawn.isdisjoint(map(prompt_hash, copies(q)))}
     assert trained
@@ -291,8 +282,7 @@ def test_a_log_s_near_copies_are_held_out_together(
 
 def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(log_run(tmp_path), folder, monitors=[InterruptAfter(2)]).run()
+    interrupted(log_run(tmp_path), folder, 2)
     before = read_clusters(folder)
     with Store.open(tmp_path / "log.db") as store:
         more = [text for question in QUESTIONS for text in (f"9:{question}", f"8:{question}")]
@@ -305,29 +295,21 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
 def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     """It has no near_copies.json: each prompt decided for itself."""
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(log_run(tmp_path), folder, monitors=[InterruptAfter(2)]).run()
+    interrupted(log_run(tmp_path), folder, 2)
     (folder / "near_copies.json").unlink()
     BaseTrainer(log_run(tmp_path), folder, resume=True).run()
     held_out = sum(is_held_out(prompt_hash(text), 0.3) for q in QUESTIONS for text in copies(q))
     assert metrics(folder)[-1]["eval_groups"] == held_out
 
 
-def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
+def test_a_verdict_counts_clusters_and_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys) -> None:
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
-    asked = write(tmp_path / "asked.jsonl", QUESTIONS[10:])
+    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
     config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=2)
     BaseTrainer(config, tmp_path / "run").run()
+    assert "4 of 20 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
     [*_, row] = metrics(tmp_path / "run")
     assert (row["eval_gain_n"], row["eval_gain_clusters"]) == (20, 5)
     verdict = Verdict.of(load_run(tmp_path / "run"))
     assert "on 20 held-out prompts in 5 clusters of near-copies" in verdict.sentence
     assert verdict.to_json()["clusters"] == 5
-
-
-def test_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held = write(tmp_path / "held.jsonl", [*copies(QUESTIONS[0]), QUESTIONS[1]])
-    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
-    config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=1)
-    BaseTrainer(config, tmp_path / "run").run()
-    assert "4 of 5 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, metrics, tiny, write_prompts
+from tiny_runs import REWARDS, fill_store, metrics, run_tiny, tiny, write_prompts
 
-from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.runs.rundata import empty_metrics
@@ -66,32 +65,37 @@ SAME = EQUAL | {"reward_std": 0.0} | NO_GRADIENT
         (OF_THE_STEP, SAME | {"grad_norm": 1.0}, None),  # βρ differs, so the KL is trained on
     ],
 )
-def test_the_reason_of_a_step(
-    tmp_path: Path, objective: dict[str, Any], row: dict[str, Any], expected: str | None
-) -> None:
+def test_the_reason_of_a_step(tmp_path, objective, row, expected) -> None:
     assert why(*signal(tmp_path, objective=objective), row) == expected
 
 
 def test_of_one_reward_for_all_the_line_names_it_and_no_rate(tmp_path: Path) -> None:
+    [line] = lines(tmp_path, [SAME], objective=OF_THE_STEP, train__steps=1)
+    assert "all rewards are equal (each is 0.5, in 4 groups). What to do: see whether the reward" in line
+    assert "train.lr" not in line
+
+
+def lines(folder: Path, rows: Iterable[dict[str, Any]], **changes: Any) -> list[str]:
+    """What is said of steps with these metrics."""
     said: list[str] = []
-    why(*signal(tmp_path, said.append, objective=OF_THE_STEP, train__steps=1), SAME)
-    assert "all rewards are equal (each is 0.5, in 4 groups). What to do: see whether the reward" in said[0]
-    assert "train.lr" not in said[0]
+    monitor, phase = signal(folder, said.append, **changes)
+    for step, row in enumerate(rows, 1):
+        why(monitor, phase, row, step)
+    return said
 
 
 @pytest.mark.parametrize("row", [ZERO | NO_GRADIENT, EQUAL | NO_GRADIENT])
-def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
-    """Not where that is done already, and not for fresh samples, whose prompts are to be changed."""
-    for data, advised in (
+@pytest.mark.parametrize(
+    ("data", "advised"),
+    [
         ({"data__replay": 0.5}, True),
-        ({"data__replay": 0.5, "data__spread": True}, False),
-        ({}, False),
-    ):
-        said: list[str] = []
-        monitor, phase = signal(tmp_path, said.append, **data, objective={"name": "rloo"})
-        for step in (1, 2, 3):
-            why(monitor, phase, row, step)
-        assert ("data.spread = true, which draws only those" in said[0]) == advised
+        ({"data__replay": 0.5, "data__spread": True}, False),  # it is done already
+        ({}, False),  # of fresh samples the prompts are to be changed
+    ],
+)
+def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path, row, data, advised) -> None:
+    [line] = lines(tmp_path, [row] * 3, objective=RLOO, **data)
+    assert ("data.spread = true, which draws only those" in line) == advised
 
 
 @pytest.mark.test
@@ -103,14 +107,14 @@ def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path
         )
     log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "objective": {"name": "reinforce"}}
     small = {"train__groups": 2, "train__steps": 5}
-    [line] = said_by(tiny(tmp_path, **log, **small), tmp_path / "all", capsys)
+    [line] = said_by(tmp_path, "all", capsys, **log, **small)
     assert "What to do: where other groups of the store have rewards that differ: data.spread = true" in line
     log["data"] |= {"spread": True}
-    Trainer(tiny(tmp_path, **log, **small), tmp_path / "spread").run()
+    run = run_tiny(tmp_path, "spread", **log, **small)
     said = capsys.readouterr().err
     assert "30 of 32 groups have equal rewards and aren't drawn (data.spread)" in said
     assert "nothing can be learned" not in said
-    assert {row["groups_equal"] for row in metrics(tmp_path / "spread")} == {0}
+    assert {row["groups_equal"] for row in metrics(run)} == {0}
 
 
 def test_a_number_of_spread_is_for_stored_groups_alone(tmp_path: Path) -> None:
@@ -124,10 +128,9 @@ def test_a_store_with_too_few_groups_of_different_rewards_names_spread(tmp_path:
     with Store.open(tmp_path / "log.db") as store:
         store.append(Sample(f"{100 + g}>", str(i), reward=float(i == g)) for g in range(8) for i in range(3))
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "spread": True}
-    with pytest.raises(
-        Refused, match=r"got 3 of different rewards \(data\.spread\).*set data\.spread = false"
-    ):
-        Trainer(tiny(tmp_path, data=data), tmp_path / "run").run()
+    message = r"got 3 of different rewards \(data\.spread\).*set data\.spread = false"
+    with pytest.raises(Refused, match=message):
+        run_tiny(tmp_path, data=data)
 
 
 @pytest.mark.parametrize("name", ["log", "mixed", "replay"])
@@ -136,52 +139,38 @@ def test_the_recipes_for_stored_groups_draw_those_that_teach(name: str) -> None:
 
 
 def test_it_is_said_after_three_steps_in_a_row_and_every_hundred(tmp_path: Path) -> None:
-    said: list[str] = []
-    monitor, phase = signal(tmp_path, said.append, train__steps=300)
-    for step in range(1, 301):
-        why(monitor, phase, GOOD if step in (3, 6) else ZERO, step)
+    rows = [GOOD if step in (3, 6) else ZERO for step in range(1, 301)]
+    said = lines(tmp_path, rows, train__steps=300)
     assert [line.split(":")[0] for line in said] == ["step 9", "step 106", "step 206"]
     assert "nothing can be learned, 3 steps in a row: all rewards are 0 (mean reward 0)" in said[0]
     assert "What to do: check that the reward of a right response isn't 0" in said[0]
 
 
 def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Path) -> None:
-    said: list[str] = []
-    limited = {"data__replay": 0.5, "data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
-    monitor, phase = signal(tmp_path, said.append, **limited)
-    for step, missing in enumerate([2, 0, 2, 1, 2, 2], 1):
-        why(monitor, phase, GOOD | {"replay_missing": missing}, step)
-    assert len(said) == 1
-    assert said[0].startswith(
-        "step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn"
-    )
-    assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in said[0]
-    monitor, phase = signal(tmp_path, said.append, data__replay=0.5)
-    for step in range(1, 4):
-        why(monitor, phase, GOOD | {"replay_missing": 1}, step)
-    assert "or more prompts" in said[1]
+    rows = [GOOD | {"replay_missing": missing} for missing in (2, 0, 2, 1, 2, 2)]
+    limited = {"data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
+    [line] = lines(tmp_path, rows, data__replay=0.5, **limited)
+    assert line.startswith("step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn")
+    assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in line
+    [line] = lines(tmp_path, [GOOD | {"replay_missing": 1}] * 3, data__replay=0.5)
+    assert "or more prompts" in line
 
 
-def said_by(config: RunConfig, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    Trainer(config, folder).run()
+def said_by(folder: Path, name: str, capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
+    run_tiny(folder, name, **changes)
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
 
 
 @pytest.mark.test
 def test_a_run_whose_rewards_are_all_0_says_so(tmp_path: Path, capsys) -> None:
-    (tmp_path / "zero.py").write_text(
-        "def score(completions, **columns):\n    return [0.0] * len(completions)\n"
-    )
-    reward = {"reward__name": f"{tmp_path / 'zero.py'}:score", "evaluate__n": 2}
+    reward = {"reward__name": f"{REWARDS}:zero", "evaluate__n": 2}
     held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
-    config = tiny(tmp_path, **reward, data__eval_prompts=held)
-    [line] = said_by(config, tmp_path / "run", capsys)
+    [line] = said_by(tmp_path, "run", capsys, **reward, data__eval_prompts=held)
     assert line.startswith("step 3: nothing can be learned, 3 steps in a row: all rewards are 0")
     rows = metrics(tmp_path / "run")
     assert [m["no_signal"] for m in rows] == [None] + ["all rewards are 0"] * 6
     assert {m["regret"] for m in rows} == {m["eval_regret"] for m in rows} == {None}
-    short = tiny(tmp_path, **reward, train__steps=2)
-    assert len(said_by(short, tmp_path / "short", capsys)) == 1
+    assert len(said_by(tmp_path, "short", capsys, **reward, train__steps=2)) == 1
 
 
 @pytest.mark.test
@@ -189,18 +178,18 @@ def test_a_run_on_a_log_without_differences_says_so(tmp_path: Path, capsys) -> N
     with Store.open(tmp_path / "log.db") as store:
         store.append(Sample(f"{100 + g}>", str(i), reward=g / 8) for g in range(8) for i in range(3))
     log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}}
-    [line] = said_by(tiny(tmp_path, **log), tmp_path / "run", capsys)
+    [line] = said_by(tmp_path, "run", capsys, **log)
     assert "equal rewards within groups" in line
     with Store.open(tmp_path / "log.db") as store:
         store.append([Sample("100>", "7", reward=9.0)])
-    assert said_by(tiny(tmp_path, **log, train__groups=8), tmp_path / "other", capsys) == []
+    assert said_by(tmp_path, "other", capsys, **log, train__groups=8) == []
 
 
 @pytest.mark.test
 def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
     fill_store(tmp_path / "log.db")
     log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "train__max_length": 3}
-    [line] = said_by(tiny(tmp_path, **log, train__steps=3), tmp_path / "run", capsys)
+    [line] = said_by(tmp_path, "run", capsys, **log, train__steps=3)
     assert "no valid response" in line
     assert "raise train.max_length" in line
 
@@ -208,11 +197,9 @@ def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
 @pytest.mark.test
 def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None:
     """Rewards are at most 1, so that no group of the run's own store can be drawn."""
-    config = tiny(tmp_path, data__replay=0.5, data__min_reward=2.0)
-    [line] = said_by(config, tmp_path / "run", capsys)
+    [line] = said_by(tmp_path, "run", capsys, data__replay=0.5, data__min_reward=2.0)
     assert "step 3: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn" in line
     assert "data.min_reward = 2.0" in line
     assert [m["replay_missing"] for m in metrics(tmp_path / "run")] == [2] * 6
-    met = said_by(tiny(tmp_path, data__replay=0.5), tmp_path / "met", capsys)
-    assert met == []
+    assert said_by(tmp_path, "met", capsys, data__replay=0.5) == []
     assert [m["replay_missing"] for m in metrics(tmp_path / "met")] == [2, 0, 0, 0, 0, 0]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +18,9 @@ from typing import Any
 import torch.distributed as dist
 
 from agro.runs.progress import Progress, RunActivity
+from agro.store import Store
 from agro.train.process_group import Watch
+from agro.types import Sample
 
 SECONDS = 1.0
 
@@ -174,12 +178,6 @@ def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
 
 def test_it_says_where(tmp_path: Path) -> None:
     """A store that waits for another writer's lock: the line of agro is the database's."""
-    import sqlite3
-    import threading
-
-    from agro.store import Store
-    from agro.types import Sample
-
     activity, said = watched(0.1)
     with Store.open(tmp_path / "s.db") as store:
         other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
