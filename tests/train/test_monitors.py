@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,8 @@ from tiny_runs import (
     write_prompts,
 )
 
-from agro import config
-from agro.config import GuardConfig
-from agro.errors import Refused
+from agro.config import EvaluateConfig, GuardConfig
+from agro.errors import Interrupted, Refused
 from agro.objectives import Evaluation
 from agro.rollout.engines import Continuation
 from agro.rollout.engines.hf import HF
@@ -41,7 +41,9 @@ from agro.train.learner import Local
 from agro.train.measure import logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.monitors.guard import Best, Guard, Warnings
+from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.phases import Phase
+from agro.train.source import InlineSource
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
@@ -202,7 +204,7 @@ def test_monitors_are_closed_once_however_a_run_ends(tmp_path: Path) -> None:
 
 
 def test_every_metric_that_can_be_followed_is_a_choice() -> None:
-    kind = config.EvaluateConfig.model_fields["metric"].annotation
+    kind = EvaluateConfig.model_fields["metric"].annotation
     [choices] = [get_args(part) for part in get_args(kind) if get_args(part)]
     assert set(choices) == FOLLOWED.keys()
 
@@ -226,6 +228,10 @@ def test_the_rule(tmp_path, limits, loss, kl, before, said) -> None:
     guard.losses = before
     action = guard.judge(view(tmp_path, 1, {"loss": loss, "kl_ref": kl}))
     assert (said in action.why, action.kind) == (True, "stop" if said else "go")
+
+
+def held(folder: Path) -> str:
+    return write_prompts(folder / "held.jsonl", range(60, 66))
 
 
 run = partial(run_tiny, train__steps=10, train__lr=1e-4)
@@ -301,8 +307,7 @@ class Note(Monitor):
 
 def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path) -> None:
     note = Note(stop_at=2)
-    held = write_prompts(tmp_path / "held.jsonl", range(60, 66))
-    changes = {"data__eval_prompts": held, "evaluate__every": 2}
+    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2}
     out = run(tmp_path, "run", note, **changes)
     events = ["evaluated 6", "step 0", "train on 12", "step 1", "train on 12", "evaluated 6", "step 2"]
     assert note.events == events
@@ -459,3 +464,45 @@ def test_only_known_log_probs_of_comparable_rows_count() -> None:
     assert logp_differences(step, [False, False, False]) == {}
     logp[0, 1] = -math.inf  # a token that the trainer's policy never draws
     assert logp_differences(step, [True, True, False])["logp_diff_fresh"] == math.inf
+
+
+def measured(folder: Path, rewards: Iterable[float], monkeypatch, **evaluate) -> dict[str, Any]:
+    """Settings of a run that measures at each step, and finds these rewards."""
+    given, real = iter(rewards), HeldOutPrompts._describe
+    unknown = {"eval_reward_se": math.nan}
+    monkeypatch.setattr(
+        HeldOutPrompts, "_describe", lambda *a: real(*a) | unknown | {"eval_reward": next(given)}
+    )
+    rule = {"every": 1, **evaluate}
+    return {"data__eval_prompts": held(folder), "evaluate": rule, "train__steps": 3}
+
+
+def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
+    out = run_tiny(tmp_path, **measured(tmp_path, [math.nan, 0.2, 0.1, 0.1], monkeypatch, keep_best=True))
+    best = json.loads((out / "best/best.json").read_text(), parse_constant=pytest.fail)  # NaN isn't JSON
+    assert (best["step"], best["eval_reward"], best["eval_reward_se"]) == (1, 0.2, None)
+
+
+def test_the_measurement_of_step_0_made_again_is_not_one_without_progress(
+    tmp_path: Path, monkeypatch
+) -> None:
+    rewards = [0.5, 0.5, 0.4, 0.3, 0.2]  # of step 0, step 0 again, steps 1 to 3
+    changes = measured(tmp_path, rewards, monkeypatch, patience=2)
+    plain = InlineSource.fill
+
+    def interrupted(self, wanted):
+        """Ctrl-C while the samples of step 1 are made."""
+        if done(tmp_path / "run") == 0:
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, wanted)
+
+    monkeypatch.setattr(InlineSource, "fill", interrupted)
+    with pytest.raises(Interrupted):
+        run_tiny(tmp_path, **changes)
+    monkeypatch.setattr(InlineSource, "fill", plain)
+    assert done(run_tiny(tmp_path, resume=True, **changes)) == 2
+
+
+def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:
+    run = run_tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate__kl=False, train__steps=1)
+    assert [m["eval_kl_ref"] for m in metrics(run)] == [None, None]

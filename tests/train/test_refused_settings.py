@@ -280,5 +280,9 @@ def test_settings_that_are_refused(tmp_path: Path, changes: Changes, message: st
     assert not (tmp_path / "run").exists()
 
 
-def test_a_beta_may_be_measured_at_in_responses_to_held_out_prompts(tmp_path: Path) -> None:
-    Trainer(tiny(tmp_path, **MEASURED_AT, **ON_A_LOG, **HELD, evaluate__n=2), tmp_path / "run")
+def test_settings_that_are_not(tmp_path: Path) -> None:
+    """A β at which responses to held-out prompts are measured; patience of all phases, evaluations of one."""
+    measured = MEASURED_AT | ON_A_LOG | HELD | {"evaluate__n": 2}
+    patient = HELD | {"evaluate__patience": 2} | phases({}, {"evaluate": {"every": 2}})
+    for changes in (measured, patient):
+        Trainer(tiny(tmp_path, **changes), tmp_path / "run")

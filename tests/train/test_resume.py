@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiers import some
 from tiny_runs import (
     REWARDS,
     InterruptAfter,
+    StopAfter,
     done,
     fill_store,
     interrupted,
@@ -43,8 +44,11 @@ from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
+from agro.models.policy import Policy
 from agro.runs.progress import Progress, RunActivity
 from agro.store import Store
+from agro.train import learner
+from agro.train.learner import Local
 from agro.train.monitors import Monitor, View
 
 
@@ -371,3 +375,51 @@ def test_an_exported_store_trains_elsewhere_with_the_same_gradients(tmp_path: Pa
             here, elsewhere = ([row[key] for row in rows[name]] for name in ("here", ending))
             np.testing.assert_allclose(elsewhere, here, **rounding(here))
         torch.testing.assert_close(learned[ending], learned["here"], **rounding(*learned["here"].values()))
+
+
+def test_a_run_that_ended_early_in_a_middle_phase_keeps_the_reference_of_that_phase(tmp_path: Path) -> None:
+    """It stays ended where nothing that ends it changes, though what is shown does."""
+
+    def run(last: int, name: str = "run", *monitors: StopAfter, **changes) -> Path:
+        steps = {"a": 2, "b": 5, "c": last}
+        phases = [{"name": phase, "train": {"steps": n}} for phase, n in steps.items()]
+        few = {"train__checkpoint_every": 1, "train__keep": 1}
+        return run_tiny(tmp_path, name, *monitors, phases=phases, policy__reference="phase", **few, **changes)
+
+    out = run(2, "run", StopAfter(5))
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000005"]
+    assert done(run(2, resume=True, train__show_every=1)) == 5
+    assert weights(run(3, resume=True)) == weights(run(3, "whole"))
+
+
+def test_a_phase_has_its_own_limits_of_a_forward_pass(tmp_path: Path) -> None:
+    phases = [{"name": "a", "train": {"micro_batch": 8}}, {"name": "b", "train": {"micro_batch": 2}}]
+    out = run_tiny(tmp_path, phases=phases, train__steps=2)
+    read = {s: json.loads((out / f"checkpoints/step-0000000{s}/learner.json").read_text()) for s in (2, 4)}
+    assert read == {2: {"sequences": 8, "tokens": None}, 4: {"sequences": 2, "tokens": None}}
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    local = Local(Policy.load(tiny(tmp_path).policy), None, print)
+    with pytest.raises(Refused, match=r": model: .*\ba, "):
+        local.load(tmp_path, 0)
+
+
+def test_no_checkpoint_is_written_between_the_updates_of_a_step(tmp_path: Path, monkeypatch) -> None:
+    """The second update of step 2 doesn't fit into memory, for the optimizer has its state by then."""
+    config = tiny(tmp_path, train__updates=2, train__checkpoint_every=3, train__steps=4)
+    plain = Trainer(config, tmp_path / "plain").run()
+    calls: list[int] = []
+    real = learner.backward
+
+    def backward(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Refused("out of memory on a single sequence")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(learner, "backward", backward)
+    with pytest.raises(Refused, match="out of memory"):
+        Trainer(config, tmp_path / "run").run()
+    assert weights(Trainer(config, tmp_path / "run", resume=True).run()) == weights(plain)

@@ -1,4 +1,5 @@
-"""Runs that sample with servers: with adapters, by collectors, and beside a learner on two ranks."""
+"""Runs with servers: they sample, with adapters, by collectors, and beside a learner on two ranks; and one of
+a teacher teaches as one in the process does."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from stand_in import serving
@@ -28,7 +30,7 @@ from agro.train.check import check_config
 from agro.train.learner import Learner
 from agro.train.publications import ProcessReport, Publications
 
-ROUNDED = 1e-5  # nats: float32 in batches of other shapes
+ROUNDED = 1e-5  # nats, and weights after three steps of Adam: float32 in batches of other shapes
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +176,72 @@ def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch)
     assert json.loads((run / "config.json").read_text())["engine"]["api_key"] == "env:AGRO_TEST_KEY"
     for file in run.rglob("*.json*"):
         assert "s3cret" not in file.read_text()
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> str:
+    Policy.load(tiny(tmp_path).policy, seed=7).save(tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+def distilling(folder: Path, teacher: str, **changes: Any) -> RunConfig:
+    policy = tiny(folder).policy.model_dump() | {"reference": "model", "reference_model": teacher}
+    policy |= changes.pop("policy", {})
+    values = {"objective": {"name": "distill"} | changes.pop("objective", {}), "train__steps": 3}
+    return tiny(folder, policy=policy, evaluate={"kl": False}, **values, **changes)
+
+
+def test_it_equals_one_in_the_process(tmp_path: Path, teacher: str) -> None:
+    """Log-probs, gradients and weights; the server scores each sample of each step once."""
+    here = Trainer(distilling(tmp_path, teacher), tmp_path / "here")
+    rows = metrics(here.run())
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
+        served = Trainer(distilling(tmp_path, url), tmp_path / "served")
+        found = metrics(served.run())
+    scored = [body for path, body in state.asked if "prompt_logprobs" in body]
+    assert len(scored) == 3 * 4 * 3  # steps, groups, responses
+    for ours, theirs in zip(rows, found, strict=True):
+        for name in ("loss", "grad_norm", "kl_ref"):
+            assert theirs[name] == (None if ours[name] is None else pytest.approx(ours[name], abs=1e-5))
+    assert any(row["loss"] for row in rows)
+    before = Policy.load(here.config.policy, seed=0).weights()
+    for name, weight in here.policy.weights().items():
+        torch.testing.assert_close(served.policy.weights()[name], weight, atol=ROUNDED, rtol=0)
+    assert any((here.policy.weights()[name] - w).abs().max() > 100 * ROUNDED for name, w in before.items())
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
+    other = tiny(tmp_path).policy.model_dump()
+    other["new"]["alphabet"] = "9876543210>"
+    with (
+        serving(Policy.load(PolicyConfig(**other))) as (url, _),
+        pytest.raises(Refused, match=r"reference_model = http.*: expected the tokenizer of policy\.model"),
+    ):
+        Trainer(distilling(tmp_path, url), tmp_path / "run").run()
+    with pytest.raises(Refused, match=r"failed .* times.*start vLLM there"):
+        Trainer(distilling(tmp_path, url, engine={"retries": 0}), tmp_path / "run").run()
+
+
+def test_what_is_no_log_prob_is_refused(
+    tmp_path: Path, teacher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
+        score = state._score
+
+        def spoiled(ids: list[int]) -> dict[str, Any]:
+            reply = score(ids)
+            reply["choices"][0]["prompt_logprobs"][-1][str(ids[-1])]["logprob"] = 0.5
+            return reply
+
+        monkeypatch.setattr(state, "_score", spoiled)
+        with pytest.raises(Refused, match=r"expected log-probs, at most 0, got 0\.5"):
+            Trainer(distilling(tmp_path, url), tmp_path / "run").run()
+
+
+def test_its_whole_distribution_is_not_there(tmp_path: Path, teacher: str) -> None:
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, _):
+        config = distilling(tmp_path, url, objective={"over": "vocabulary"})
+        with pytest.raises(
+            Refused, match=r"log-probs of the sampled tokens alone.*objective\.over = \"samples\""
+        ):
+            Trainer(config, tmp_path / "run").run()
