@@ -75,11 +75,8 @@ def test_a_scheduled_share_ends() -> None:
     assert counts[10:] == [0] * 10
     assert phase.config.data.draws_stored
     assert phase.config.data.samples_fresh
-    crossing = {
-        "expert": {"start": 1.0, "end": 0.0, "steps": 8},
-        "policy": {"start": 0, "end": 1, "steps": 8},
-    }
-    data = DataConfig(replay=crossing)
+    falling, rising = ({"start": start, "end": 1.0 - start, "steps": 8} for start in (1.0, 0.0))
+    data = DataConfig(replay={"expert": falling, "policy": rising})
     assert not data.samples_fresh
     assert data.drawn_from == (("policy", "expert"), None)
     assert data.replay_text == "100%"
@@ -491,11 +488,8 @@ def test_phases_have_epochs_or_steps_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"data__replay": 0.5},
-            r"train\.epochs = 3 .* expected data\.replay = 1 .* got data\.replay = 0\.5 .*set train\.steps "
-            r"instead, for fresh samples the number of prompts × 3 / 4",
-        ),
+        ({"data__replay": 0.5}, r"epochs = 3 .* expected data\.replay = 1 .* got data\.replay = 0\.5 "),
+        ({"data__replay": 0.5}, r"set train\.steps instead, for fresh samples the number of prompts × 3 / 4"),
         (
             {"phases": [{"name": "a", "data": {"replay": 0}, "train": {"steps": 1}}, {"name": "b"}]},
             r"phase b: train\.epochs = 3 .* got data\.replay = 0\.0 \(a\), 1\.0 \(b\)",

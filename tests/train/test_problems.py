@@ -21,10 +21,7 @@ from agro.store import Store
 from agro.types import Sample
 
 LOG = {"replay": 1.0, "store": "log.db", "hold_out": 0.2}
-FUNCTIONS = [
-    {"name": "proxy.py:f", "label": "proxy"},
-    {"name": "gold.py:f", "label": "gold", "weight": 0},
-]
+FUNCTIONS = [{"name": "proxy.py:f", "label": "proxy"}, {"name": "gold.py:f", "label": "gold", "weight": 0}]
 AUC = {"eval_auc": 0.955, "eval_auc_se": 0.01}
 # A step on a log that goes well: the best responses rise a little, and the KL is below what pays.
 WELL = {"loss": 0.1, "log_ratio_best": 0.2, "log_ratio_worst": -2.0, "ratio_mean": 0.9, "kl_of_best": 0.8}
@@ -149,10 +146,9 @@ def single_responses(path: Path) -> str:
     """One response a prompt, half of them good by chance."""
     noise = random.Random(0)
     with Store.open(path) as store:
-        store.append(
-            Sample(f"{i:03d}>", str(noise.randrange(10)) * 2, reward=float(noise.random() < 0.5))
-            for i in range(64)
-        )
+        for i in range(64):
+            digit, thumb = noise.randrange(10), float(noise.random() < 0.5)
+            store.append([Sample(f"{i:03d}>", str(digit) * 2, reward=thumb)])
     return str(path)
 
 

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 import torch
 from ranks_settings import SETTINGS, SPEC, TOGETHER
 from safetensors.torch import load_file
-from tiny_runs import logp_rounding, metrics, tiny, write_prompts, write_toml
+from tiny_runs import logp_rounding, metrics, tiny, until, write_prompts, write_toml
 
 from agro import config as configuration
 from agro import objectives
@@ -141,10 +140,8 @@ def test_saving_and_loading_take_little_memory_beside_the_shards(tmp_path: Path)
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, tmp_path: Path) -> None:
     """Beside the same run in one process: equal up to the rounding of float32 sums in another order."""
-    settings: dict[str, Any] = {
-        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 80)),
-        "evaluate__every": 5,
-    }
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
+    settings: dict[str, Any] = {"data__eval_prompts": held, "evaluate__every": 5}
     if adapter:
         Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "base")
         settings |= {
@@ -218,15 +215,6 @@ def rank_of(launcher: int, number: int) -> int | None:
         if parent == launcher and b"RANK=%d" % number in variables:
             return int(process.name)
     return None
-
-
-def until(holds: Callable[[], object], seconds: float = 300.0) -> float:
-    """Seconds until something holds."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 @pytest.mark.nightly

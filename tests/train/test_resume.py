@@ -13,7 +13,6 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from tiny_runs import (
     metrics,
     run_tiny,
     tiny,
+    until,
     weights,
     write_prompts,
     write_toml,
@@ -111,14 +111,6 @@ def test_interrupted_in_the_middle_of_a_step(at: int, tmp_path: Path, undisturbe
     same(out, undisturbed)
 
 
-def until(holds: Callable[[], object]) -> None:
-    for _ in range(2400):
-        if holds():
-            return
-        time.sleep(0.025)
-    raise AssertionError("it didn't come to that within a minute")
-
-
 class Command:
     """`agro train CONFIG --out FOLDER/run …` in a process of its own, in FOLDER."""
 
@@ -161,14 +153,8 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, undisturbed: Pa
 
 def test_ctrl_c_stops_between_tokens_of_a_response(tmp_path: Path) -> None:
     """Greedy responses of 100,000 tokens, which take minutes; a checkpoint of the step before is left."""
-    made = tiny(
-        tmp_path,
-        policy__new__context=2**17,
-        sampler={"n": 2, "max_new": 100_000, "temperature": 0.0},
-        train__groups=1,
-        guard__stage_seconds=0.0,
-    )
-    command = Command(made, tmp_path)
+    long = {"sampler": {"n": 2, "max_new": 100_000, "temperature": 0.0}, "policy__new__context": 2**17}
+    command = Command(tiny(tmp_path, **long, train__groups=1, guard__stage_seconds=0.0), tmp_path)
     running = command.start()
     until((tmp_path / "run" / "store.db").exists)
     time.sleep(2)
@@ -300,11 +286,8 @@ def test_a_schedule_over_other_steps_is_told(tmp_path: Path, capsys) -> None:
 
 
 def test_a_run_that_ended_early_goes_on_where_its_rule_changes(tmp_path: Path) -> None:
-    common = {
-        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 66)),
-        "evaluate__every": 1,
-        "train__steps": 5,
-    }
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 66))
+    common = {"data__eval_prompts": held, "evaluate__every": 1, "train__steps": 5}
     for resume in (False, True):
         assert done(run_tiny(tmp_path, resume=resume, evaluate__target=-1.0, **common)) == 1  # at once
     assert done(run_tiny(tmp_path, resume=True, **common)) == 5

@@ -34,12 +34,10 @@ def run(folder: Path, weight: float, reward: dict, **changes) -> Path:
         {"name": f"{REWARDS}:sevens", "label": "sevens"},
         {"name": f"{REWARDS}:sober", "label": "sober", "weight": weight},
     ]
-    held = {
-        "data__eval_prompts": write_prompts(folder / "held.jsonl", range(60, 80)),
-        "evaluate__every": 5,
-    }
+    held = write_prompts(folder / "held.jsonl", range(60, 80))
+    measured = {"data__eval_prompts": held, "evaluate__every": 5}
     reward = {"functions": functions, **reward}
-    return run_tiny(folder, reward=reward, sampler__n=4, train__lr=2e-2, **held, **changes)
+    return run_tiny(folder, reward=reward, sampler__n=4, train__lr=2e-2, **measured, **changes)
 
 
 def test_a_reward_that_is_optimized_too_far_is_said(tmp_path: Path) -> None:
@@ -53,12 +51,7 @@ def test_a_reward_that_is_optimized_too_far_is_said(tmp_path: Path) -> None:
     known = [row["reward_shares"]["sevens"] for row in rows[1:]]
     assert all(share in (None, pytest.approx(1.0)) for share in known)
     shown = page(load_run(folder))
-    for words in (
-        "over-optimized",
-        "sober fell by",
-        "Parts of the held-out reward",
-        "Parts of the reward",
-    ):
+    for words in ("over-optimized", "sober fell by", "Parts of the held-out reward", "Parts of the reward"):
         assert words in shown
 
 

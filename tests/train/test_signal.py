@@ -98,9 +98,8 @@ def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path, row, data,
 def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path, capsys) -> None:
     """30 of 32 groups are of wrong responses alone: without data.spread most steps draw only such."""
     with Store.open(tmp_path / "log.db") as store:
-        store.append(
-            Sample(f"{100 + g}>", str(i), reward=float(g < 2 and i == 0)) for g in range(32) for i in range(3)
-        )
+        for g in range(32):
+            store.append(Sample(f"{100 + g}>", str(i), reward=float(g < 2 and i == 0)) for i in range(3))
     log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "objective": {"name": "reinforce"}}
     small = {"train__groups": 2, "train__steps": 5}
     [line] = said_by(tmp_path, "all", capsys, **log, **small)
@@ -342,10 +341,7 @@ def test_an_anchor_that_is_the_policy_itself_is_noted(tmp_path, name, changes, i
         ({}, ""),
         ({"data__replay": 0.5}, "with data.replay some"),
         ({"train__updates": 2}, "with train.updates = 2 some"),
-        (
-            {"source__sync_every": 4},
-            "with source.kind = inline, whose samples may be of earlier weights some",
-        ),
+        ({"source__sync_every": 4}, "with source.kind = inline, whose samples may be of earlier weights"),
     ],
 )
 def test_the_baseline_of_the_step_is_noted_on_samples_that_are_not_fresh(tmp_path, changes, named) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -171,9 +172,8 @@ def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies)
     assert not any(p.grad.any() for p in policy.value.parameters() if p.grad is not None)
     direction = [p.grad / norm for p in policy.model.parameters()]
     # Llama's norms round to float32 inside, whatever its weights: a smaller shift would measure that
-    slope = slope_along(
-        direction, policy.model.parameters(), lambda: loss_of(policy, batch, name, options, reference)
-    )
+    loss = partial(loss_of, policy, batch, name, options, reference)
+    slope = slope_along(direction, policy.model.parameters(), loss)
     assert slope == pytest.approx(norm, rel=1e-3)
 
 
@@ -185,9 +185,8 @@ def test_gradient_of_the_value_is_the_loss_differentiated(name: str, policies) -
     gradient(name, options, policy, reference, batch, 3)
     found = [p.grad.clone() for p in policy.value.parameters() if p.grad is not None]
     assert all(g.abs().max() > 1e-3 for g in found)
-    slope = slope_along(
-        found, policy.value.parameters(), lambda: loss_of(policy, batch, name, options, reference)
-    )
+    loss = partial(loss_of, policy, batch, name, options, reference)
+    slope = slope_along(found, policy.value.parameters(), loss)
     assert slope == pytest.approx(sum(float(g.square().sum()) for g in found), rel=1e-6)
 
 
@@ -227,9 +226,8 @@ def slope_along(
 
 def loss_of(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
     with torch.enable_grad():
-        return backward(
-            policy, batch, name, resolved(name, **options), passes(100), reference
-        ).evaluation.loss
+        left = backward(policy, batch, name, resolved(name, **options), passes(100), reference)
+    return left.evaluation.loss
 
 
 def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:
@@ -271,17 +269,14 @@ def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
 def test_rows_of_one_episode_stay_together_or_need_a_first_pass(name: str, options: dict, policies) -> None:
     """All but rloo couple by row, and the ratio of a response is that of all its rows."""
     policy, reference = policies
-    rows = [
-        s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p")
-        for i, s in enumerate(samples(policy, 2)[:6])
-    ]
+    pairs = enumerate(samples(policy, 2)[:6])
+    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in pairs]
     batch = collate(rows, 0)
     batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     full = gradient(name, options, policy, reference, batch, 6)
     for size in (1, 2, 3):
-        assert torch.allclose(
-            gradient(name, options, policy, reference, batch, size), full, rtol=1e-10, atol=1e-13
-        )
+        cut = gradient(name, options, policy, reference, batch, size)
+        assert torch.allclose(cut, full, rtol=1e-10, atol=1e-13)
 
 
 def test_a_pass_over_nothing_leaves_a_gradient_of_zero_everywhere(policies) -> None:
@@ -305,25 +300,18 @@ def sample(tokens: list[int], prompt: int, **fields) -> Sample:
 
 
 def test_collate_puts_everything_in_its_place() -> None:
-    """A log's dense rewards beside an expert's piece of an episode, padded on the right.
-
-    Unknown stays unknown.
-    """
+    """A log's dense rewards beside an expert's piece of an episode, padded on the right. Unknown stays so."""
     dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
     logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
     known = {"token_reward": dense, "behavior_logp": logp, "version": np.array([7, 7, 7, 5], dtype=np.int32)}
-    batch = collate(
-        [
-            sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
-            sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
-            sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
-            sample(
-                [8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"
-            ),
-        ],
-        9,
-        [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)],
-    )
+    expert = {"reward": 2.0, "episode": "e", "role": "expert", "prompt_id": "b"}
+    rows = [
+        sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
+        sample([8, 9], 1, id=4, **expert),
+        sample([8, 9, 9], 2, id=5, **expert),
+        sample([8, 9], 1, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
+    ]
+    batch = collate(rows, 9, [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)])
     nan = math.nan
     expected = {
         "mask": [[0, 0, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]],
@@ -338,9 +326,8 @@ def test_collate_puts_everything_in_its_place() -> None:
     assert {name: getattr(batch, name).tolist() for name in expected} == expected
     assert (batch.mask.dtype, batch.tokens.dtype) == (torch.bool, torch.long)
     np.testing.assert_array_equal(batch.behavior_logp, [[nan, nan, -1, -2], *[[nan] * 4] * 3])
-    np.testing.assert_array_equal(
-        batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
-    )
+    of_tokens = [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
+    np.testing.assert_array_equal(batch.extra["token_reward"], of_tokens)
     assert batch.extra["token_reward"].dtype == torch.float64
     np.testing.assert_array_equal(batch.staleness, [4, nan, nan, 9])  # of its oldest token
     assert list(batch.role) == ["log", "expert", "expert", "policy"]

@@ -1,6 +1,4 @@
-"""What a step promised and what it kept of it, the bounds on how far it goes, and what a resumed run has of
-them.
-"""
+"""What a step promised and kept of it, the bounds on how far it goes, and what a resumed run has of them."""
 
 from __future__ import annotations
 
@@ -256,9 +254,8 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
     before = learner.along_gradient()
     learner.move(rate)
     fall = float(before - learner.along_gradient())
-    by_hand = -sum(
-        float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in zip(weights, first, strict=True)
-    )
+    moved = zip(weights, first, strict=True)
+    by_hand = -sum(float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in moved)
     return by_hand, fall, kept(learner.logp(batch), step) * config.train.clip / step.norm
 
 
