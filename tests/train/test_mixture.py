@@ -21,12 +21,15 @@ from tiny_runs import (
     REWARDS,
     StopAfter,
     before_step,
+    by_someone,
     fill_store,
+    log_alone,
     metrics,
     run_tiny,
     tiny,
     weights,
     whole_and_resumed,
+    write_prompts,
     write_toml,
 )
 from typer.testing import CliRunner
@@ -337,10 +340,8 @@ def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
 def test_a_step_weighs_what_it_draws(tmp_path: Path, monkeypatch) -> None:
     """Of 8 groups 2 have rewards that differ; a step of 4 draws both, which count 2/8 · 4/2 = .5, and two of
     the others, 6/8 · 4/2 = 1.5 each."""
-    fill_store(tmp_path / "log.db", groups=2)
-    with Store.open(tmp_path / "log.db") as store:
-        store.append([Sample(f"{200 + g}>", f"{i}", reward=0.0) for g in range(6) for i in range(2)])
-    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0, "data__spread": 0.1}
+    equal = [Sample(f"{200 + g}>", f"{i}", reward=0.0) for g in range(6) for i in range(2)]
+    data = log_alone(tmp_path, [*by_someone(groups=2), *equal], spread=0.1)
     batches, plain = [], Feed.batch
 
     def kept(*args):
@@ -348,7 +349,7 @@ def test_a_step_weighs_what_it_draws(tmp_path: Path, monkeypatch) -> None:
         return batches[-1]
 
     monkeypatch.setattr(Feed, "batch", kept)
-    run_tiny(tmp_path, **data, train__steps=1, train__groups=4)
+    run_tiny(tmp_path, data=data, train__steps=1, train__groups=4)
     groups = Groups.of(batches[0].batch)
     assert sorted(groups.weight.tolist()) == [0.5, 0.5, 1.5, 1.5]
     equal = groups.largest(groups.reward) == -groups.largest(-groups.reward)
@@ -356,9 +357,8 @@ def test_a_step_weighs_what_it_draws(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_each_stored_response_meets_fresh_ones_to_its_prompt(tmp_path):
-    with Store.open(tmp_path / "log.db") as store:
-        store.append(Sample(f"{i}>", "11", reward=1.0, meta={"answer": "11"}) for i in range(6))
-    log = {"store": str(tmp_path / "log.db"), "replay": 1.0, "roles": ["log"], "complete_groups": 3}
+    single = [Sample(f"{i}>", "11", reward=1.0, meta={"answer": "11"}) for i in range(6)]
+    log = log_alone(tmp_path, single, roles=["log"], complete_groups=3)
 
     def look(feed, valid) -> None:
         of_step = Counter((s.prompt_id, s.role) for s in valid.samples)
@@ -396,7 +396,7 @@ def last_digit_three_times(folder: Path) -> dict[str, str]:
 def test_mixed_groups_learn_what_neither_the_log_nor_fresh_samples_teach(tmp_path):
     """A new model finds the answer once in 20,000 tries, and the log has few groups of two."""
     files = last_digit_three_times(tmp_path)
-    log = {"store": str(tmp_path / "log.db"), "replay": 1.0, "roles": ["log"]}
+    log = log_alone(tmp_path, roles=["log"])
     parts: dict[str, dict[str, Any]] = {"log": log, "fresh": {}, "mixed": {**log, "complete_groups": 3}}
     reward = {}
     for name, data in parts.items():
@@ -417,10 +417,8 @@ def test_mixed_groups_learn_what_neither_the_log_nor_fresh_samples_teach(tmp_pat
 
 def logged_of_epochs(folder: Path, epochs: float | None = 3, **changes: Any) -> RunConfig:
     """Ten stored groups, four a step."""
-    if not (folder / "log.db").exists():
-        fill_store(folder / "log.db", groups=10)
-    log = {"data__store": str(folder / "log.db"), "data__replay": 1.0}
-    return tiny(folder, **{**log, "train": EPOCHS | {"epochs": epochs}, **changes})
+    data = log_alone(folder, by_someone(groups=10), prompts=write_prompts(folder / "asked.jsonl", range(60)))
+    return tiny(folder, **{"data": data, "train": EPOCHS | {"epochs": epochs}, **changes})
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 3), (2, 5), (3, 8), (0.4, 1), (0.1, 1), (1.25, 4)])

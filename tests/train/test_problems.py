@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import metrics, tiny, write_toml
+from tiny_runs import log_alone, metrics, tiny, write_toml
 from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer, present
@@ -17,7 +17,6 @@ from agro.pages.run.card import card
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import Problem, problems
 from agro.runs.rundata import load_run
-from agro.store import Store
 from agro.types import Sample
 
 LOG = {"replay": 1.0, "store": "log.db", "hold_out": 0.2}
@@ -142,19 +141,18 @@ def test_a_ranking_alone_stands_after_the_verdict_as_a_detail(tmp_path: Path) ->
     assert "Problems" not in text
 
 
-def single_responses(path: Path) -> str:
+def single_responses() -> list[Sample]:
     """One response a prompt, half of them good by chance."""
     noise = random.Random(0)
-    with Store.open(path) as store:
-        for i in range(64):
-            digit, thumb = noise.randrange(10), float(noise.random() < 0.5)
-            store.append([Sample(f"{i:03d}>", str(digit) * 2, reward=thumb)])
-    return str(path)
+    return [
+        Sample(f"{i:03d}>", str(noise.randrange(10)) * 2, reward=float(noise.random() < 0.5))
+        for i in range(64)
+    ]
 
 
 def test_kto_that_leaves_a_log_of_single_responses_does_not_end_with_done(tmp_path: Path) -> None:
     """Half the thumbs are up, so −log ½ = 0.69 nats pay; the learning rate is far too large."""
-    data = {"store": single_responses(tmp_path / "thumbs.db"), "replay": 1.0}
+    data = log_alone(tmp_path, single_responses())
     train = {"steps": 40, "groups": 16, "lr": 3e-2}
     config = tiny(tmp_path, objective={"name": "kto", "beta": 0.1}, data=data, train=train)
     file, out = write_toml(tmp_path / "run.json", config), tmp_path / "run"
@@ -177,10 +175,8 @@ def test_a_run_whose_updates_were_all_skipped_did_not_end_well(tmp_path: Path) -
 
 
 def test_a_run_that_does_not_move_says_so_while_it_trains(tmp_path: Path, capsys) -> None:
-    store = single_responses(tmp_path / "log.db")
-    with Store.open(Path(store)) as opened:
-        opened.append(Sample(s.prompt, "0", reward=0.5) for s in list(opened.samples()))
-    data = {"store": store, "replay": 1.0}
+    single = single_responses()
+    data = log_alone(tmp_path, [*single, *(Sample(s.prompt, "0", reward=0.5) for s in single)])
     config = tiny(tmp_path, data=data, train__steps=45, train__lr=1e-6, train__warmup=10)
     trainer = Trainer(config, tmp_path / "run")
     trainer.run()

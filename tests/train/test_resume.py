@@ -28,8 +28,8 @@ from tiny_runs import (
     InterruptAfter,
     StopAfter,
     done,
-    fill_store,
     interrupted,
+    log_alone,
     metrics,
     run_tiny,
     tiny,
@@ -294,12 +294,11 @@ def test_a_run_that_ended_early_goes_on_where_its_rule_changes(tmp_path: Path) -
 
 
 def stored(folder: Path, steps: int) -> RunConfig:
-    return tiny(folder, data={"store": str(folder / "log.db"), "replay": 1.0}, train__steps=steps)
+    return tiny(folder, data=log_alone(folder), train__steps=steps)
 
 
 def test_a_run_resumes_on_what_is_left(tmp_path: Path) -> None:
     """8 groups of 4 responses, of which 4 groups are left; a step trains on 4 groups."""
-    fill_store(tmp_path / "log.db", groups=8)
     config = stored(tmp_path, 6)
     interrupted(config, tmp_path / "run", 4)
     assert done(tmp_path / "run") == 4
@@ -323,7 +322,6 @@ def test_a_run_resumes_on_what_is_left(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
-    fill_store(tmp_path / "log.db", groups=8)
     config = stored(tmp_path, 4)
     interrupted(config, tmp_path / "run", 2)
     with Store.open(tmp_path / "log.db", timeout=0.5) as store:

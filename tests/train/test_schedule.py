@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_runs import fill_store, interrupted, metrics, tiny, weights
+from tiny_runs import interrupted, log_alone, metrics, run_tiny, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import TrainConfig
@@ -98,11 +98,8 @@ def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> Non
 @pytest.mark.test
 def test_on_a_log_beta_follows_the_evaluations(tmp_path: Path) -> None:
     """Three steps apart; in between it stays as it is."""
-    fill_store(tmp_path / "log.db")
-    data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    rule = {"every": 3, "kl_samples": 8}
-    config = tiny(tmp_path, data=data, reward={}, train__steps=7, objective__beta=ASKED, evaluate=rule)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+    log = {"data": log_alone(tmp_path), "reward": {}, "evaluate": {"every": 3, "kl_samples": 8}}
+    rows = metrics(run_tiny(tmp_path, **log, train__steps=7, objective__beta=ASKED))
     assert [m["step"] for m in rows if m["kl_ref"] is not None] == [3, 6, 7]
     for before, after in pairwise(rows):
         expected = before["beta"]

@@ -8,11 +8,22 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, interrupted, metrics, run_tiny, tiny, weights, write_prompts
+from tiny_runs import (
+    by_someone,
+    fill_store,
+    interrupted,
+    log_alone,
+    metrics,
+    run_tiny,
+    tiny,
+    weights,
+    write_prompts,
+)
 from typer.testing import CliRunner
 
 from agro.api import Trained, held_out_prompts
@@ -54,10 +65,13 @@ def asking(folder: Path, count: int = 300, **changes: Any) -> RunConfig:
 
 def learning(folder: Path, size: int = 2, **changes: Any) -> RunConfig:
     """A log of 250 prompts, without a reward."""
-    if not (folder / "log.db").exists():
-        fill_store(folder / "log.db", 250, size, meta={"answer": "1"})
-    data = {"store": str(folder / "log.db"), "replay": 1.0, **BUDGET}
+    data = log_alone(folder, by_someone(250, size, meta={"answer": "1"}), **BUDGET)
     return tiny(folder, data=data, **{"reward": {}, "train__steps": 2, **changes})
+
+
+def answers_to(prompts: Iterable[str], **fields: Any) -> list[Sample]:
+    """Two to each, of rewards 0 and 1."""
+    return [Sample(text, str(i), reward=float(i), **fields) for text in prompts for i in range(2)]
 
 
 def drawn_prompts(store: Path, run: Path) -> set[str]:
@@ -129,8 +143,8 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     assert (last["eval_gain_n"], last["eval_groups"]) == (25, 25)
     assert last["eval_kl_ref"] is not None
     assert Verdict.of(load_run(run)).to_json()["by"] == "reward"
-    fill_store(tmp_path / "plain.db", 250, 2)
-    plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
+    (tmp_path / "plain").mkdir()
+    plain = log_alone(tmp_path / "plain", by_someone(250, 2), **BUDGET)  # without answers
     message = r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
     with pytest.raises(Refused, match=message):
         BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused").run()
@@ -139,9 +153,8 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
 def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> None:
     """The context of 16 tokens leaves no room; of prompts to train on such a one would be refused."""
     long = learning(tmp_path, reward=tiny(tmp_path).reward.model_dump())
-    texts, answer = [f"{i:015d}>" for i in range(250)], {"answer": "1"}
     with Store.open(tmp_path / "log.db") as store:
-        store.append(Sample(t, str(i), reward=float(i), meta=answer) for t in texts for i in range(2))
+        store.append(answers_to([f"{i:015d}>" for i in range(250)], meta={"answer": "1"}))
     BaseTrainer(long, tmp_path / "run").run()
     said = capsys.readouterr().err
     valid = len(asked(tmp_path / "run"))
@@ -222,11 +235,9 @@ def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
 
 
 def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "copies.db") as store:
-        texts = [f"{'57316420'[n]:0>{i + 1}}{n}>" for n in range(2) for i in range(150)]
-        store.append(Sample(text, str(i), reward=float(i)) for text in texts for i in range(2))
-    copies = {"store": str(tmp_path / "copies.db"), "replay": 1.0, "near_copies": 0.01, **BUDGET}
-    share, note = share_and_note(tiny(tmp_path, data=copies), tmp_path)
+    texts = [f"{'57316420'[n]:0>{i + 1}}{n}>" for n in range(2) for i in range(150)]
+    data = log_alone(tmp_path, answers_to(texts), near_copies=0.01, **BUDGET)
+    share, note = share_and_note(tiny(tmp_path, data=data), tmp_path)
     assert (share, "so many near-copies" in note) == (0.0, True)
 
 
@@ -270,17 +281,9 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def log_run(folder: Path, **changes: Any) -> Any:
-    if not (folder / "log.db").exists():
-        with Store.open(folder / "log.db") as store:
-            store.append(
-                Sample(text, str(i), reward=float(i))
-                for question in QUESTIONS
-                for text in copies(question)
-                for i in range(2)
-            )
-    log = {"store": str(folder / "log.db"), "replay": 1.0, "hold_out": 0.3}
-    return wide(folder, data=log, **{"train__steps": 4, **changes})
+def log_run(folder: Path) -> RunConfig:
+    texts = [text for question in QUESTIONS for text in copies(question)]
+    return wide(folder, data=log_alone(folder, answers_to(texts), hold_out=0.3), train__steps=4)
 
 
 def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> None:
@@ -302,8 +305,7 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     interrupted(log_run(tmp_path), folder, 2)
     before = read_clusters(folder)
     with Store.open(tmp_path / "log.db") as store:
-        more = [text for question in QUESTIONS for text in (f"9:{question}", f"8:{question}")]
-        store.append(Sample(text, str(i), reward=float(i)) for text in more for i in range(2))
+        store.append(answers_to([f"{n}:{question}" for question in QUESTIONS for n in (9, 8)]))
     BaseTrainer(log_run(tmp_path), folder, resume=True).run()
     assert read_clusters(folder) == before
     assert len(before or ()) == 80
@@ -342,12 +344,9 @@ def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path
         run_tiny(tmp_path, "other", data__sources=["policy", "someone"], **data)
 
 
-def on_a_log(folder: Path, **changes: Any) -> Any:
-    folder.mkdir(exist_ok=True)
-    if not (folder / "log.db").exists():
-        fill_store(folder / "log.db", groups=60)
-    log = {"store": str(folder / "log.db"), "replay": 1.0, "group_size": 4, "hold_out": 0.3}
-    return tiny(folder, data=log, **{"train__steps": 4, **changes})
+def on_a_log(folder: Path) -> RunConfig:
+    log = log_alone(folder, by_someone(groups=60), group_size=4, hold_out=0.3)
+    return tiny(folder, data=log, train__steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -397,8 +396,7 @@ def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(
 
 
 def test_without_held_out_prompts_it_says_that_they_were_trained_on(tmp_path: Path) -> None:
-    fill_store(tmp_path / "log.db")
-    log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
+    log = log_alone(tmp_path)
     BaseTrainer(tiny(tmp_path, data=log, train__steps=1), tmp_path / "run").run()
     assert "prompts of those that were trained on" in SideBySide.load(tmp_path / "run").about
     BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "fresh").run()

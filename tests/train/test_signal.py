@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import REWARDS, fill_store, metrics, run_tiny, tiny, write_prompts
+from tiny_runs import REWARDS, log_alone, metrics, run_tiny, tiny, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import DataConfig, GuardConfig, RunConfig, recipes
@@ -94,18 +94,20 @@ def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path, row, data,
     assert ("data.spread = true, which draws only those" in line) == advised
 
 
+def groups_of(rewards: Iterable[Iterable[float]]) -> list[Sample]:
+    """Responses of these rewards to each prompt."""
+    groups = enumerate(rewards)
+    return [Sample(f"{100 + g}>", str(i), reward=r) for g, each in groups for i, r in enumerate(each)]
+
+
 @pytest.mark.test
 def test_a_log_of_mostly_equal_groups_is_learned_from_with_spread(tmp_path: Path, capsys) -> None:
     """30 of 32 groups are of wrong responses alone: without data.spread most steps draw only such."""
-    with Store.open(tmp_path / "log.db") as store:
-        for g in range(32):
-            store.append(Sample(f"{100 + g}>", str(i), reward=float(g < 2 and i == 0)) for i in range(3))
-    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "objective": {"name": "reinforce"}}
-    small = {"train__groups": 2, "train__steps": 5}
-    [line] = said_by(tmp_path, "all", capsys, **log, **small)
+    data = log_alone(tmp_path, groups_of([[1.0, 0.0, 0.0]] * 2 + [[0.0] * 3] * 30))
+    small = {"objective": REINFORCE, "train__groups": 2, "train__steps": 5}
+    [line] = said_by(tmp_path, "all", capsys, data=data, **small)
     assert "What to do: where other groups of the store have rewards that differ: data.spread = true" in line
-    log["data"] |= {"spread": True}
-    run = run_tiny(tmp_path, "spread", **log, **small)
+    run = run_tiny(tmp_path, "spread", data=data | {"spread": True}, **small)
     said = capsys.readouterr().err
     assert "30 of 32 groups have equal rewards and aren't drawn (data.spread)" in said
     assert "nothing can be learned" not in said
@@ -120,9 +122,8 @@ def test_a_number_of_spread_is_for_stored_groups_alone(tmp_path: Path) -> None:
 
 
 def test_a_store_with_too_few_groups_of_different_rewards_names_spread(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "log.db") as store:
-        store.append(Sample(f"{100 + g}>", str(i), reward=float(i == g)) for g in range(8) for i in range(3))
-    data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "spread": True}
+    three = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    data = log_alone(tmp_path, groups_of([*three, *[[0.0] * 3] * 5]), spread=True)
     message = r"got 3 of different rewards \(data\.spread\).*set data\.spread = false"
     with pytest.raises(Refused, match=message):
         run_tiny(tmp_path, data=data)
@@ -170,21 +171,18 @@ def test_a_run_whose_rewards_are_all_0_says_so(tmp_path: Path, capsys) -> None:
 
 @pytest.mark.test
 def test_a_run_on_a_log_without_differences_says_so(tmp_path: Path, capsys) -> None:
-    with Store.open(tmp_path / "log.db") as store:
-        store.append(Sample(f"{100 + g}>", str(i), reward=g / 8) for g in range(8) for i in range(3))
-    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}}
-    [line] = said_by(tmp_path, "run", capsys, **log)
+    data = log_alone(tmp_path, groups_of([g / 8] * 3 for g in range(8)))
+    [line] = said_by(tmp_path, "run", capsys, data=data)
     assert "equal rewards within groups" in line
     with Store.open(tmp_path / "log.db") as store:
         store.append([Sample("100>", "7", reward=9.0)])
-    assert said_by(tmp_path, "other", capsys, **log, train__groups=8) == []
+    assert said_by(tmp_path, "other", capsys, data=data, train__groups=8) == []
 
 
 @pytest.mark.test
 def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
-    fill_store(tmp_path / "log.db")
-    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}, "train__max_length": 3}
-    [line] = said_by(tmp_path, "run", capsys, **log, train__steps=3)
+    short = {"data": log_alone(tmp_path), "train__max_length": 3, "train__steps": 3}
+    [line] = said_by(tmp_path, "run", capsys, **short)
     assert "no valid response" in line
     assert "raise train.max_length" in line
 
@@ -305,11 +303,10 @@ def notes(folder: Path, objective: dict[str, Any], **changes: Any) -> str:
 
 @pytest.mark.test
 def test_agro_on_stored_responses_without_a_weight_is_warned_of_once_and_in_the_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path, capsys
 ) -> None:
-    fill_store(tmp_path / "log.db")
-    log = {"data": {"store": str(tmp_path / "log.db"), "replay": 1.0}}
-    trainer = Trainer(tiny(tmp_path, **log, train__steps=2), tmp_path / "run")
+    data = log_alone(tmp_path)
+    trainer = Trainer(tiny(tmp_path, data=data, train__steps=2), tmp_path / "run")
     start = "phase train: agro trains on stored responses without a weight"
     assert sum(note.startswith(start) for note in trainer.plan()["notes"]) == 1
     trainer.run()
@@ -317,7 +314,7 @@ def test_agro_on_stored_responses_without_a_weight_is_warned_of_once_and_in_the_
     assert line.startswith(f"note: {start}")
     assert 'objective.weight = "reference"' in line
     for weight in ("reference", "behavior"):
-        assert notes(tmp_path, AGRO | {"weight": weight}, **log) == ""
+        assert notes(tmp_path, AGRO | {"weight": weight}, data=data) == ""
     assert notes(tmp_path, AGRO) == ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_feed import feed
-from tiny_runs import fill_store, metrics, run_tiny, tiny
+from tiny_runs import by_someone, fill_store, log_alone, metrics, run_tiny, tiny
 from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
@@ -32,15 +32,13 @@ def recorded(prompt: str, response: str, **fields: Any) -> Sample:
 
 
 def log_of(folder: Path, *samples: Sample) -> Path:
-    with Store.open(folder / "log.db") as store:
-        store.append(samples)
-    return folder / "log.db"
+    return Path(log_alone(folder, samples)["store"])
 
 
 def on_the_log(folder: Path, **changes: Any) -> Trainer:
     """A run on the log alone, a group a step."""
-    data = {"store": str(folder / "log.db"), "replay": 1.0}
-    return Trainer(tiny(folder, **{"data": data, "train__groups": 1, **changes}), folder / "run")
+    values = {"data": log_alone(folder), "train__groups": 1, **changes}
+    return Trainer(tiny(folder, **values), folder / "run")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +112,7 @@ def test_rows_of_an_episode_share_a_reward(tmp_path, rewards, token_rewards, dif
     ],
 )
 def test_a_name_that_no_sample_has_is_refused(tmp_path: Path, key: str, names: list[str], known: str) -> None:
-    fill_store(tmp_path / "log.db")
-    log = log_of(tmp_path, Sample("1>", "2", reward=1.0, source="other"))
+    log = log_of(tmp_path, *by_someone(), Sample("1>", "2", reward=1.0, source="other"))
     for replay in (0.5, 1.0):
         with pytest.raises(Refused, match=rf"data\.{key}: .* {known}"):
             run_tiny(tmp_path, data__store=str(log), data__replay=replay, **{f"data__{key}": names})

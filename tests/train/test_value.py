@@ -13,6 +13,7 @@ from tiny_runs import (
     REWARDS,
     before_step,
     fill_store,
+    log_alone,
     metrics,
     tiny,
     whole_and_resumed,
@@ -161,9 +162,7 @@ def test_the_quantile_is_the_share_of_stored_rewards_that_are_not_above() -> Non
 
 
 def stored(folder: Path, **changes) -> RunConfig:
-    fill_store(folder / "log.db")
-    data = {"store": str(folder / "log.db"), "value_store": str(folder / "values.db")}
-    data |= {"replay": 1.0, "group_size": 1}
+    data = log_alone(folder, group_size=1, value_store=str(folder / "values.db"))
     return tiny(folder, **{"data": data, "objective": STORED, **changes})
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from tiny_runs import (
     InterruptAfter,
-    fill_store,
+    by_someone,
     interrupted,
+    log_alone,
     metrics,
     run_tiny,
     tiny,
@@ -111,9 +112,8 @@ def test_a_log_with_log_probs_is_estimated_off_policy(tmp_path: Path) -> None:
     author = run_tiny(tmp_path, "author", train__groups=60, train__steps=1, train__lr=1e-9, sampler__n=4)
 
     def logged(folder: Path) -> RunConfig:
-        with Store.open(author / "store.db", read_only=True) as own, Store.open(folder / "log.db") as log:
-            log.append(sample.replace(id=None) for sample in own.samples())
-        data = {"store": str(folder / "log.db"), "replay": 1.0, "hold_out": 0.5}
+        with Store.open(author / "store.db", read_only=True) as own:
+            data = log_alone(folder, [s.replace(id=None) for s in own.samples()], hold_out=0.5)
         return tiny(folder, data=data, train__steps=4, evaluate__every=2)
 
     run, resumed = whole_and_resumed(logged, tmp_path, 3)
@@ -142,11 +142,10 @@ def test_too_few_effective_responses_leave_it_unmeasured(copied: Path) -> None:
 
 def test_a_judge_of_the_user_s_judges_a_run_on_ratings(tmp_path: Path) -> None:
     """Ratings are trained on; the reward, any function, is of responses to held-out prompts alone."""
-    fill_store(tmp_path / "log.db", groups=20)
     judge = tmp_path / "judge.py"
     judge.write_text("def longer(prompts, completions, **_):\n    return [len(c) / 3 for c in completions]\n")
     held = write_prompts(tmp_path / "held.jsonl", range(60, 90))
-    log = {"store": str(tmp_path / "log.db"), "replay": 1.0, "group_size": 4, "eval_prompts": held}
+    log = log_alone(tmp_path, by_someone(groups=20), group_size=4, eval_prompts=held)
     run = run_tiny(tmp_path, data=log, reward__name=f"{judge}:longer", train__steps=2)
     found = Verdict.of(load_run(run)).to_json()
     assert (found["by"], found["n"]) == ("reward", 30)
