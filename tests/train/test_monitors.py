@@ -20,6 +20,7 @@ import pytest
 import torch
 from tiny_runs import (
     RESPONSE_ROUNDING,
+    StopAfter,
     before_step,
     done,
     logp_rounding,
@@ -264,10 +265,9 @@ class Note(Monitor):
 
     name = "note"
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.events: list[str] = []
         self.restored: list[str] = []
-        self.stop_at = stop_at
 
     def receive(self, samples: Sequence[Sample]) -> None:
         assert all(s.reward is not None and s.id is not None for s in samples)
@@ -282,8 +282,6 @@ class Note(Monitor):
             self.events.append(f"evaluated {view.metrics['eval_n']}")
         self.events.append(f"step {view.step}")
         view.metrics["seen"] = len(self.events)
-        if view.step == self.stop_at:
-            view.stop = "seen enough"
 
     def state(self) -> list[str]:
         return self.events
@@ -293,9 +291,9 @@ class Note(Monitor):
 
 
 def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path) -> None:
-    note = Note(stop_at=2)
-    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2}
-    out = run(tmp_path, "run", note, **changes)
+    note = Note()
+    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2, "train__steps": 4}
+    out = run(tmp_path, "run", note, StopAfter(2), **changes)
     events = ["evaluated 6", "step 0", "train on 12", "step 1", "train on 12", "evaluated 6", "step 2"]
     assert note.events == events
     assert [m["seen"] for m in metrics(out)] == [2, 4, 7]  # what it added is logged
@@ -303,10 +301,10 @@ def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path)
     again = Note()
     assert done(run(tmp_path, "run", again, resume=True, **changes)) == 2
     assert again.events == []
-    run(tmp_path, "run", again, resume=True, train__steps=11, **changes)  # other steps: it may go on
+    run(tmp_path, "run", again, resume=True, **changes | {"train__steps": 5})  # other steps: it may go on
     assert again.restored == events
     assert again.events[0] == "train on 12"
-    assert done(out) == 11
+    assert done(out) == 5
 
 
 class Veto(Monitor):
@@ -320,9 +318,9 @@ class Veto(Monitor):
 
 
 def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: Path, capsys) -> None:
-    rows = metrics(run(tmp_path, "skipped", Veto(Action("skip", "a whim"))))
-    assert [m["skipped"] for m in rows] == [0, 0, 1] + [0] * 7
-    assert [m["version"] for m in rows] == [1, 2, 2, *range(3, 10)]
+    rows = metrics(run(tmp_path, "skipped", Veto(Action("skip", "a whim")), train__steps=5))
+    assert [m["skipped"] for m in rows] == [0, 0, 1, 0, 0]
+    assert [m["version"] for m in rows] == [1, 2, 2, 3, 4]
     assert rows[2]["lr"] is None
     assert "update skipped: a whim" in capsys.readouterr().err
     with pytest.raises(Refused, match="step 3: a whim"):
@@ -333,9 +331,9 @@ def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: 
 
 def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> None:
     back = Veto(Action("roll back", "a whim"))
-    rows = metrics(run(tmp_path, "back", back))
-    assert [m["rolled_back"] for m in rows] == [0, 0, 1] + [0] * 7
-    assert [m["version"] for m in rows] == list(range(1, 11))
+    rows = metrics(run(tmp_path, "back", back, train__steps=5))
+    assert [m["rolled_back"] for m in rows] == [0, 0, 1, 0, 0]
+    assert [m["version"] for m in rows] == [1, 2, 3, 4, 5]
     assert rows[3]["lr"] == rows[1]["lr"] / 2
     with pytest.raises(Refused, match=r"step 3: a whim, .*guard\.action"):
         run(tmp_path, "none", back, train__checkpoint_every=100)
@@ -349,7 +347,7 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
         return plain(self, batch, of)
 
     monkeypatch.setattr(Local, "logp", slow)
-    run(tmp_path, guard={"stage_seconds": 0.1})
+    run_tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
     assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
 
 
@@ -433,13 +431,8 @@ def test_which_samples_have_the_log_probs_of_the_policy(sample: Sample, over_kep
 def test_only_known_log_probs_of_comparable_rows_count() -> None:
     """Differences: .1 and unknown at staleness 0, .4 at staleness 2, and 9 of another distribution."""
     behavior = [[math.nan, -1.1, math.nan], [math.nan, -1.4, -1.4], [math.nan, -10.0, -10.0]]
-    batch = Batch.of(
-        mask=[[False, True, True]] * 3,
-        reward=[0.0] * 3,
-        group=["a"] * 3,
-        behavior_logp=behavior,
-        staleness=[0, 2, 0],
-    )
+    recorded = {"behavior_logp": behavior, "staleness": [0, 2, 0]}
+    batch = Batch.of(mask=[[False, True, True]] * 3, reward=[0.0] * 3, group=["a"] * 3, **recorded)
     logp = torch.tensor([[0.0, -1.0, -1.0]] * 3, dtype=torch.float64)
     step = Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
     found = logp_differences(step, [True, True, False])
