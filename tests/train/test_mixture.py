@@ -311,9 +311,7 @@ def test_groups_of_one_learn_with_a_tracked_value(tmp_path: Path) -> None:
         *((9, 0, [4]), (1, 2, [2, 1]), (1, 1, [1, 1])),
     ],
 )
-def test_groups_of_equal_rewards_count_as_many_as_the_store_has(
-    equal: int, differing: int, drawn: list[int], tmp_path: Path
-) -> None:
+def test_groups_of_equal_rewards_count_as_many_as_the_store_has(equal, differing, drawn, tmp_path) -> None:
     """A tenth as often as the others, one a step at least, half of it at most. Whatever the kind, a group's
     chance times its weight is n/N of the n drawn and the N there are: the expected gradient is that of all
     groups, with noisy rewards too. A store that is still filling gives what it has."""

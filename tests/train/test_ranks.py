@@ -77,9 +77,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_updates_are_those_of_one_process_for_every_objective_and_setting(
-    size: str, base: Path, tmp_path: Path
-) -> None:
+def test_updates_are_those_of_one_process_for_every_objective_and_setting(size: str, base, tmp_path) -> None:
     """Float64, micro-batches of three of eleven responses: two passes a rank, one of them over nothing."""
     found = json.loads(ranks(2, str(HERE / "ranks_settings.py"), size, str(base), folder=tmp_path))
     assert found["not_finite"] == ["raised", "raised"]  # on whichever rank the row is, and no rank hangs

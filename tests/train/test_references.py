@@ -200,9 +200,7 @@ def test_what_is_missing_is_computed_and_stored(tmp_path: Path) -> None:
         assert asked("one", [0, 1]) == [names[1]]
 
 
-def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(
-    tmp_path: Path, computed
-) -> None:
+def test_each_sample_is_computed_once_and_the_values_are_those_without_a_cache(tmp_path, computed) -> None:
     out = run_cached(tmp_path, "run")
     drawn = sum(m["groups"] * 0.5 * 4 + m["groups"] * 0.5 * 3 for m in metrics(out))
     with Store.open(tmp_path / "log.db", read_only=True) as store:

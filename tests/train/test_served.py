@@ -86,9 +86,7 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
     assert len(names) >= 3 or push == "reload"
 
 
-def test_a_server_sleeps_while_the_weights_move(
-    tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_sleeps_while_the_weights_move(tmp_path: Path, start: str, monkeypatch) -> None:
     """At each gradient and move; and it samples what held-out prompts get, too."""
     asleep: list[int] = []
     for name in ("gradient", "move"):
@@ -114,9 +112,7 @@ def test_a_server_sleeps_while_the_weights_move(
 
 
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])
-def test_collectors_sample_with_a_server(
-    tmp_path: Path, start: str, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy, monkeypatch) -> None:
     """By whole weights, and by adapters; `agro ps` shows the last probe."""
     reports: list[ProcessReport] = []
     report = Publications.report
@@ -222,9 +218,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
         Trainer(distilling(tmp_path, url, engine={"retries": 0}), tmp_path / "run").run()
 
 
-def test_what_is_no_log_prob_is_refused(
-    tmp_path: Path, teacher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_log_prob_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:
     with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
         score = state._score
 

@@ -95,9 +95,8 @@ def test_the_share_holds_out_as_many_as_allowed(most: int) -> None:
     assert held == most // 10 * 10 == sum(is_held_out(clusters[i], share) for i in ids)
 
 
-def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(asking(tmp_path, train__steps=10), run).run()
+def test_fresh_prompts_are_set_aside_give_a_verdict_and_are_asked_again(tmp_path: Path, capsys) -> None:
+    run = BaseTrainer(asking(tmp_path, train__steps=10), tmp_path / "run").run()
     said = capsys.readouterr().err
     assert "25 of 300 prompts are held out and never trained on" in said
     assert "answer 25 of the held-out prompts (RUN/set_aside.jsonl)" in said
@@ -107,8 +106,13 @@ def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: 
     assert drawn.isdisjoint(asked(run))
     assert (metrics(run)[0]["eval_n"], metrics(run)[-1]["eval_gain_n"]) == (25, 25)
     assert "on 25 held-out prompts" in Verdict.of(load_run(run)).sentence
-    data = load_run(run).config.data
-    assert (data.hold_out_most, 0 < data.hold_out < 0.2) == (None, True)
+    config = load_run(run).config
+    assert (config.data.hold_out_most, 0 < config.data.hold_out < 0.2) == (None, True)
+    rows = [json.loads(line) for line in (run / SET_ASIDE).read_text().splitlines()]
+    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
+    assert {prompt.id for prompt in held_out_prompts(run, config)} == asked(run)
+    assert held_out_prompts(tmp_path, config) == []
+    assert Trained(run).evaluate(n=1)["prompts"] == 25
 
 
 def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path) -> None:
@@ -135,8 +139,8 @@ def test_a_resumed_run_keeps_its_share_of_a_log_that_has_grown(tmp_path: Path) -
 
 def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     """The reward reads `answer` of the stored records."""
-    run, reward = tmp_path / "run", tiny(tmp_path).reward.model_dump()
-    BaseTrainer(learning(tmp_path, reward=reward), run).run()
+    reward = tiny(tmp_path).reward.model_dump()
+    run = BaseTrainer(learning(tmp_path, reward=reward), tmp_path / "run").run()
     assert len(asked(run)) == 25
     assert drawn_prompts(tmp_path / "log.db", run).isdisjoint(asked(run))
     last = metrics(run)[-1]
@@ -150,7 +154,7 @@ def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
         BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused").run()
 
 
-def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> None:
+def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys) -> None:
     """The context of 16 tokens leaves no room; of prompts to train on such a one would be refused."""
     long = learning(tmp_path, reward=tiny(tmp_path).reward.model_dump())
     with Store.open(tmp_path / "log.db") as store:
@@ -164,18 +168,16 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> 
 
 
 def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(learning(tmp_path), run).run()
+    run = BaseTrainer(learning(tmp_path), tmp_path / "run").run()
     last, verdict = metrics(run)[-1], Verdict.of(load_run(run))
     assert (last["eval_auc_groups"], last["eval_reward"], verdict.answer) == (25, None, "not measured")
     assert "ranks logged responses (AUC), which says nothing about what it writes" in verdict.sentence
     assert "compares the answers to the 25 held-out prompts that the run set aside" in verdict.sentence
 
 
-def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
+def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys) -> None:
     single = {"objective__singletons": "pool", "train__groups": 8}
-    BaseTrainer(learning(tmp_path, 1, **single), run).run()
+    run = BaseTrainer(learning(tmp_path, 1, **single), tmp_path / "run").run()
     assert "no held-out prompt has two scored responses" in capsys.readouterr().err
     assert metrics(run)[-1]["eval_auc"] is None
     assert len(asked(run)) == 25
@@ -203,9 +205,7 @@ def test_where_none_are_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5, 20, 60])
-def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
-    tmp_path: Path, count: int, capsys: Any
-) -> None:
+def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(tmp_path: Path, count: int, capsys) -> None:
     """By prompt: each has two judged pairs. The share that the line names holds out a prompt."""
     with Store.open(tmp_path / "pairs.db") as store:
         for i in range(count):
@@ -228,10 +228,8 @@ def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
             break
         config = tiny(tmp_path, **settings, data=data | {"hold_out": float(named[1])})
     assert held > 0
-    sentence = Verdict.of(load_run(run)).sentence
-    assert sentence.endswith(
-        "agro rate RUN shows a person the answers of both, blind, and says when it is decided."
-    )
+    rated = "agro rate RUN shows a person the answers of both, blind, and says when it is decided."
+    assert Verdict.of(load_run(run)).sentence.endswith(rated)
 
 
 def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Path) -> None:
@@ -241,7 +239,7 @@ def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Pat
     assert (share, "so many near-copies" in note) == (0.0, True)
 
 
-def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
+def test_a_share_on_the_command_line_is_exact() -> None:
     """It takes the place of the recipe's bound, unless it has one of its own."""
     assert RunConfig.load("log").data.hold_out_most == 128
     exact = RunConfig.load("log", ["data.hold_out=0.3"]).data
@@ -249,16 +247,6 @@ def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
     bounded = RunConfig.load("log", ["data.hold_out=0.3", "data.hold_out_most=50"]).data
     assert (bounded.hold_out, bounded.hold_out_most) == (0.3, 50)
     assert RunConfig.load("sft").data.hold_out == 0
-
-
-def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(asking(tmp_path, train__steps=1), run).run()
-    rows = [json.loads(line) for line in (run / SET_ASIDE).read_text().splitlines()]
-    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
-    assert {prompt.id for prompt in held_out_prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
-    assert Trained(run).evaluate(n=1)["prompts"] == 25
-    assert held_out_prompts(tmp_path, RunConfig.load(run / "config.json")) == []
 
 
 rng = random.Random(1)
@@ -287,17 +275,17 @@ def log_run(folder: Path) -> RunConfig:
 
 
 def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> None:
-    BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
+    run = BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
     held_out = {q for q in QUESTIONS if is_held_out(min(map(prompt_hash, copies(q))), 0.3)}
     held = len(held_out)
     said = capsys.readouterr().err
     assert "80 of 80 prompts are near-copies of others, in 20 clusters" in said
     assert f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of" in said
-    drawn = drawn_prompts(tmp_path / "log.db", tmp_path / "run")
+    drawn = drawn_prompts(tmp_path / "log.db", run)
     trained = {q for q in QUESTIONS if not drawn.isdisjoint(map(prompt_hash, copies(q)))}
     assert trained
     assert trained.isdisjoint(held_out)
-    assert metrics(tmp_path / "run")[-1]["eval_groups"] == COPIES * held
+    assert metrics(run)[-1]["eval_groups"] == COPIES * held
 
 
 def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
@@ -325,20 +313,19 @@ def test_a_verdict_counts_clusters_and_copies_of_what_is_trained_on_are_said(tmp
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
     asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
     config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=2)
-    BaseTrainer(config, tmp_path / "run").run()
+    run = BaseTrainer(config, tmp_path / "run").run()
     assert "4 of 20 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
-    [*_, row] = metrics(tmp_path / "run")
+    *_, row = metrics(run)
     assert (row["eval_gain_n"], row["eval_gain_clusters"]) == (20, 5)
-    verdict = Verdict.of(load_run(tmp_path / "run"))
+    verdict = Verdict.of(load_run(run))
     assert "on 20 held-out prompts in 5 clusters of near-copies" in verdict.sentence
     assert verdict.to_json()["clusters"] == 5
 
 
 def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db")  # of "100>" and so on, by "someone"
-    prompts = tmp_path / "held.jsonl"
-    prompts.write_text('{"prompt": "100>", "answer": "0"}\n')
-    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__eval_prompts": str(prompts)}
+    held = write_prompts(tmp_path / "held.jsonl", range(100, 101))
+    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__eval_prompts": held}
     run_tiny(tmp_path, data__sources=["policy"], train__steps=2, **data)
     with pytest.raises(Refused, match="1 of 1 held-out prompts are in the training data"):
         run_tiny(tmp_path, "other", data__sources=["policy", "someone"], **data)
@@ -382,9 +369,7 @@ def test_it_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log:
     assert (prompt, log) == (f"prompt   {shown.rows[0].prompt}", "log      1: 11")
 
 
-def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(
-    tmp_path: Path,
-) -> None:
+def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 100))
     BaseTrainer(tiny(tmp_path, data__eval_prompts=held, train__steps=2), tmp_path / "run").run()
     shown = SideBySide.load(tmp_path / "run")

@@ -128,9 +128,7 @@ IN_DTYPES = [(*case, dtype) for dtype in (torch.float64, torch.float32) for case
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), first_of_each(kind, IN_DTYPES))
-def test_gradient_does_not_depend_on_the_micro_batch(
-    name: str, options: dict, dtype: torch.dtype, policies
-) -> None:
+def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, dtype, policies) -> None:
     policy, reference = policies
     policy.model.to(dtype)
     reference.model.to(dtype)

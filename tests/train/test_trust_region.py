@@ -260,9 +260,7 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
 
 
 @pytest.mark.parametrize("changes", [{}, {"policy__dtype": "mixed"}, {"train__weight_decay": 0.1}])
-def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(tmp_path: Path, changes) -> None:
     """`mixed`: of the float32 weights that are trained; their rounding decides what a short step keeps."""
     by_hand, fall, found = stepped(tmp_path, 4, **changes)
     assert fall == pytest.approx(by_hand, rel=1e-4)

@@ -266,9 +266,7 @@ def test_two_runs_are_compared_prompt_by_prompt(runs: list[Path], tmp_path: Path
         assert re.search("show (a difference of )?[0-9.]+ or more four times out of five", place)
 
 
-def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(
-    runs: list[Path], tmp_path: Path
-) -> None:
+def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(runs, tmp_path: Path) -> None:
     copies = [copy_of(run, tmp_path / run.name, FILE) for run in runs]
     values = json.loads((copies[1] / "config.json").read_text())
     values["inputs"]["reward.name"] = "another"
