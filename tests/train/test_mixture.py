@@ -1,7 +1,6 @@
 """What a step is made of: shares of the store by role and over steps, the closest groups, groups with a
 spread of rewards or completed with fresh ones, a tracked baseline, prompts of uncertain value, epochs; and
-that each resumes exactly.
-"""
+that each resumes exactly."""
 
 from __future__ import annotations
 
@@ -259,8 +258,7 @@ def test_prompts_are_drawn_by_the_uncertainty_of_their_value(tmp_path: Path) -> 
     """Three rewards 1 of a: V̂ = 3.5/4; of b a 1 and a 0: ½; of c a 0: ¼; d has none: ½.
 
     Of all four one is drawn, 3000 times: its share is √(V̂(1 − V̂)) + 0.05 over their sum, up to four standard
-    deviations of a count.
-    """
+    deviations of a count."""
     values = {"a": 3.5 / 4, "b": 0.5, "c": 0.25, "d": 0.5}
     with Store.open(tmp_path / "s.db") as store:
         for name, rewards in (("a", [1.0] * 3), ("b", [1.0, 0.0]), ("c", [0.0])):

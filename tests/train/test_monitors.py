@@ -1,6 +1,5 @@
 """Monitors by themselves and in runs: what happens to a step that explodes or whose sampler has other
-log-probs, where a run ends early, and what monitors may do.
-"""
+log-probs, where a run ends early, and what monitors may do."""
 
 from __future__ import annotations
 

@@ -198,8 +198,7 @@ def test_a_step_waits_as_often_as_promised(
 
     These are read once where an objective couples the rows of more than one pass, else once a pass, whose
     gradient then needs no second forward pass: that would cost a third of the step, and a wait a few
-    milliseconds of a pass of thousands of tokens.
-    """
+    milliseconds of a pass of thousands of tokens."""
     policy = policy_on("cuda:0", vocabulary)
     config = RunConfig.of({"objective": {"name": objective}, "train": {"micro_batch": rows // passes_made}})
     learner = Local(policy, frozen(policy), print)

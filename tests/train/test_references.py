@@ -1,6 +1,5 @@
 """References of a run: another model, a moving average, a copy renewed now and then; adapters in a run; and
-the cache of their log-probs, with which a run can be killed.
-"""
+the cache of their log-probs, with which a run can be killed."""
 
 from __future__ import annotations
 

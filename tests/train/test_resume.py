@@ -1,6 +1,5 @@
 """A run that is stopped, however, and resumed is the run that was never stopped. What may change when it goes
-on, also of its store.
-"""
+on, also of its store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Rewards in a run: of several parts, which GDPO (arXiv 2601.05242) normalizes, and of a judge whose server
-dies.
-"""
+dies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Prompts that a run sets aside: how many, near-copies together, that none is trained on, and that they give
-it a verdict. And responses of log, start and trained model to a few of them, which it keeps to be read.
-"""
+it a verdict. And responses of log, start and trained model to a few of them, which it keeps to be read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The step's gradient doesn't depend on how the step is cut, and it is the gradient of the loss; where
-collate puts things, and what the step's passes leave.
-"""
+collate puts things, and what the step's passes leave."""
 
 from __future__ import annotations
 
@@ -385,8 +384,7 @@ def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) ->
 def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny, monkeypatch) -> None:
     """In one pass of complete groups (2 rows) and in two passes (1).
 
-    Loss and streams are from before the update, activations as configured.
-    """
+    Loss and streams are from before the update, activations as configured."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
     batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(3))["logp"])
@@ -476,8 +474,7 @@ def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
 def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypatch) -> None:
     """What isn't in the micro-batch costs nothing.
 
-    There is no padding to the step's width, and no forward of a reference whose KL isn't needed.
-    """
+    There is no padding to the step's width, and no forward of a reference whose KL isn't needed."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
     batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())

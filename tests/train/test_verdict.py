@@ -257,7 +257,6 @@ def test_two_runs_are_compared_prompt_by_prompt(runs: list[Path], tmp_path: Path
     assert row["low"] <= row["difference"] <= row["high"]
     assert row["verdict"] in ("better", "worse", "not shown")
     assert len(document["lines"]) == 2
-    assert document["files"] == [str(tmp_path / "compare.html")]
     shown = " ".join(CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"}).stdout.split())
     text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "compare.html").read_text()).split())
     for place in (shown, text):
@@ -293,7 +292,8 @@ def test_unknown_rewards_of_one_side_may_leave_p_unknown(tmp_path: Path) -> None
     paired = PairedResults.of(Result.of_file(a), Result.of_file(b))
     assert (paired.comparison.n, paired.comparison.p, paired.verdict.answer) == (8, 2 / 2**8, "better")
     assert PairedResults.of(paired.b, paired.a).verdict.answer == "worse"
-    CliRunner().invoke(app, ["compare", str(a), str(b), "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["compare", str(a), str(b), "--out", str(tmp_path), "--json"])
+    assert json.loads(result.stdout)["files"] == [str(tmp_path / "compare.html")]
     assert "2 prompts only in" in (tmp_path / "compare.html").read_text()
 
 

@@ -1,6 +1,5 @@
 """Who says what hangs: ranks that vanish, in threads, each with a watch and all of them with one store; and
-stages that make no progress.
-"""
+stages that make no progress."""
 
 from __future__ import annotations
 
