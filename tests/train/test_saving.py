@@ -6,9 +6,10 @@ import base64
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -114,13 +115,11 @@ def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     before = json.loads(file.read_text())
     out = run_tiny(tmp_path, policy={"model": str(base)}, train__steps=1)
-    said = capsys.readouterr().err
-    assert (
-        "temperature = 0.6 (sampler.temperature = 1.0), top_k = 20 (sampler.top_k = 0), "
-        "top_p = 0.95 (sampler.top_p = 1.0), repetition_penalty = 1.05" in said
-    )
-    sampled = samples(out)[0].sampling
-    assert (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (1.0, 0, 1.0)
+    said, sampled = capsys.readouterr().err, samples(out)[0].sampling
+    for name, brought, used in (("temperature", 0.6, 1.0), ("top_k", 20, 0), ("top_p", 0.95, 1.0)):
+        assert f"{name} = {brought} (sampler.{name} = {used})" in said
+        assert sampled[name] == used
+    assert "repetition_penalty = 1.05" in said
     assert json.loads((out / "model" / "generation_config.json").read_text()) == before
 
 
@@ -131,9 +130,8 @@ def samples(run: Path) -> list[Sample]:
 
 def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
+    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = said + "{% if add_generation_prompt %}>{% endif %}"
     tokenizer.save_pretrained(base)
     for wrap, expected in ((False, True), (True, False)):
         policy = {"model": str(base), "chat": {"wrap": wrap}}
@@ -215,17 +213,7 @@ def test_a_model_is_uploaded_whole_and_private(tmp_path, hub, capsys):
         assert "hf_of_the_test" not in file.read_text()
 
 
-@pytest.fixture
-def report_that_fails(monkeypatch) -> Callable[[BaseException], None]:
-    """A function: what the report of a run raises."""
-
-    def put(error: BaseException) -> None:
-        def fails(folder: Path) -> Path:
-            raise error
-
-        monkeypatch.setattr("agro.api.reporting_trainer.report", fails)
-
-    return put
+REPORT = "agro.api.reporting_trainer.report"
 
 
 def train_and_push(folder: Path, *more: str) -> Result:
@@ -234,8 +222,8 @@ def train_and_push(folder: Path, *more: str) -> Result:
     return CliRunner().invoke(app, ["train", str(config), "--out", str(folder / "run"), *more])
 
 
-def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, report_that_fails):
-    report_that_fails(ZeroDivisionError("of the figure"))
+def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch):
+    monkeypatch.setattr(REPORT, Mock(side_effect=ZeroDivisionError("of the figure")))
     out, done = tmp_path / "run", train_and_push(tmp_path)
     assert done.exit_code == 1
     assert isinstance(done.exception, ZeroDivisionError)
@@ -245,16 +233,16 @@ def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, report_that_
     assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
 
 
-def test_an_interruption_of_the_report_uploads_nothing(tmp_path, hub, report_that_fails):
+def test_an_interruption_of_the_report_uploads_nothing(tmp_path, hub, monkeypatch):
     """Who presses Ctrl-C may not want it to be uploaded."""
-    report_that_fails(KeyboardInterrupt())
+    monkeypatch.setattr(REPORT, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tmp_path, train__steps=1, train__push="someone/fine")
     assert (hub.files, hub.repo) == ({}, None)
 
 
-def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, report_that_fails):
-    report_that_fails(OSError(errno.ENOSPC, "No space left on device"))
+def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(REPORT, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(Unwritable, match="the disk is full"):
         run_tiny(tmp_path, train__steps=1)
     assert (tmp_path / "run" / "model" / "README.md").exists()
