@@ -130,8 +130,8 @@ def samples(run: Path) -> list[Sample]:
 
 def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    tokenizer.chat_template = said + "{% if add_generation_prompt %}>{% endif %}"
+    contents = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = contents + "{% if add_generation_prompt %}>{% endif %}"
     tokenizer.save_pretrained(base)
     for wrap, expected in ((False, True), (True, False)):
         policy = {"model": str(base), "chat": {"wrap": wrap}}

@@ -266,8 +266,8 @@ def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
 def test_rows_of_one_episode_stay_together_or_need_a_first_pass(name: str, options: dict, policies) -> None:
     """All but rloo couple by row, and the ratio of a response is that of all its rows."""
     policy, reference = policies
-    pairs = enumerate(samples(policy, 2)[:6])
-    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in pairs]
+    six = enumerate(samples(policy, 2)[:6])
+    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in six]
     batch = collate(rows, 0)
     batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     full = gradient(name, options, policy, reference, batch, 6)
