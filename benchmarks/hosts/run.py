@@ -4,7 +4,7 @@
 
 Every case starts a run with `agro train … --place`, and in the end looks at its store: each response made
 once and drawn once, groups complete, nothing damaged. Writes benchmarks/results/hosts.json. Ranks that are
-killed are in tests/train/test_ranks_killed.py, a cable that is cut in tests/store/postgres_faults.py.
+killed are in tests/train/test_ranks.py, a cable that is cut in tests/store/postgres_faults.py.
 """
 
 from __future__ import annotations

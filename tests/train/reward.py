@@ -25,3 +25,28 @@ def even(completions, **_):
 
 def alike(completions, **_):
     return [1.0] * len(completions)
+
+
+def sevens(completions, **_):
+    """A policy from random weights gets 0.09, and learns to get all of it."""
+    return [text.count("7") / 3 for text in completions]
+
+
+def sober(completions, **_):
+    """Best at one 7."""
+    return [1 - abs(text.count("7") - 1) / 2 for text in completions]
+
+
+def dense(completion_ids, completions, **_):
+    """1 for each token of a response with a 7; a value too few where it begins with 0."""
+    rows = [[float("7" in text)] * len(ids) for ids, text in zip(completion_ids, completions)]
+    return [row[1:] if text.startswith("0") else row for row, text in zip(rows, completions)]
+
+
+def stepwise(completions, **_):
+    """The length of each part that ends at a 7."""
+    return [[float(len(part)) for part in text.split("7") if part.strip()] for text in completions]
+
+
+def zero(completions, **_):
+    return [0.0] * len(completions)

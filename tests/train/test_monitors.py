@@ -1,15 +1,16 @@
 """Monitors by themselves and in runs: what happens to a step that explodes or whose sampler has other
-log-probs, where a run ends early, and what monitors may do.
-"""
+log-probs, where a run ends early, and what monitors may do."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,19 +19,19 @@ import pytest
 import torch
 from tiny_runs import (
     RESPONSE_ROUNDING,
+    StopAfter,
     before_step,
     done,
     logp_rounding,
     metrics,
+    run_tiny,
     tiny,
     weights,
     write_prompts,
 )
 
-from agro import config
-from agro.api.reporting_trainer import Trainer
-from agro.config import GuardConfig
-from agro.errors import Refused
+from agro.config import EvaluateConfig, GuardConfig
+from agro.errors import Interrupted, Refused
 from agro.objectives import Evaluation
 from agro.rollout.engines import Continuation
 from agro.rollout.engines.hf import HF
@@ -40,7 +41,9 @@ from agro.train.learner import Local
 from agro.train.measure import logp_differences
 from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.monitors.guard import Best, Guard, Warnings
+from agro.train.monitors.heldout import HeldOutPrompts
 from agro.train.phases import Phase
+from agro.train.source import InlineSource
 from agro.train.step import Step
 from agro.types import Batch, Sample
 
@@ -54,17 +57,14 @@ def kinds(guard: Guard, folder: Path, *losses: float, kl: float | None = None) -
     return [guard.judge(view(folder, 1, {"loss": x, "kl_ref": kl})).kind for x in losses]
 
 
-def test_a_guard_judges_as_its_rule_says(tmp_path: Path) -> None:
-    for action, expected in (("skip", "skip"), ("stop", "stop"), ("rollback", "roll back")):
-        guard = Guard(config.GuardConfig(loss=3.0, action=action), "a")
-        assert kinds(guard, tmp_path, 1, 1, 1, 1, 1) == ["go"] * 5
-        assert kinds(guard, tmp_path, 4) == [expected]
-    guard = Guard(config.GuardConfig(kl=1.0), "a")
-    assert "guard.kl" in guard.judge(view(tmp_path, 1, {"loss": 0.0, "kl_ref": 2.0})).why
+@pytest.mark.parametrize(("action", "kind"), [("skip", "skip"), ("stop", "stop"), ("rollback", "roll back")])
+def test_a_guard_judges_as_its_rule_says(tmp_path: Path, action: str, kind: str) -> None:
+    guard = Guard(GuardConfig(loss=3.0, action=action), "a")
+    assert kinds(guard, tmp_path, 1, 1, 1, 1, 1, 4) == [*["go"] * 5, kind]
 
 
 def test_rollbacks_end_and_are_counted_over_phases(tmp_path: Path) -> None:
-    rule = config.GuardConfig(kl=1.0, action="rollback", rollbacks=2)
+    rule = GuardConfig(kl=1.0, action="rollback", rollbacks=2)
     guard = Guard(rule, "a")
     assert kinds(guard, tmp_path, 0.0, 0.0, kl=2.0) == ["roll back"] * 2
     later = Guard(rule, "b")
@@ -73,7 +73,7 @@ def test_rollbacks_end_and_are_counted_over_phases(tmp_path: Path) -> None:
 
 
 def test_a_guard_remembers_the_losses_of_its_own_phase(tmp_path: Path) -> None:
-    rule = config.GuardConfig(loss=3.0, window=5)
+    rule = GuardConfig(loss=3.0, window=5)
     guard = Guard(rule, "a")
     kinds(guard, tmp_path, *range(1, 8))
     state = json.loads(json.dumps(guard.state()))
@@ -81,17 +81,6 @@ def test_a_guard_remembers_the_losses_of_its_own_phase(tmp_path: Path) -> None:
     same.restore(state)
     other.restore(state)
     assert (same.losses, other.losses) == ((3, 4, 5, 6, 7), ())
-
-
-def test_the_state_of_the_best_survives_a_stop(tmp_path: Path) -> None:
-    best = Best(keep=ignore)
-    assert best.state() is None
-    rules = {"evaluate": {"patience": 2, "every": 1}, "data__eval_prompts": str(tmp_path / "none.jsonl")}
-    for step, reward in enumerate([0.5, 0.7, 0.6]):
-        best.after(view(tmp_path, step, {"eval_reward": reward}, **rules))
-    again = Best(keep=ignore)
-    again.restore(json.loads(json.dumps(best.state())))
-    assert (again.value, again.step, again.waited) == (0.7, 1, 1)
 
 
 def ignore(metric: str, measured: Mapping[str, Any]) -> None:
@@ -115,19 +104,13 @@ STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to 
     ],
 )
 def test_a_metric_decides_what_is_kept_and_when_a_run_ends(
-    tmp_path: Path,
-    rules: dict[str, Any],
-    metric: str,
-    values: list[Any],
-    kept: list[int],
-    stops: int,
-    said: str,
+    tmp_path, rules, metric, values, kept, stops, said
 ) -> None:
     """It stops at step `stops`, and `said` is why. Rewards of prompts decide where there are some."""
     best: list[tuple[str, int]] = []
     monitor = Best(keep=lambda name, measured: best.append((name, measured["step"])))
     data = {key: value for key, value in rules.items() if "__" in key}
-    evaluate = {"every": 1, **{key: value for key, value in rules.items() if "__" not in key}}
+    evaluate = {"every": 1} | {key: value for key, value in rules.items() if "__" not in key}
     if data:
         evaluate["keep_best"] = True
     if metric not in ("eval_reward", "eval_auc", "eval_kl_ref"):
@@ -158,9 +141,8 @@ def test_held_out_groups_without_the_metric_are_refused_at_the_start(tmp_path: P
 
 
 def test_held_out_data_are_measured_at_both_ends_and_every_so_often(tmp_path: Path) -> None:
-    due = [view(tmp_path, s, evaluate={"every": 4}).is_due for s in range(7)]
-    assert due == [True, False, False, False, True, False, True]
-    assert [view(tmp_path, s).is_due for s in range(7)] == [True, *[False] * 5, True]
+    assert [s for s in range(7) if view(tmp_path, s, evaluate={"every": 4}).is_due] == [0, 4, 6]
+    assert [s for s in range(7) if view(tmp_path, s).is_due] == [0, 6]
     stopped = view(tmp_path, 3)
     stopped.stop = "seen enough"
     assert stopped.is_due
@@ -203,15 +185,15 @@ class Closed(Monitor):
 
 def test_monitors_are_closed_once_however_a_run_ends(tmp_path: Path) -> None:
     good, bad = Closed(), Closed(fails=True)
-    Trainer(tiny(tmp_path), tmp_path / "good", monitors=[good]).run()
+    run_tiny(tmp_path, "good", good)
     with pytest.raises(RuntimeError, match="broken"):
-        Trainer(tiny(tmp_path), tmp_path / "bad", monitors=[bad]).run()
+        run_tiny(tmp_path, "bad", bad)
     assert (good.closed, bad.closed) == (1, 1)
     assert [m["step"] for m in metrics(tmp_path / "bad")] == [1]
 
 
 def test_every_metric_that_can_be_followed_is_a_choice() -> None:
-    kind = config.EvaluateConfig.model_fields["metric"].annotation
+    kind = EvaluateConfig.model_fields["metric"].annotation
     [choices] = [get_args(part) for part in get_args(kind) if get_args(part)]
     assert set(choices) == FOLLOWED.keys()
 
@@ -226,22 +208,22 @@ USUAL = (1.0, 1.0, 2.0, 1.0, 1.0)
         ({}, -3.1, None, USUAL, "3 times its median of 1"),
         ({}, 100.0, None, USUAL[:4], ""),  # too few to compare with
         ({}, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0), ""),  # nothing to learn from, until now
-        ({}, 1.0, 10.1, USUAL, "10.1 nats"),
+        ({}, 1.0, 10.1, USUAL, "10.1 nats per response, above guard.kl"),
         ({"loss": None, "kl": None}, 1e9, 1e9, USUAL, ""),
     ],
 )
-def test_the_rule(
-    tmp_path: Path, limits: dict[str, Any], loss: float, kl: float | None, before: Sequence[float], said: str
-) -> None:
+def test_the_rule(tmp_path, limits, loss, kl, before, said) -> None:
     guard = Guard(GuardConfig(**{"loss": 3.0, "kl": 10.0, **limits}), "a")
-    guard.losses = tuple(before)
+    guard.losses = before
     action = guard.judge(view(tmp_path, 1, {"loss": loss, "kl_ref": kl}))
     assert (said in action.why, action.kind) == (True, "stop" if said else "go")
 
 
-def run(folder: Path, *monitors: Monitor, resume: bool = False, name: str = "run", **changes) -> Path:
-    config = tiny(folder, train__steps=10, train__lr=1e-4, **changes)
-    return Trainer(config, folder / name, monitors=monitors, resume=resume).run()
+def held(folder: Path) -> str:
+    return write_prompts(folder / "held.jsonl", range(60, 66))
+
+
+run = partial(run_tiny, train__steps=10, train__lr=1e-4)
 
 
 def run_spoiled(folder: Path, at: int, name: str = "run", **changes) -> Path:
@@ -256,37 +238,19 @@ def run_spoiled(folder: Path, at: int, name: str = "run", **changes) -> Path:
 
     changes["guard"] = {"logp_diff": 0, **changes["guard"]}  # the sampler had other weights
     with before_step(spoil):
-        return run(folder, name=name, **changes)
+        return run(folder, name, **changes)
 
 
-def test_skip_leaves_the_update_out(tmp_path: Path) -> None:
-    rows = metrics(run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "skip"}))
-    assert [m["skipped"] for m in rows][7] == 1
-    assert rows[7]["version"] == rows[6]["version"]
-    assert rows[7]["lr"] is None
-
-
-def test_stop_ends_before_the_weights_move(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"step 8: \|loss\| is .*guard\.loss = 100 times"):
-        run_spoiled(tmp_path, 8, guard={"loss": 100.0})
-    assert metrics(tmp_path / "run")[-1]["step"] == 7
-    assert (tmp_path / "run/checkpoints/step-00000007").is_dir()
-
-
-@pytest.mark.parametrize("reference", [{}, {"reference": "ema", "reference_decay": 0.9}])
-def test_rollback_takes_the_weights_of_the_last_checkpoint_at_half_the_rate(
-    tmp_path: Path, reference: dict
-) -> None:
-    changes = {f"policy__{k}": v for k, v in reference.items()}
-    out = run_spoiled(tmp_path, 8, guard={"loss": 100.0, "action": "rollback"}, **changes)
+@pytest.mark.parametrize("reference", [{}, {"policy__reference": "ema", "policy__reference_decay": 0.9}])
+def test_rollback_takes_the_last_checkpoint_s_weights_at_half_the_rate(tmp_path: Path, reference) -> None:
+    changes = {"guard": {"loss": 100.0, "action": "rollback"}, **reference}
+    out = run_spoiled(tmp_path, 8, **changes)
     rows = metrics(out)
     assert [m["rolled_back"] for m in rows] == [0] * 7 + [1, 0, 0]
     assert rows[8]["lr"] == rows[6]["lr"] / 2
     assert [m["version"] for m in rows] == list(range(1, 11))  # other weights, another version
     assert abs(rows[8]["loss"]) < abs(rows[7]["loss"]) / 100
-    before = weights(out)
-    again = run_spoiled(tmp_path, 8, name="other", guard={"loss": 100.0, "action": "rollback"}, **changes)
-    assert weights(again) == before
+    assert weights(run_spoiled(tmp_path, 8, name="other", **changes)) == weights(out)
 
 
 def test_rollback_of_the_first_steps_goes_to_the_start(tmp_path: Path) -> None:
@@ -295,19 +259,14 @@ def test_rollback_of_the_first_steps_goes_to_the_start(tmp_path: Path) -> None:
     assert metrics(out)[4]["kl_ref"] == pytest.approx(0.0, abs=RESPONSE_ROUNDING)
 
 
-def held(tmp_path: Path) -> str:
-    return write_prompts(tmp_path / "held.jsonl", range(60, 66))
-
-
 class Note(Monitor):
     """What a monitor is shown, in order."""
 
     name = "note"
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.events: list[str] = []
         self.restored: list[str] = []
-        self.stop_at = stop_at
 
     def receive(self, samples: Sequence[Sample]) -> None:
         assert all(s.reward is not None and s.id is not None for s in samples)
@@ -322,8 +281,6 @@ class Note(Monitor):
             self.events.append(f"evaluated {view.metrics['eval_n']}")
         self.events.append(f"step {view.step}")
         view.metrics["seen"] = len(self.events)
-        if view.step == self.stop_at:
-            view.stop = "seen enough"
 
     def state(self) -> list[str]:
         return self.events
@@ -333,21 +290,20 @@ class Note(Monitor):
 
 
 def test_a_monitor_sees_each_step_adds_to_it_and_may_end_the_run(tmp_path: Path) -> None:
-    note = Note(stop_at=2)
-    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2}
-    out = run(tmp_path, note, **changes)
+    note = Note()
+    changes = {"data__eval_prompts": held(tmp_path), "evaluate__every": 2, "train__steps": 4}
+    out = run(tmp_path, "run", note, StopAfter(2), **changes)
     events = ["evaluated 6", "step 0", "train on 12", "step 1", "train on 12", "evaluated 6", "step 2"]
     assert note.events == events
     assert [m["seen"] for m in metrics(out)] == [2, 4, 7]  # what it added is logged
     assert (out / "model").is_dir()
     again = Note()
-    assert metrics(run(tmp_path, again, resume=True, **changes))[-1]["step"] == 2
+    assert done(run(tmp_path, "run", again, resume=True, **changes)) == 2
     assert again.events == []
-    longer = tiny(tmp_path, train__steps=11, train__lr=1e-4, **changes)  # other steps: it may go on
-    Trainer(longer, out, monitors=[again], resume=True).run()
+    run(tmp_path, "run", again, resume=True, **changes | {"train__steps": 5})  # other steps: it may go on
     assert again.restored == events
     assert again.events[0] == "train on 12"
-    assert metrics(out)[-1]["step"] == 11
+    assert done(out) == 5
 
 
 class Veto(Monitor):
@@ -361,24 +317,25 @@ class Veto(Monitor):
 
 
 def test_a_monitor_may_skip_an_update_or_stop_before_the_weights_move(tmp_path: Path, capsys) -> None:
-    rows = metrics(run(tmp_path, Veto(Action("skip", "a whim")), name="skipped"))
-    assert [m["skipped"] for m in rows] == [0, 0, 1] + [0] * 7
-    assert [m["version"] for m in rows] == [1, 2, 2, *range(3, 10)]
+    rows = metrics(run(tmp_path, "skipped", Veto(Action("skip", "a whim")), train__steps=5))
+    assert [m["skipped"] for m in rows] == [0, 0, 1, 0, 0]
+    assert [m["version"] for m in rows] == [1, 2, 2, 3, 4]
+    assert rows[2]["lr"] is None
     assert "update skipped: a whim" in capsys.readouterr().err
     with pytest.raises(Refused, match="step 3: a whim"):
-        run(tmp_path, Veto(Action("stop", "a whim")), name="stopped")
-    assert metrics(tmp_path / "stopped")[-1]["step"] == 2
+        run(tmp_path, "stopped", Veto(Action("stop", "a whim")))
+    assert done(tmp_path / "stopped") == 2
     assert (tmp_path / "stopped/checkpoints/step-00000002").is_dir()
 
 
 def test_a_monitor_may_roll_back_where_there_is_a_checkpoint(tmp_path: Path) -> None:
     back = Veto(Action("roll back", "a whim"))
-    rows = metrics(run(tmp_path, back, name="back"))
-    assert [m["rolled_back"] for m in rows] == [0, 0, 1] + [0] * 7
-    assert [m["version"] for m in rows] == list(range(1, 11))
+    rows = metrics(run(tmp_path, "back", back, train__steps=5))
+    assert [m["rolled_back"] for m in rows] == [0, 0, 1, 0, 0]
+    assert [m["version"] for m in rows] == [1, 2, 3, 4, 5]
     assert rows[3]["lr"] == rows[1]["lr"] / 2
     with pytest.raises(Refused, match=r"step 3: a whim, .*guard\.action"):
-        run(tmp_path, back, name="none", train__checkpoint_every=100)
+        run(tmp_path, "none", back, train__checkpoint_every=100)
 
 
 def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -389,7 +346,7 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
         return plain(self, batch, of)
 
     monkeypatch.setattr(Local, "logp", slow)
-    run(tmp_path, guard={"stage_seconds": 0.1})
+    run_tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
     assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
 
 
@@ -415,38 +372,33 @@ def off(monkeypatch) -> list[float]:
 
 def test_the_run_stops_before_the_weights_move(tmp_path: Path, off: list[float]) -> None:
     off[0] = 0.2
-    words = (
-        r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logprobs"
-    )
+    words = r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logp"
     with pytest.raises(Refused, match=words):
-        Trainer(tiny(tmp_path), tmp_path / "run").run()
-    assert not (tmp_path / "run/metrics.jsonl").exists() or metrics(tmp_path / "run")[-1]["step"] == 0
+        run_tiny(tmp_path)
+    assert done(tmp_path / "run") == 0
     assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
     off[0] = 0.0
-    config = tiny(tmp_path)
-    assert metrics(Trainer(config, tmp_path / "run", resume=True).run())[-1]["step"] == 6
-
-
-@pytest.mark.parametrize(("nats", "guard"), [(0.05, {}), (0.2, {"logp_diff": 0.3}), (0.2, {"logp_diff": 0})])
-def test_the_limit_is_a_setting(tmp_path: Path, off: list[float], nats: float, guard: dict) -> None:
-    off[0] = nats
-    run = Trainer(tiny(tmp_path, guard=guard, train__steps=2), tmp_path / "run").run()
-    rows, bound = metrics(run), logp_rounding(run)
-    assert [m["logp_diff_fresh"] for m in rows] == pytest.approx([nats] * 2, abs=bound)
-    assert [m["logp_diff_mean"] for m in rows] == pytest.approx([nats] * 2, abs=bound)
+    assert done(run_tiny(tmp_path, resume=True)) == 6
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"sampler__temperature": 0.5}, {"sampler__top_p": 0.8}, {"sampler__temperature": 0.0}],
+    ("nats", "changes", "measured"),
+    [
+        (0.05, {}, 0.05),
+        (0.2, {"guard__logp_diff": 0.3}, 0.2),
+        (0.2, {"guard__logp_diff": 0}, 0.2),
+        (0.2, {"sampler__temperature": 0.5}, None),
+        (0.2, {"sampler__temperature": 0.0}, None),
+        (0.2, {"sampler__top_p": 0.8}, None),
+    ],
 )
-def test_responses_of_another_distribution_are_not_compared(
-    tmp_path: Path, off: list[float], changes: dict
+def test_the_limit_is_a_setting_and_another_distribution_is_not_compared(
+    tmp_path, off, nats, changes, measured
 ) -> None:
-    off[0] = 0.2
-    rows = metrics(Trainer(tiny(tmp_path, train__steps=2, **changes), tmp_path / "run").run())
-    assert {m["logp_diff_fresh"] for m in rows} == {None}
-    assert {m["logp_diff_mean"] for m in rows} == {None}
+    off[0] = nats
+    run = run_tiny(tmp_path, train__steps=2, **changes)
+    found = [m[name] for m in metrics(run) for name in ("logp_diff_fresh", "logp_diff_mean")]
+    assert found == pytest.approx([measured] * 4, abs=logp_rounding(run))
 
 
 def fresh(**changes) -> Sample:
@@ -478,13 +430,8 @@ def test_which_samples_have_the_log_probs_of_the_policy(sample: Sample, over_kep
 def test_only_known_log_probs_of_comparable_rows_count() -> None:
     """Differences: .1 and unknown at staleness 0, .4 at staleness 2, and 9 of another distribution."""
     behavior = [[math.nan, -1.1, math.nan], [math.nan, -1.4, -1.4], [math.nan, -10.0, -10.0]]
-    batch = Batch.of(
-        mask=[[False, True, True]] * 3,
-        reward=[0.0] * 3,
-        group=["a"] * 3,
-        behavior_logp=behavior,
-        staleness=[0, 2, 0],
-    )
+    recorded = {"behavior_logp": behavior, "staleness": [0, 2, 0]}
+    batch = Batch.of(mask=[[False, True, True]] * 3, reward=[0.0] * 3, group=["a"] * 3, **recorded)
     logp = torch.tensor([[0.0, -1.0, -1.0]] * 3, dtype=torch.float64)
     step = Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
     found = logp_differences(step, [True, True, False])
@@ -494,3 +441,44 @@ def test_only_known_log_probs_of_comparable_rows_count() -> None:
     assert logp_differences(step, [False, False, False]) == {}
     logp[0, 1] = -math.inf  # a token that the trainer's policy never draws
     assert logp_differences(step, [True, True, False])["logp_diff_fresh"] == math.inf
+
+
+def measured(folder: Path, rewards: Iterable[float], monkeypatch, **evaluate) -> dict[str, Any]:
+    """Settings of a run that measures at each step, and finds these rewards."""
+    given, real = iter(rewards), HeldOutPrompts._describe
+
+    def describe(*args):
+        return real(*args) | {"eval_reward": next(given), "eval_reward_se": math.nan}
+
+    monkeypatch.setattr(HeldOutPrompts, "_describe", describe)
+    rule = {"every": 1, **evaluate}
+    return {"data__eval_prompts": held(folder), "evaluate": rule, "train__steps": 3}
+
+
+def test_rewards_that_could_not_be_measured_are_no_best(tmp_path: Path, monkeypatch) -> None:
+    out = run_tiny(tmp_path, **measured(tmp_path, [math.nan, 0.2, 0.1, 0.1], monkeypatch, keep_best=True))
+    best = json.loads((out / "best/best.json").read_text(), parse_constant=pytest.fail)  # NaN isn't JSON
+    assert (best["step"], best["eval_reward"], best["eval_reward_se"]) == (1, 0.2, None)
+
+
+def test_the_measurement_of_step_0_made_again_is_no_lack_of_progress(tmp_path: Path, monkeypatch) -> None:
+    rewards = [0.5, 0.5, 0.4, 0.3, 0.2]  # of step 0, step 0 again, steps 1 to 3
+    changes = measured(tmp_path, rewards, monkeypatch, patience=2)
+    plain = InlineSource.fill
+
+    def interrupted(self, wanted):
+        """Ctrl-C while the samples of step 1 are made."""
+        if done(tmp_path / "run") == 0:
+            signal.raise_signal(signal.SIGINT)
+        return plain(self, wanted)
+
+    monkeypatch.setattr(InlineSource, "fill", interrupted)
+    with pytest.raises(Interrupted):
+        run_tiny(tmp_path, **changes)
+    monkeypatch.setattr(InlineSource, "fill", plain)
+    assert done(run_tiny(tmp_path, resume=True, **changes)) == 2
+
+
+def test_the_kl_of_an_evaluation_can_be_left_out(tmp_path: Path) -> None:
+    run = run_tiny(tmp_path, data__eval_prompts=held(tmp_path), evaluate__kl=False, train__steps=1)
+    assert [m["eval_kl_ref"] for m in metrics(run)] == [None, None]

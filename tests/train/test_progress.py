@@ -1,36 +1,36 @@
-"""What a run says: a line per step, and on a terminal the stage that it is in."""
+"""What a run says: a line per step, on a terminal the stage that it is in, and to trackers, which get every
+step's numbers and of which none stops a run."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import math
 import os
 import pty
+import sqlite3
 import sys
 import threading
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import forked
 import pytest
-from tiny_runs import metrics, tiny, weights, write_prompts, write_toml
+from tiny_runs import metrics, run_tiny, tiny, weights, write_prompts, write_toml
 
-from agro.api.reporting_trainer import Trainer
+from agro.errors import Refused
 from agro.runs.progress import Progress, responses_text
 from agro.runs.rundata import empty_metrics
+from agro.runs.track import Trackers
 from agro.types import Sample
 
 
 def row(step: int, **known) -> dict:
     """A step of 2 s at 500 tokens/s, but for what is `known`."""
-    usual = {
-        "phase": "onpolicy",
-        "loss": 0.25,
-        "reward_mean": 0.5,
-        "kl_ref": 1.5,
-        "seconds": 2.0,
-        "tokens_per_second": 500.0,
-    }
-    return empty_metrics() | usual | {"dropped": 0, "skipped": 0, "step": step} | known
+    usual = {"phase": "onpolicy", "loss": 0.25, "reward_mean": 0.5, "kl_ref": 1.5, "dropped": 0, "skipped": 0}
+    return empty_metrics() | usual | {"step": step, "seconds": 2.0, "tokens_per_second": 500.0} | known
 
 
 class Terminal(io.StringIO):
@@ -96,16 +96,14 @@ def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(terminal: Term
         (Terminal, {"TERM": "xterm", "NO_COLOR": "1"}, False),
     ],
 )
-def test_a_stage_needs_a_terminal_that_can_redraw(
-    monkeypatch, stream: type[io.StringIO], environment: dict[str, str], redraws: bool
-) -> None:
+def test_a_stage_needs_a_terminal_that_can_redraw(monkeypatch, stream, environment, redraws) -> None:
     for name in ("TERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    progress = Progress(60, stream())
-    progress.stage("sampling")
-    assert bool(progress.stream.getvalue()) == redraws  # type: ignore[attr-defined]
+    out = stream()
+    Progress(60, out).stage("sampling")
+    assert bool(out.getvalue()) == redraws
 
 
 def test_responses_shown_are_the_best_and_the_worst_and_harmless() -> None:
@@ -124,13 +122,13 @@ def test_responses_shown_are_the_best_and_the_worst_and_harmless() -> None:
 
 
 def test_show_every_shows_and_changes_nothing(tmp_path: Path, capsys) -> None:
-    Trainer(tiny(tmp_path), tmp_path / "plain").run()
+    plain = run_tiny(tmp_path, "plain")
     assert "response  " not in capsys.readouterr().err
-    Trainer(tiny(tmp_path, train__show_every=2), tmp_path / "shown").run()
+    shown = run_tiny(tmp_path, "shown", train__show_every=2)
     err = capsys.readouterr().err
     assert [f"\nstep {s}, reward" in err for s in range(1, 7)] == [False, True] * 3
-    assert weights(tmp_path / "plain") == weights(tmp_path / "shown")
-    Trainer(tiny(tmp_path), tmp_path / "shown", resume=True).run()  # it may change on the way
+    assert weights(plain) == weights(shown)
+    run_tiny(tmp_path, "shown", resume=True)  # it may change on the way
 
 
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
@@ -165,3 +163,130 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
         assert part in text, part
     assert "\x1b[31m" not in text
     assert text.splitlines()[-1].startswith("done: ")
+
+
+class Stand(ModuleType):
+    """Stands for the wandb and trackio modules, and their runs."""
+
+    def __init__(self, name: str, fails_at: int | None) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # other libraries ask whether it can be imported
+        self.fails_at, self.begun, self.logged, self.ended = fails_at, {}, [], 0
+
+    def init(self, **options):
+        self.begun = options
+        if self.fails_at == 0:
+            raise ConnectionError("no route")
+        return self
+
+    def Settings(self, **options):
+        return options
+
+    def log(self, numbers, step):
+        if step == self.fails_at:
+            raise ConnectionError("no route")
+        self.logged.append((step, numbers))
+
+    def finish(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    """A function: put a stand-in for a module into place."""
+
+    def put(name: str, fails_at: int | None = None) -> Stand:
+        stand = Stand(name, fails_at)
+        monkeypatch.setitem(sys.modules, name, stand)
+        return stand
+
+    return put
+
+
+def run(tmp_path: Path, name: str = "run", **track) -> Path:
+    return run_tiny(tmp_path, name, track=track)
+
+
+def test_every_step_arrives_and_changes_no_weights(tmp_path: Path, stand) -> None:
+    trackers = [stand(name) for name in ("wandb", "trackio")]
+    tracked = run(tmp_path, "first", to=["wandb", "trackio"], project="sums")
+    rows = metrics(tracked)
+    for tracker in trackers:
+        assert [step for step, _ in tracker.logged] == [1, 2, 3, 4, 5, 6]
+        for (_, numbers), row in zip(tracker.logged, rows, strict=True):
+            assert numbers["reward_mean"] == row["reward_mean"]
+            assert numbers["objective/consistency"] == row["objective"]["consistency"]
+            assert not {"step", "phase", "eval_reward"} & numbers.keys()  # the axis, a text, an unknown
+        assert tracker.begun["project"] == "sums"
+        assert tracker.begun["name"].startswith("first")
+        assert tracker.begun["config"]["train"]["lr"] == 1e-2
+        assert tracker.ended == 1
+    assert weights(tracked) == weights(run(tmp_path, "plain"))
+    run_tiny(tmp_path, "first", resume=True)  # it may change on the way
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_one_that_fails_is_named_once_and_dropped(tmp_path: Path, stand, capsys, fails_at: int) -> None:
+    """When it begins, or at a step."""
+    failing, working = stand("wandb", fails_at), stand("trackio")
+    assert len(metrics(run(tmp_path, to=["wandb", "trackio"]))) == 6
+    err = capsys.readouterr().err
+    assert err.count("tracker wandb failed and is dropped; the run continues: ConnectionError: no route") == 1
+    assert [step for step, _ in failing.logged] == list(range(1, fails_at))
+    assert len(working.logged) == 6
+
+
+def test_one_that_is_not_installed_is_refused_at_the_start(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what makes an import fail
+    with pytest.raises(Refused, match=r"wandb can't be imported .*pip install wandb"):
+        run(tmp_path, to=["wandb"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_a_finite_number_is_not_sent() -> None:
+    found = {}
+
+    class One:
+        def log(self, step, numbers):
+            found.update(numbers)
+
+        def close(self): ...
+
+    Trackers({"one": One()}, print).log(
+        {"step": 1, "a": 2, "b": math.nan, "c": None, "d": True, "e": "x", "f": {"g": 0.5}}
+    )
+    assert found == {"a": 2.0, "f/g": 0.5}
+
+
+def installed(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} isn't installed (pip install '.[track]')")
+
+
+def test_tensorboard_itself(tmp_path: Path) -> None:
+    installed("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = run(tmp_path, to=["tensorboard"])
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    read = [(e.step, e.value) for e in events.Scalars("reward_mean")]
+    assert read == [(m["step"], pytest.approx(m["reward_mean"], rel=1e-6)) for m in metrics(folder)]
+
+
+def test_wandb_itself_offline(tmp_path: Path, monkeypatch, capsys) -> None:
+    installed("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = run(tmp_path, to=["wandb"])
+    assert "failed" not in capsys.readouterr().err
+    [record] = folder.glob("wandb/offline-run-*/*.wandb")
+    assert b"reward_mean" in record.read_bytes()
+
+
+def test_trackio_itself(tmp_path: Path, monkeypatch, capsys) -> None:
+    installed("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    run(tmp_path, to=["trackio"], project="sums")
+    assert "failed" not in capsys.readouterr().err
+    with sqlite3.connect(tmp_path / "trackio" / "sums.db") as connection:
+        assert connection.execute("SELECT count(*) FROM metrics").fetchall() == [(6,)]

@@ -1,13 +1,17 @@
-"""Training sharded over ranks with FSDP2, on the CPU: updates, checkpoints, and runs that stop and resume."""
+"""Training sharded over ranks with FSDP2, on the CPU: updates, checkpoints, runs that stop and resume, and a
+rank that is killed or stopped, which torchrun starts again."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import pytest
 import torch
 from ranks_settings import SETTINGS, SPEC, TOGETHER
 from safetensors.torch import load_file
-from tiny_runs import logp_rounding, metrics, tiny, write_prompts, write_toml
+from tiny_runs import logp_rounding, metrics, tiny, until, write_prompts, write_toml
 
 from agro import config as configuration
 from agro import objectives
@@ -26,20 +30,15 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.train.check import check_sharded
 
-sys.path.append(str(Path(__file__).parents[1] / "engines"))
-
-from stand_in import serving
-
 HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]), "OMP_NUM_THREADS": "1"}
 SIZES = ("sample", pytest.param("complete", marks=pytest.mark.nightly))
 
 
 def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     options = {"capture_output": True, "text": True, "timeout": 400, "check": False}
-    done = subprocess.run([*command, *arguments], cwd=cwd, env=environment, **options)
+    done = subprocess.run([*TORCHRUN, *arguments], cwd=cwd, env={**os.environ, **ENVIRONMENT}, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -78,9 +77,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_updates_are_those_of_one_process_for_every_objective_and_setting(
-    size: str, base: Path, tmp_path: Path
-) -> None:
+def test_updates_are_those_of_one_process_for_every_objective_and_setting(size: str, base, tmp_path) -> None:
     """Float64, micro-batches of three of eleven responses: two passes a rank, one of them over nothing."""
     found = json.loads(ranks(2, str(HERE / "ranks_settings.py"), size, str(base), folder=tmp_path))
     assert found["not_finite"] == ["raised", "raised"]  # on whichever rank the row is, and no rank hangs
@@ -137,26 +134,20 @@ def test_saving_and_loading_take_little_memory_beside_the_shards(tmp_path: Path)
         assert max(own["saving"], own["loading"]) <= 1.2, own
 
 
-WITH_ADAPTER = {
-    "policy__lora": {"rank": 2},
-    "policy__cache_reference": True,
-    "train__gradient_checkpointing": True,
-    "train__weights_average": 0.5,
-    "evaluate__keep_best": True,
-}
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, tmp_path: Path) -> None:
     """Beside the same run in one process: equal up to the rounding of float32 sums in another order."""
-    settings: dict[str, Any] = {
-        "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 80)),
-        "evaluate__every": 5,
-    }
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
+    settings: dict[str, Any] = {"data__eval_prompts": held, "evaluate__every": 5}
     if adapter:
         Policy.load(tiny(tmp_path).policy, seed=0).save(tmp_path / "base")
-        settings |= {"policy": {"model": str(tmp_path / "base")}, **WITH_ADAPTER}
+        settings |= {
+            "policy": {"model": str(tmp_path / "base"), "lora": {"rank": 2}, "cache_reference": True},
+            "train__gradient_checkpointing": True,
+            "train__weights_average": 0.5,
+            "evaluate__keep_best": True,
+        }
     alone = Trainer(tiny(tmp_path, train__steps=10, **settings), tmp_path / "alone").run()
     for steps in (6, 10):
         config = write_toml(tmp_path / f"{steps}.json", tiny(tmp_path, train__steps=steps, **settings))
@@ -177,25 +168,70 @@ def test_a_run_of_ten_steps_saves_resumes_and_ends_with_a_model(adapter: bool, t
 
 def test_what_does_not_work_on_several_ranks_is_refused(tmp_path: Path) -> None:
     """Packed values, which can't be cut; and nothing else."""
-    with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit doesn't work on several ranks"):
-        check_sharded(tiny(tmp_path, train__optimizer="adamw_8bit"))
-    with pytest.raises(Refused, match=r"policy\.quantize = 4bit doesn't work on several ranks"):
-        check_sharded(tiny(tmp_path, policy__quantize="4bit"))
-    phases = [{"name": "one"}, {"name": "two", "train": {"optimizer": "adamw_8bit"}}]
-    with pytest.raises(Refused, match=r"train\.optimizer"):
-        check_sharded(tiny(tmp_path, phases=phases))
+    packed = {"optimizer": "adamw_8bit"}
+    for changes, name in (
+        ({"train": packed}, r"train\.optimizer = adamw_8bit"),
+        ({"policy__quantize": "4bit"}, r"policy\.quantize = 4bit"),
+        ({"phases": [{"name": "one"}, {"name": "two", "train": packed}]}, r"train\.optimizer"),
+    ):
+        with pytest.raises(Refused, match=f"{name}.* doesn't work on several ranks"):
+            check_sharded(tiny(tmp_path, **changes))
     check_sharded(tiny(tmp_path))
 
 
+STEPS = 12
+SECONDS = 10.0
+
+
+@contextmanager
+def launched(folder: Path, config: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two ranks, which torchrun starts once more."""
+    command = ["--max-restarts", "1", "-m", "agro", "train", str(config), "--out", "run", "--resume"]
+    launcher = subprocess.Popen(
+        [*TORCHRUN, *command],
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT},
+        stderr=(folder / "stderr").open("w"),
+        text=True,
+    )
+    try:
+        yield launcher
+    finally:
+        if launcher.poll() is None:
+            launcher.terminate()
+            launcher.wait(60)
+
+
+def rank_of(launcher: int, number: int) -> int | None:
+    """The process of a rank that `launcher` has started; None where there is none."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if parent == launcher and b"RANK=%d" % number in variables:
+            return int(process.name)
+    return None
+
+
 @pytest.mark.nightly
-def test_ranks_sample_from_a_server_which_gets_their_weights(tmp_path: Path) -> None:
-    """Log-probs of fresh samples are the trainer's: the weights that the ranks gathered were pushed."""
-    config = tiny(tmp_path, train__steps=3)
-    with serving(Policy.load(config.policy, seed=0)) as (url, _):
-        served = tiny(tmp_path, train__steps=3, engine={"kind": "server", "url": url})
-        file = str(write_toml(tmp_path / "served.json", served))
-        ranks(2, "-m", "agro", "train", file, "--out", "served", folder=tmp_path)
-    run = metrics(tmp_path / "served")
-    assert [step["step"] for step in run] == [1, 2, 3]
-    assert [step["staleness_max"] for step in run] == [0, 0, 0]
-    assert max(step["logp_diff_max"] for step in run) < logp_rounding(tmp_path / "served")
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_vanishes_is_named_in_time_and_the_run_goes_on(number: int, tmp_path: Path) -> None:
+    config = tiny(tmp_path, train__steps=STEPS, train__rank_seconds=SECONDS)
+    alone = Trainer(config, tmp_path / "alone").run()
+    file, run = write_toml(tmp_path / "config.json", config), tmp_path / "run"
+    with launched(tmp_path, file) as launcher:
+        until(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) >= 3)
+        first, second = (rank_of(launcher.pid, rank) for rank in (0, 1))
+        assert None not in (first, second)
+        os.kill(second, number)
+        took = until(lambda: not Path(f"/proc/{first}").exists())
+        assert took <= SECONDS + 1, took  # 1: the process ends, on a busy machine
+        assert launcher.wait(600) == 0
+    errors = (tmp_path / "stderr").read_text()
+    assert "error: rank 1 on " in errors
+    assert [step["step"] for step in metrics(run)] == list(range(1, STEPS + 1))
+    one, two = (load_file(folder / "model" / "model.safetensors") for folder in (alone, run))
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4

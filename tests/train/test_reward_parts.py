@@ -1,20 +1,17 @@
 """Rewards in a run: of several parts, which GDPO (arXiv 2601.05242) normalizes, and of a judge whose server
-dies.
-"""
+dies."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sys
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
-from tiny_runs import metrics, tiny, write_prompts
+from loopback import answering
+from tiny_runs import REWARDS, metrics, run_tiny, tiny, write_prompts
 
 from agro import Batch
 from agro.api.reporting_trainer import Trainer
@@ -27,39 +24,24 @@ from agro.store import Store
 from agro.train.collate import with_reward_parts
 from agro.train.phases import Phase
 from agro.train.trainable import check_store
-from agro.train.trainer import BaseTrainer
 from agro.types import Sample
 
-PARTS = """
-def sevens(completions):
-    return [text.count("7") / 3 for text in completions]
-def sober(completions):
-    \"\"\"Best at one 7.\"\"\"
-    return [1 - abs(text.count("7") - 1) / 2 for text in completions]
-"""
 
-
-def run(folder: Path, **changes) -> Path:
-    (folder / "parts.py").write_text(PARTS)
-    sevens = {"name": f"{folder / 'parts.py'}:sevens", "label": "sevens"}
-    sober = {"name": f"{folder / 'parts.py'}:sober", "label": "sober"} | changes.pop("sober")
-    reward = {"functions": [sevens, sober], **changes.pop("reward", {})}
+def run(folder: Path, weight: float, reward: dict, **changes) -> Path:
+    """The share of 7s is rewarded, and with this weight how near their number is to one."""
+    functions = [
+        {"name": f"{REWARDS}:sevens", "label": "sevens"},
+        {"name": f"{REWARDS}:sober", "label": "sober", "weight": weight},
+    ]
     held = write_prompts(folder / "held.jsonl", range(60, 80))
-    config = tiny(
-        folder,
-        reward=reward,
-        data__eval_prompts=held,
-        sampler__n=4,
-        train__lr=2e-2,
-        evaluate__every=5,
-        **changes,
-    )
-    return Trainer(config, folder / "run").run()
+    measured = {"data__eval_prompts": held, "evaluate__every": 5}
+    reward = {"functions": functions, **reward}
+    return run_tiny(folder, reward=reward, sampler__n=4, train__lr=2e-2, **measured, **changes)
 
 
 def test_a_reward_that_is_optimized_too_far_is_said(tmp_path: Path) -> None:
     """All 7s earn 1 and are sober 0; a sober response has one of them. The policy passes the peak."""
-    folder = run(tmp_path, sober={"weight": 0}, train__steps=25, objective__beta=1e-3)
+    folder = run(tmp_path, 0.0, {}, train__steps=25, objective__beta=1e-3)
     rows = metrics(folder)
     held_out = [row["eval_reward_parts"] for row in rows if row["eval_reward_parts"]]
     assert held_out[-1]["sevens"] > held_out[0]["sevens"] + 0.5
@@ -68,16 +50,13 @@ def test_a_reward_that_is_optimized_too_far_is_said(tmp_path: Path) -> None:
     known = [row["reward_shares"]["sevens"] for row in rows[1:]]
     assert all(share in (None, pytest.approx(1.0)) for share in known)
     shown = page(load_run(folder))
-    assert "over-optimized" in shown
-    assert "sober fell by" in shown
-    for title in ("Parts of the held-out reward", "Parts of the reward"):
-        assert title in shown
+    for words in ("over-optimized", "sober fell by", "Parts of the held-out reward", "Parts of the reward"):
+        assert words in shown
 
 
 def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: Path) -> None:
     """The sum is within ±2 before whitening, and rewards of a step aren't centered in the metrics."""
-    whitened = {"whiten": "group", "clip": [-1, 1]}
-    folder = run(tmp_path, sober={"weight": 1.0}, reward=whitened, train__steps=2)
+    folder = run(tmp_path, 1.0, {"whiten": "group", "clip": [-1, 1]}, train__steps=2)
     for row in metrics(folder)[1:]:
         parts = row["reward_parts"]
         assert row["reward_mean"] == pytest.approx(parts["sevens"] + parts["sober"])
@@ -85,78 +64,68 @@ def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: P
     assert "What the reward" in page(load_run(folder))
 
 
+def samples_of(folder: Path, **reward) -> list[Sample]:
+    """What a run with this reward samples, and trains on."""
+    objective = {"name": "prefix_consistency", "beta": 0.1}
+    run = run_tiny(folder, reward=reward, objective=objective, train__steps=2)
+    assert metrics(run)[-1]["grad_norm"] > 0
+    with Store.open(run / "store.db", read_only=True) as store:
+        return list(store.samples())
+
+
 def test_a_function_rewards_each_token(tmp_path: Path) -> None:
     """1 for each 7, by its id, and nothing where the number of values is wrong."""
-    (tmp_path / "dense.py").write_text(
-        "def dense(completion_ids, completions):\n"
-        "    rows = zip(completion_ids, completions)\n"
-        "    some = [[float('7' in text)] * len(ids) for ids, text in rows]\n"
-        "    return [row[1:] if text.startswith('0') else row for row, text in zip(some, completions)]\n"
-    )
-    reward = {"name": f"{tmp_path / 'dense.py'}:dense", "per_token": True}
-    config = tiny(tmp_path, reward=reward, objective__name="prefix_consistency", train__steps=2)
-    folder = Trainer(config, tmp_path / "run").run()
-    with Store.open(folder / "store.db", read_only=True) as store:
-        samples = list(store.samples())
-    for sample in samples:
+    for sample in samples_of(tmp_path, name=f"{REWARDS}:dense", per_token=True):
         tokens = int(sample.action.sum())
         if sample.response.startswith("0"):
             assert sample.meta["reward_error"] == f"returned {tokens - 1} numbers for {tokens} tokens"
         else:
             assert sample.reward == tokens * ("7" in sample.response)
             assert sample.meta["token_rewards"] == [float("7" in sample.response)] * tokens
-    assert metrics(folder)[-1]["grad_norm"] > 0
 
 
 def test_a_function_rewards_each_step(tmp_path: Path) -> None:
     """Steps end at a 7. What comes with a step's last token is trained on, and the sum is the reward."""
-    (tmp_path / "stepwise.py").write_text(
-        "def stepwise(completions):\n"
-        "    return [[float(len(part)) for part in text.split('7') if part.strip()]"
-        " for text in completions]\n"
-    )
-    reward = {"name": f"{tmp_path / 'stepwise.py'}:stepwise", "per_step": "7"}
-    config = tiny(tmp_path, reward=reward, objective__name="prefix_consistency", train__steps=2)
-    folder = Trainer(config, tmp_path / "run").run()
-    with Store.open(folder / "store.db", read_only=True) as store:
-        samples = list(store.samples())
+    samples = samples_of(tmp_path, name=f"{REWARDS}:stepwise", per_step="7")
     assert any(len(sample.meta.get("step_rewards", ())) > 1 for sample in samples)
     for sample in samples:
         assert sample.reward == len(sample.response.replace("7", ""))
-    assert metrics(folder)[-1]["grad_norm"] > 0
 
 
-FUNCTIONS = (
-    RewardPart(name="exact"),
-    RewardPart(name="length", weight=0.5),
-    RewardPart(name="seen", weight=0.0),
+UNKNOWN = [math.nan] * 2
+
+
+@pytest.mark.parametrize(
+    ("functions", "recorded", "parts", "weights"),
+    [
+        pytest.param(
+            [{"name": "exact"}, {"name": "length", "weight": 0.5}, {"name": "seen", "weight": 0.0}],
+            [{"length": -2.0, "exact": 1.0, "seen": 7.0}, {"exact": None, "length": 3.0}, None],
+            [[1.0, -2.0], UNKNOWN, UNKNOWN],
+            [1.0, 0.5],
+            id="those with a weight, in the order of the functions",
+        ),
+        pytest.param(
+            [{"name": "a", "gate": 1.0}, {"name": "b", "at_most": 2.0}],
+            [{"a": 1.0, "b": 5.0}, {"a": 0.0, "b": 5.0}, "a foreign log's own"],
+            [[1.0, 2.0], [0.0, 0.0], UNKNOWN],
+            [1.0, 1.0],
+            id="b counts as at most 2, and only where a reaches 1",
+        ),
+    ],
 )
-
-
-def test_a_batch_has_the_parts_with_a_weight_in_the_order_of_the_functions() -> None:
-    recorded = ({"length": -2.0, "exact": 1.0, "seen": 7.0}, {"exact": None, "length": 3.0}, None)
-    samples = [Sample("x", "y", meta={} if parts is None else {"reward_parts": parts}) for parts in recorded]
+def test_the_parts_of_a_batch(functions, recorded, parts, weights) -> None:
+    samples = [Sample("x", "y", meta={} if each is None else {"reward_parts": each}) for each in recorded]
     batch = Batch.of(mask=[[0, 1]] * 3, reward=[0.0] * 3, group=["x"] * 3)
-    extra = with_reward_parts(batch, samples, FUNCTIONS).extra
-    np.testing.assert_equal(extra["reward_parts"].numpy(), [[1.0, -2.0], [math.nan] * 2, [math.nan] * 2])
-    assert extra["part_weights"].tolist() == [[1.0, 0.5]] * 3
-
-
-def test_parts_are_within_caps_and_behind_gates() -> None:
-    """b counts as at most 2, and only where a reaches 1; a foreign log's own text is none of them."""
-    functions = (RewardPart(name="a", gate=1.0), RewardPart(name="b", at_most=2.0))
-    recorded = ({"a": 1.0, "b": 5.0}, {"a": 0.0, "b": 5.0}, "a foreign log's own")
-    samples = [Sample("x", "y", meta={"reward_parts": parts}) for parts in recorded]
-    batch = Batch.of(mask=[[0, 1]] * 3, reward=[0.0] * 3, group=["x"] * 3)
-    found = with_reward_parts(batch, samples, functions).extra["reward_parts"].numpy()
-    np.testing.assert_equal(found, [[1.0, 2.0], [0.0, 0.0], [math.nan] * 2])
+    extra = with_reward_parts(batch, samples, tuple(RewardPart(**each) for each in functions)).extra
+    np.testing.assert_equal(extra["reward_parts"].numpy(), parts)
+    assert extra["part_weights"].tolist() == [weights] * 3
 
 
 def test_a_run_trains_on_the_parts_of_its_own_rewards(tmp_path: Path) -> None:
     overlong = {"name": "overlong", "options": {"max_tokens": 3, "buffer": 2}}
-    config = tiny(tmp_path, objective={"name": "gdpo"}, reward={"functions": [{"name": "exact"}, overlong]})
-    BaseTrainer(config, tmp_path / "run").run()
-    with Store.open(tmp_path / "run" / "store.db", read_only=True) as store:
+    run = run_tiny(tmp_path, objective={"name": "gdpo"}, reward={"functions": [{"name": "exact"}, overlong]})
+    with Store.open(run / "store.db", read_only=True) as store:
         assert all(sample.meta["reward_parts"].keys() == {"exact", "overlong"} for sample in store.samples())
 
 
@@ -171,47 +140,36 @@ def test_a_log_without_parts_is_refused_before_the_run(tmp_path: Path) -> None:
             check_store(Phase.all(config)[0], store)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Scores by the share of 7s. After `alive` replies it closes connections without one."""
-
-    alive = 0
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if Handler.alive <= 0:
-            self.close_connection = True
-            return
-        Handler.alive -= 1
-        response = json.loads(body["messages"][1]["content"])["response"]
-        score = 10 * response.count("7") / max(1, len(response))
-        reply = {"choices": [{"message": {"content": json.dumps({"score": score})}, "finish_reason": "stop"}]}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(reply).encode())
-
-    def log_message(self, *args):
-        pass
+def share_of_sevens(response: str) -> float:
+    return 10 * response.count("7") / max(1, len(response))
 
 
-@contextmanager
-def served(alive: int) -> Iterator[str]:
-    Handler.alive = alive
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+class Judge:
+    """Scores by the share of 7s. After `alive` replies it hangs up."""
+
+    def __init__(self, alive: int) -> None:
+        self.alive = alive
+
+    def answer(self, path, body, headers):
+        self.alive -= 1
+        if self.alive < 0:
+            return None
+        material = json.loads(json.loads(body)["messages"][1]["content"])
+        content = json.dumps({"score": share_of_sevens(material["response"])})
+        return 200, {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+
+
+def judged_at(url: str, retries: int) -> dict:
+    return {"name": "judge", "options": {"url": f"{url}/v1", "model": "m", "retries": retries}}
 
 
 def test_a_judge_that_dies_leaves_rewards_unknown_and_the_run_goes_on(tmp_path: Path, monkeypatch) -> None:
     """12 responses a step: the first step is judged, and 2 of the second. More than half are unknown: the run
     stops with the cause. When the server is back it is resumed, and ends."""
-    monkeypatch.setitem(judge.__globals__["JudgeReward"].score.__globals__, "FIRST_PAUSE", 0.001)
-    with served(14) as url:
-        options = {"url": url, "model": "m", "retries": 1}
-        config = tiny(tmp_path, reward={"name": "judge", "options": options}, train__steps=3)
+    monkeypatch.setattr(sys.modules[judge.__module__], "FIRST_PAUSE", 0.001)
+    judging = Judge(alive=14)
+    with answering(judging.answer) as url:
+        config = tiny(tmp_path, reward=judged_at(url, retries=1), train__steps=3)
         with pytest.raises(Refused, match=r"10 of 12 .* could not be scored"):
             Trainer(config, tmp_path / "run").run()
         with Store.open(tmp_path / "run/store.db", read_only=True) as store:
@@ -219,23 +177,18 @@ def test_a_judge_that_dies_leaves_rewards_unknown_and_the_run_goes_on(tmp_path: 
         unknown = [s for s in samples if s.reward is None]
         assert (len(samples), len(unknown)) == (24, 10)
         assert all("judge: http://127.0.0.1" in s.meta["reward_error"] for s in unknown)
-        Handler.alive = 10**6
+        judging.alive = 10**6
         Trainer(config, tmp_path / "run", resume=True).run()
-    rows = metrics(tmp_path / "run")
-    assert [row["step"] for row in rows if row["step"]] == [1, 2, 3]
+    assert [row["step"] for row in metrics(tmp_path / "run") if row["step"]] == [1, 2, 3]
     with Store.open(tmp_path / "run/store.db", read_only=True) as store:
         last = list(store.samples())
     assert len(last) == 36
-    assert all(s.reward == pytest.approx(10 * s.response.count("7") / max(1, len(s.response))) for s in last)
+    assert all(s.reward == pytest.approx(share_of_sevens(s.response)) for s in last)
 
 
-def test_a_few_unknown_rewards_do_not_stop_a_run(tmp_path: Path, monkeypatch) -> None:
+def test_a_few_unknown_rewards_do_not_stop_a_run(tmp_path: Path) -> None:
     """2 of the last step's 12 are unknown, and dropped, not 0."""
-    monkeypatch.setitem(judge.__globals__["JudgeReward"].score.__globals__, "FIRST_PAUSE", 0.001)
-    with served(22) as url:
-        options = {"url": url, "model": "m", "retries": 0}
-        config = tiny(tmp_path, reward={"name": "judge", "options": options}, train__steps=2)
-        folder = Trainer(config, tmp_path / "run").run()
+    with answering(Judge(alive=22).answer) as url:
+        folder = run_tiny(tmp_path, reward=judged_at(url, retries=0), train__steps=2)
     last = metrics(folder)[-1]
-    assert last["rewards_failed"] == 2
-    assert last["dropped_reasons"]["no reward"] == 2
+    assert (last["rewards_failed"], last["dropped_reasons"]["no reward"]) == (2, 2)

@@ -6,19 +6,19 @@ import base64
 import errno
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
 import transformers
 import yaml
+from loopback import answering
 from markdown_it import MarkdownIt
 from tiny_runs import DIGITS, metrics, run_tiny, tiny, write_prompts, write_toml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agro.api.reporting_trainer import Trainer
 from agro.cli import app
@@ -53,8 +53,9 @@ def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
     held_out = write_prompts(tmp_path / "held.jsonl", range(100, 120))
     out = run_tiny(tmp_path, train__steps=2, data__eval_prompts=held_out, evaluate__keep_best=True)
     rows = {row["step"]: row for row in metrics(out)}
-    card = (out / "model" / "README.md").read_text()
-    assert front(out / "model" / "README.md") == {
+    model = out / "model"
+    card = (model / "README.md").read_text()
+    assert front(model / "README.md") == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["agro", "reinforcement-learning"],
@@ -70,46 +71,39 @@ def test_a_card_says_what_was_measured_and_can_be_made_again(tmp_path):
     assert str(tmp_path) not in card  # paths of this machine are nobody's business
     best = json.loads((out / "best" / "best.json").read_text())
     assert f"weights of step {best['step']}" in (out / "best" / "README.md").read_text()
-    assert (out / "model" / "report.html").read_bytes() == (out / "report.html").read_bytes()
-    assert (out / "model" / "run_config.json").read_bytes() == (out / "config.json").read_bytes()
-    assert json.loads((out / "model" / "config.json").read_text())["model_type"] == "llama"
-    (out / "model" / "README.md").unlink()
+    for name, original in (("report.html", "report.html"), ("run_config.json", "config.json")):
+        assert (model / name).read_bytes() == (out / original).read_bytes()
+    assert json.loads((model / "config.json").read_text())["model_type"] == "llama"
+    (model / "README.md").unlink()
     write_cards(out)
-    assert (out / "model" / "README.md").read_text() == card
+    assert (model / "README.md").read_text() == card
     rows[0]["eval_reward"] = 0.125
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     write_cards(out)
-    assert "| held-out reward before | 0.1250 ±" in (out / "model" / "README.md").read_text()
+    assert "| held-out reward before | 0.1250 ±" in (model / "README.md").read_text()
 
 
-def test_what_was_not_measured_is_said_so(tmp_path):
-    card = (run_tiny(tmp_path, train__steps=1) / "model" / "README.md").read_text()
+def test_what_was_not_measured_is_said_so_and_phases_have_their_references(tmp_path):
+    phases = [{"name": "a"}, {"name": "b", "policy": {"reference": "phase"}}]
+    card = (run_tiny(tmp_path, phases=phases, train__steps=1) / "model" / "README.md").read_text()
     assert card.count("| not measured |") == 3
     assert "held-out prompts: none" in card
-
-
-def test_a_card_tells_the_references_of_the_phases(tmp_path):
-    phases = [{"name": "a"}, {"name": "b", "policy": {"reference": "phase"}}]
-    out = run_tiny(tmp_path, phases=phases, train__steps=1)
-    assert "- reference: start; phase\n" in (out / "model" / "README.md").read_text()
+    assert "- reference: start; phase\n" in card
 
 
 def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base):
     out = run_tiny(tmp_path, policy={"model": str(base), "lora": {"rank": 2}}, train__steps=1)
     assert front(out / "adapter" / "README.md")["library_name"] == "peft"
     assert front(out / "model" / "README.md")["library_name"] == "transformers"
-    text = (out / "adapter" / "README.md").read_text()
-    assert "An adapter (LoRA) of `base`" in text
-    assert "AutoPeftModelForCausalLM" in text
-    assert "base_model" not in front(
-        out / "adapter" / "README.md"
-    )  # a folder of this machine isn't one of the hub
-    file = out / "config.json"
+    card, file = out / "adapter" / "README.md", out / "config.json"
+    assert "An adapter (LoRA) of `base`" in card.read_text()
+    assert "AutoPeftModelForCausalLM" in card.read_text()
+    assert "base_model" not in front(card)  # a folder of this machine isn't one of the hub
     values = json.loads(file.read_text())
     values["policy"]["model"] = "someone/a-model"
     file.write_text(json.dumps(values))
     write_cards(out)
-    assert front(out / "adapter" / "README.md")["base_model"] == "someone/a-model"
+    assert front(card)["base_model"] == "someone/a-model"
 
 
 @pytest.mark.parametrize("changes", [{}, {"do_sample": False}])
@@ -121,13 +115,11 @@ def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     before = json.loads(file.read_text())
     out = run_tiny(tmp_path, policy={"model": str(base)}, train__steps=1)
-    said = capsys.readouterr().err
-    assert (
-        "temperature = 0.6 (sampler.temperature = 1.0), top_k = 20 (sampler.top_k = 0), "
-        "top_p = 0.95 (sampler.top_p = 1.0), repetition_penalty = 1.05" in said
-    )
-    sampled = samples(out)[0].sampling
-    assert (sampled["temperature"], sampled["top_k"], sampled["top_p"]) == (1.0, 0, 1.0)
+    said, sampled = capsys.readouterr().err, samples(out)[0].sampling
+    for name, brought, used in (("temperature", 0.6, 1.0), ("top_k", 20, 0), ("top_p", 0.95, 1.0)):
+        assert f"{name} = {brought} (sampler.{name} = {used})" in said
+        assert sampled[name] == used
+    assert "repetition_penalty = 1.05" in said
     assert json.loads((out / "model" / "generation_config.json").read_text()) == before
 
 
@@ -138,9 +130,8 @@ def samples(run: Path) -> list[Sample]:
 
 def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
+    contents = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = contents + "{% if add_generation_prompt %}>{% endif %}"
     tokenizer.save_pretrained(base)
     for wrap, expected in ((False, True), (True, False)):
         policy = {"model": str(base), "chat": {"wrap": wrap}}
@@ -151,153 +142,131 @@ def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
         assert ("apply_chat_template" in (out / "model" / "README.md").read_text()) is wrap
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub:
     """As much of the hub's HTTP interface as create_repo and upload_folder need, without Xet."""
 
-    server: Any
+    def __init__(self) -> None:
+        self.url, self.declines = "", False
+        self.files: dict[str, bytes] = {}
+        self.large: dict[str, bytes] = {}
+        self.repo: dict[str, str] | None = None
+        self.tokens: set[str | None] = set()
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        at, store = self.path.split("?")[0], self.server.held
-        store["tokens"].add(self.headers.get("Authorization"))
-        here = f"http://127.0.0.1:{self.server.server_port}"
-        if at == "/api/repos/create":
-            if self.server.declines:
-                return self.answer({"error": "no write access"}, 403)
-            store["repo"] = json.loads(body)
-            return self.answer({"url": f"{here}/someone/fine"})
-        if at == "/api/validate-yaml":
+    def answer(self, path, body, headers) -> tuple[int, Any]:
+        path = path.split("?")[0]
+        self.tokens.add(headers.get("Authorization"))
+        if path.startswith("/large/"):
+            self.large[hashlib.sha256(body).hexdigest()] = body
+            return 200, {}
+        if path == "/api/repos/create" and self.declines:
+            return 403, {"error": "no write access"}
+        if path == "/api/repos/create":
+            self.repo = json.loads(body)
+            return 200, {"url": f"{self.url}/someone/fine"}
+        if path == "/api/validate-yaml":
             yaml.safe_load(json.loads(body)["content"].split("---\n")[1])
-            return self.answer({"warnings": [], "errors": []})
-        if at == "/api/models/someone/fine/preupload/main":
+            return 200, {"warnings": [], "errors": []}
+        if path == "/api/models/someone/fine/preupload/main":
             files = json.loads(body)["files"]
             for file in files:
                 file["uploadMode"] = "lfs" if file["path"].endswith(".safetensors") else "regular"
                 file["shouldIgnore"] = False
-            return self.answer({"files": files})
-        if at == "/someone/fine.git/info/lfs/objects/batch":
+            return 200, {"files": files}
+        if path == "/someone/fine.git/info/lfs/objects/batch":
             objects = json.loads(body)["objects"]
             for each in objects:
-                each["actions"] = {"upload": {"href": f"{here}/large/{each['oid']}"}}
-            return self.answer({"objects": objects})
-        assert at == "/api/models/someone/fine/commit/main", at
+                each["actions"] = {"upload": {"href": f"{self.url}/large/{each['oid']}"}}
+            return 200, {"objects": objects}
+        assert path == "/api/models/someone/fine/commit/main", path
         for line in body.splitlines():
             item = json.loads(line)
             value = item["value"]
             if item["key"] == "file":
-                store["files"][value["path"]] = base64.b64decode(value["content"])
+                self.files[value["path"]] = base64.b64decode(value["content"])
             if item["key"] == "lfsFile":
-                store["files"][value["path"]] = store["large"][value["oid"]]
-        return self.answer({"commitUrl": f"{here}/someone/fine/commit/0", "commitOid": "0" * 40})
-
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.held["large"][hashlib.sha256(data).hexdigest()] = data
-        self.answer({})
-
-    def answer(self, value: Any, status: int = 200) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+                self.files[value["path"]] = self.large[value["oid"]]
+        return 200, {"commitUrl": f"{self.url}/someone/fine/commit/0", "commitOid": "0" * 40}
 
 
 @pytest.fixture
-def hub(monkeypatch) -> Iterator[Any]:
+def hub(monkeypatch) -> Iterator[Hub]:
     """A hub on the loopback, and a token for it."""
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.held, server.declines = {"files": {}, "large": {}, "tokens": set()}, False
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
-    yield server
-    server.shutdown()
-    server.server_close()
+    hub = Hub()
+    with answering(hub.answer) as hub.url:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+        yield hub
 
 
 @pytest.mark.report
 def test_a_model_is_uploaded_whole_and_private(tmp_path, hub, capsys):
-    out = Trainer(tiny(tmp_path, train__steps=1, train__push="someone/fine"), tmp_path / "run").run()
+    out = run_tiny(tmp_path, train__steps=1, train__push="someone/fine")
     model = out / "model"
-    assert hub.held["files"] == {p.name: p.read_bytes() for p in model.iterdir()}
-    assert {"README.md", "model.safetensors", "report.html", "tokenizer.json"} <= hub.held["files"].keys()
-    assert hub.held["repo"] == {"name": "fine", "organization": "someone", "visibility": "private"}
-    assert "Bearer hf_of_the_test" in hub.held["tokens"]
+    assert hub.files == {p.name: p.read_bytes() for p in model.iterdir()}
+    assert {"README.md", "model.safetensors", "report.html", "tokenizer.json"} <= hub.files.keys()
+    assert hub.repo == {"name": "fine", "organization": "someone", "visibility": "private"}
+    assert "Bearer hf_of_the_test" in hub.tokens
     assert "uploaded to" in capsys.readouterr().err
     for file in (out / "config.json", model / "run_config.json", model / "README.md", out / "metrics.jsonl"):
         assert "hf_of_the_test" not in file.read_text()
 
 
-def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch):
-    def fails(folder: Path) -> Path:
-        raise ZeroDivisionError("of the figure")
+REPORT = "agro.api.reporting_trainer.report"
 
-    monkeypatch.setattr("agro.api.reporting_trainer.report", fails)
-    config = write_toml(tmp_path / "config.json", tiny(tmp_path, train__steps=1, train__push="someone/fine"))
-    out = tmp_path / "run"
-    done = CliRunner().invoke(app, ["train", str(config), "--out", str(out)])
+
+def train_and_push(folder: Path, *more: str) -> Result:
+    """`agro train`, into FOLDER/run and the hub."""
+    config = write_toml(folder / "config.json", tiny(folder, train__steps=1, train__push="someone/fine"))
+    return CliRunner().invoke(app, ["train", str(config), "--out", str(folder / "run"), *more])
+
+
+def test_a_report_that_fails_keeps_back_nothing_else(tmp_path, hub, monkeypatch):
+    monkeypatch.setattr(REPORT, Mock(side_effect=ZeroDivisionError("of the figure")))
+    out, done = tmp_path / "run", train_and_push(tmp_path)
     assert done.exit_code == 1
     assert isinstance(done.exception, ZeroDivisionError)
     assert f"the report failed, the model is complete; try again with: agro report {out}" in done.stderr
     assert (out / "model" / "README.md").exists()
-    assert {"README.md", "model.safetensors", "run_config.json"} <= hub.held["files"].keys()
+    assert {"README.md", "model.safetensors", "run_config.json"} <= hub.files.keys()
     assert CliRunner().invoke(app, ["report", str(out)]).exit_code == 0
 
 
 def test_an_interruption_of_the_report_uploads_nothing(tmp_path, hub, monkeypatch):
     """Who presses Ctrl-C may not want it to be uploaded."""
-
-    def interrupted(folder: Path) -> Path:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("agro.api.reporting_trainer.report", interrupted)
+    monkeypatch.setattr(REPORT, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tmp_path, train__steps=1, train__push="someone/fine")
-    assert not hub.held["files"]
-    assert "repo" not in hub.held
+    assert (hub.files, hub.repo) == ({}, None)
 
 
 def test_a_full_disk_at_the_end_is_told_as_such(tmp_path, monkeypatch):
-    def fails(folder: Path) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("agro.api.reporting_trainer.report", fails)
+    monkeypatch.setattr(REPORT, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(Unwritable, match="the disk is full"):
-        Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
+        run_tiny(tmp_path, train__steps=1)
     assert (tmp_path / "run" / "model" / "README.md").exists()
 
 
 def test_what_the_hub_declines_is_kept_and_can_be_tried_again(tmp_path, hub):
     hub.declines = True
-    config = write_toml(tmp_path / "config.json", tiny(tmp_path, train__steps=1, train__push="someone/fine"))
-    args = ["train", str(config), "--out", str(tmp_path / "run")]
-    declined = CliRunner().invoke(app, args)
+    declined, folder = train_and_push(tmp_path), tmp_path / "run" / "model"
     assert declined.exit_code == 2
-    folder = tmp_path / "run" / "model"
-    assert (
-        f"The run is done and kept. Try again with: hf upload someone/fine {folder} . --private"
-        in declined.stderr
-    )
+    again = f"hf upload someone/fine {folder} . --private"
+    assert f"The run is done and kept. Try again with: {again}" in declined.stderr
     assert "403" in declined.stderr
     weights = (folder / "model.safetensors").read_bytes()
     hub.declines = False
-    again = CliRunner().invoke(app, [*args, "train.push_private=false", "--resume"])
-    assert again.exit_code == 0, again.output
-    assert hub.held["files"]["model.safetensors"] == weights
-    assert hub.held["repo"]["visibility"] == "public"
+    resumed = train_and_push(tmp_path, "train.push_private=false", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert hub.files["model.safetensors"] == weights
+    assert hub.repo["visibility"] == "public"
 
 
 def test_a_push_that_cannot_work_is_refused_before_anything_is_computed(tmp_path, hub, monkeypatch):
     def refused(name: str) -> str:
         with pytest.raises(Refused) as caught:
-            Trainer(tiny(tmp_path, train__push=name), tmp_path / "run").run()
+            run_tiny(tmp_path, train__push=name)
         assert not (tmp_path / "run").exists()
         return str(caught.value)
 
@@ -331,16 +300,17 @@ def test_a_text_of_any_origin_is_only_text_in_a_card(text: str) -> None:
     assert "\x1b" not in literal(text)
 
 
-def test_a_source_and_a_folder_are_only_text_in_a_card(tmp_path) -> None:
+def test_a_card_names_what_was_imported_and_a_source_and_a_folder_are_only_text(tmp_path) -> None:
     """A log's source and the run's name are anybody's."""
     row = {"prompt": "1>", "source": "x\n# Free [money](https://evil.example) <b>now</b>"}
     rows = [{**row, "response": str(i), "reward": i} for i in range(4)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     with Store.open(tmp_path / "log.db") as store:
-        import_files(store, [tmp_path / "log.jsonl"])
+        import_files(store, [tmp_path / "log.jsonl"], license="CC-BY-4.0")
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    made = tiny(tmp_path, data=data, train__steps=1, train__groups=1)
-    lines = (Trainer(made, tmp_path / "<b>x [a](b)").run() / "model" / "README.md").read_text().splitlines()
-    assert "# `<b>x [a](b)`" in lines
-    [imported] = [line for line in lines if "imported data" in line]
-    assert "`x # Free [money](https://evil.example) <b>now</b>`: 4 samples of `log.jsonl`" in imported
+    out = run_tiny(tmp_path, "<b>x [a](b)", data=data, train__steps=1, train__groups=1)
+    card = (out / "model" / "README.md").read_text()
+    assert "\n# `<b>x [a](b)`\n" in card
+    source = "`x # Free [money](https://evil.example) <b>now</b>`"
+    assert f"imported data: {source}: 4 samples of `log.jsonl` (SHA-256 " in card
+    assert "license: `CC-BY-4.0`" in card

@@ -7,9 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_runs import fill_store, interrupted, metrics, tiny, weights
+from tiny_runs import log_alone, metrics, run_tiny, tiny, whole_and_resumed
 
-from agro.api.reporting_trainer import Trainer
 from agro.config import TrainConfig
 from agro.errors import Refused
 from agro.train.phases import is_tuned, lr_at, options_at, tune
@@ -84,25 +83,20 @@ def test_log_beta_moves_with_the_distance_to_the_target() -> None:
 
 @pytest.mark.test
 def test_the_path_is_that_of_the_rule_and_survives_a_stop(tmp_path: Path) -> None:
-    config = tiny(tmp_path, train__steps=12, objective__beta=ASKED)
-    rows = metrics(Trainer(config, tmp_path / "plain").run())
+    changes = {"train__steps": 12, "objective__beta": ASKED}
+    runs = whole_and_resumed(lambda folder: tiny(folder, **changes), tmp_path, 5)
+    rows, resumed = map(metrics, runs)
     assert rows[0]["beta"] == 0.02
     for before, after in pairwise(rows):
         assert after["beta"] == pytest.approx(tune(ASKED, before["beta"], before["kl_ref"]))
-    interrupted(config, tmp_path / "stopped", 5)
-    out = Trainer(config, tmp_path / "stopped", resume=True).run()
-    assert weights(out) == weights(tmp_path / "plain")
-    assert [m["beta"] for m in metrics(out)] == [m["beta"] for m in rows]
+    assert [m["beta"] for m in resumed] == [m["beta"] for m in rows]
 
 
 @pytest.mark.test
 def test_on_a_log_beta_follows_the_evaluations(tmp_path: Path) -> None:
     """Three steps apart; in between it stays as it is."""
-    fill_store(tmp_path / "log.db")
-    data = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    rule = {"every": 3, "kl_samples": 8}
-    config = tiny(tmp_path, data=data, reward={}, train__steps=7, objective__beta=ASKED, evaluate=rule)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+    log = {"data": log_alone(tmp_path), "reward": {}, "evaluate": {"every": 3, "kl_samples": 8}}
+    rows = metrics(run_tiny(tmp_path, **log, train__steps=7, objective__beta=ASKED))
     assert [m["step"] for m in rows if m["kl_ref"] is not None] == [3, 6, 7]
     for before, after in pairwise(rows):
         expected = before["beta"]

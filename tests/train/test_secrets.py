@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, tiny
+from tiny_runs import interrupted, metrics, tiny
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig
 from agro.config.secrets import REDACTED, redacted
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.place.collector import Collector
 from agro.rewards import load_reward
 from agro.rollout.envs.process import load_environment
@@ -45,20 +45,19 @@ def function(tmp_path: Path) -> str:
         ({"judge": "sk-proj-0123456789"}, {"judge": REDACTED}),
         ({"x": [{"y": "Bearer abcdefgh12345678"}]}, {"x": [{"y": REDACTED}]}),
         ({"url": "https://me:hunter2@host/v1"}, {"url": REDACTED}),
-        ({"api_key": "env:JUDGE_KEY"}, {"api_key": "env:JUDGE_KEY"}),
-        ({"api_key": "", "max_token": 3, "token": None}, {"api_key": "", "max_token": 3, "token": None}),
-        ({"author": "Ann", "marker": "####"}, {"author": "Ann", "marker": "####"}),
-        ({"eos_token": "</s>", "key": "answer"}, {"eos_token": "</s>", "key": "answer"}),
-        ({"url": "http://127.0.0.1:8000"}, {"url": "http://127.0.0.1:8000"}),
-        (
-            {"text": "Basic arithmetic, sk-learn-style; AKIA"},
-            {"text": "Basic arithmetic, sk-learn-style; AKIA"},
-        ),
-        ({"model": "models/sk-like-name"}, {"model": "models/sk-like-name"}),
+        ({"api_key": "env:JUDGE_KEY"}, None),
+        ({"api_key": "", "max_token": 3, "token": None}, None),
+        ({"author": "Ann", "marker": "####"}, None),
+        ({"eos_token": "</s>", "key": "answer"}, None),
+        ({"url": "http://127.0.0.1:8000"}, None),
+        ({"text": "Basic arithmetic, sk-learn-style; AKIA"}, None),
+        ({"model": "models/sk-like-name"}, None),
     ],
     ids=str,
 )
-def test_what_looks_like_a_secret(options: dict[str, Any], stored: dict[str, Any]) -> None:
+def test_what_looks_like_a_secret(options: dict[str, Any], stored: dict[str, Any] | None) -> None:
+    """Without `stored` none of it does."""
+    stored = options if stored is None else stored
     assert redacted(options) == stored
     environment = {"name": "some:Environment", "options": options}
     phases = [{"name": "a", "environment": environment}]
@@ -75,8 +74,7 @@ def files_with(text: str, folder: Path) -> list[str]:
 def test_a_literal_secret_is_in_no_file(tmp_path: Path, function: str) -> None:
     reward = {"name": function, "options": {"api_key": SECRET, "headers": {"Authorization": SECRET}}}
     config = tiny(tmp_path, reward=reward, train__steps=3, source__kind="inline")
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(1)]).run()
+    interrupted(config, tmp_path / "run", 1)
     folder = Trainer(config, tmp_path / "run", resume=True).run()
     assert (folder / "model" / "run_config.json").exists()
     assert files_with(SECRET, folder) == []
@@ -89,18 +87,16 @@ def test_a_literal_secret_is_in_no_file(tmp_path: Path, function: str) -> None:
 @pytest.mark.test
 @pytest.mark.report
 def test_a_variable_is_stored_by_its_name(tmp_path: Path, function: str, monkeypatch) -> None:
-    config = tiny(
-        tmp_path, reward={"name": function, "options": {"api_key": "env:JUDGE_KEY"}}, train__steps=1
-    )
+    options = {"api_key": "env:JUDGE_KEY"}
+    config = tiny(tmp_path, reward={"name": function, "options": options}, train__steps=1)
     with pytest.raises(Refused, match=r"reward\.options\.api_key: expected JUDGE_KEY in the environment"):
         Trainer(config, tmp_path / "run").run()
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     folder = Trainer(config, tmp_path / "run").run()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["reward_mean"] == 1.0
+    assert metrics(folder)[0]["reward_mean"] == 1.0
     assert files_with(SECRET, folder) == []
     again = RunConfig.load(folder / "config.json")
-    assert again.reward.options == {"api_key": "env:JUDGE_KEY"}
+    assert again.reward.options == options
     Trainer(again, tmp_path / "again").plan()
 
 

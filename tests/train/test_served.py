@@ -1,4 +1,5 @@
-"""Runs that sample with servers: with adapters, by collectors, and beside a learner on two ranks."""
+"""Runs with servers: they sample, with adapters, by collectors, and beside a learner on two ranks; and one of
+a teacher teaches as one in the process does."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "engines"))
 from stand_in import serving
@@ -27,7 +30,7 @@ from agro.train.check import check_config
 from agro.train.learner import Learner
 from agro.train.publications import ProcessReport, Publications
 
-ROUNDED = 1e-5  # nats: float32 in batches of other shapes
+ROUNDED = 1e-5  # nats, and weights after three steps of Adam: float32 in batches of other shapes
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,30 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     Policy.load(tiny(folder).policy, seed=0).save(folder / "start")
     return str(folder / "start")
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of three steps whose samples are of the weights of the time, with the trainer's log-probs."""
+    rows = [row for row in metrics(run) if row["step"]]
+    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
+    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+    return rows
+
+
+ELSEWHERE = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
+
+
+def collect(config: RunConfig, run: Path, say: Callable[[str], None], begin: Callable[[], None]) -> None:
+    """A run that a collector of this process samples for, once `begin` was called."""
+    trained = threading.Thread(target=Trainer(config, run).run)
+    trained.start()
+    try:
+        while not (run / "weights/latest.json").exists():
+            trained.join(0.05)
+        begin()
+        assert Collector.of(str(run), Activity(), say).serve() > 0
+    finally:
+        trained.join(60)
 
 
 def run_of(tmp_path: Path, start: str, url: str, **changes: Any) -> RunConfig:
@@ -52,18 +79,14 @@ def test_a_run_of_adapters(tmp_path: Path, start: str, push: str) -> None:
         engine = {} if push == "adapter" else {"push": push}
         changes = {"policy": {"lora": {"rank": 2}}, "engine": engine}
         run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
-    rows = metrics(run)[1:] if metrics(run)[0]["step"] == 0 else metrics(run)
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+    assert all(row["push_error"] < ROUNDED for row in steps_of(run))
     loaded = [body["lora_name"] for path, body in state.asked if path == "/v1/load_lora_adapter"]
     names = [name.partition("-")[0] for name in loaded]
     assert names == (["agro@0", "agro@1", "agro@2", "agro@3"][: len(names)] if push == "adapter" else [])
     assert len(names) >= 3 or push == "reload"
 
 
-def test_a_server_sleeps_while_the_weights_move(
-    tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_sleeps_while_the_weights_move(tmp_path: Path, start: str, monkeypatch) -> None:
     """At each gradient and move; and it samples what held-out prompts get, too."""
     asleep: list[int] = []
     for name in ("gradient", "move"):
@@ -76,13 +99,11 @@ def test_a_server_sleeps_while_the_weights_move(
         monkeypatch.setattr(Learner, name, seen)
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
         changes = {"policy": {"lora": {"rank": 2}}, "engine": {"sleep": True}}
-        held = {
-            "data__eval_prompts": write_prompts(tmp_path / "held.jsonl", range(60, 64)),
-            "evaluate__every": 1,
-        }
-        run = Trainer(run_of(tmp_path, start, url, **changes, **held), tmp_path / "run").run()
+        held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
+        changes |= {"data__eval_prompts": held, "evaluate__every": 1}
+        run = Trainer(run_of(tmp_path, start, url, **changes), tmp_path / "run").run()
     assert asleep == [1] * 6
-    assert [row["staleness_max"] for row in metrics(run) if row["step"]] == [0, 0, 0]
+    steps_of(run)
     order = [path for path, _ in state.asked if "completions" not in path]
     assert order[:3] == ["/wake_up", "/v1/load_lora_adapter", "/sleep?level=1"]
     assert order.count("/wake_up") == order.count("/sleep?level=1") >= 3
@@ -91,27 +112,15 @@ def test_a_server_sleeps_while_the_weights_move(
 
 
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])
-def test_collectors_sample_with_a_server(
-    tmp_path: Path, start: str, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collectors_sample_with_a_server(tmp_path: Path, start: str, policy, monkeypatch) -> None:
     """By whole weights, and by adapters; `agro ps` shows the last probe."""
     reports: list[ProcessReport] = []
     report = Publications.report
     monkeypatch.setattr(Publications, "report", lambda self, own: (reports.append(own), report(self, own)))
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
-        config = run_of(tmp_path, start, url, policy=policy, **changes)
-        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
-        trained.start()
-        try:
-            while not (tmp_path / "run/weights/latest.json").exists():
-                trained.join(0.05)
-            assert Collector.of(str(tmp_path / "run"), Activity(), lambda text: None).serve() > 0
-        finally:
-            trained.join(60)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+        config = run_of(tmp_path, start, url, policy=policy, **ELSEWHERE)
+        collect(config, tmp_path / "run", say=lambda text: None, begin=lambda: None)
+    steps_of(tmp_path / "run")
     probes = [own.push_error for own in reports if own.role == "collector"]
     assert probes
     assert all(error is not None and error < ROUNDED for error in probes)
@@ -124,8 +133,8 @@ def test_collectors_sample_with_a_server(
 def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str) -> None:
     """It hangs up at the beginning, and again in the middle, when it is started again without weights."""
     with serving(Policy.load(PolicyConfig(model=start))) as (url, state):
-        changes = {"source": {"kind": "elsewhere", "wait_seconds": 60}, "data__max_age": 0}
-        config = run_of(tmp_path, start, url, engine={"retries": 0}, sampler__n=3, train__groups=4, **changes)
+        twelve = {"sampler__n": 3, "train__groups": 4}
+        config = run_of(tmp_path, start, url, engine={"retries": 0}, **twelve, **ELSEWHERE)
         state.dead = True
         base = {name: weight.clone() for name, weight in state.engine.policy.model.state_dict().items()}
 
@@ -140,20 +149,9 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
                 time.sleep(0.01)
             state.dead = False
 
-        trained = threading.Thread(target=Trainer(config, tmp_path / "run").run)
-        appeared = threading.Thread(target=appear, daemon=True)
         said: list[str] = []
-        trained.start()
-        try:
-            while not (tmp_path / "run/weights/latest.json").exists():
-                trained.join(0.05)
-            appeared.start()
-            assert Collector.of(str(tmp_path / "run"), Activity(), said.append).serve() > 0
-        finally:
-            trained.join(60)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["logp_diff_max"] < ROUNDED for row in rows)
+        collect(config, tmp_path / "run", said.append, threading.Thread(target=appear, daemon=True).start)
+    steps_of(tmp_path / "run")
     assert sum("isn't used" in text for text in said) == 2
     assert sum("is used again" in text for text in said) == 2
 
@@ -161,12 +159,9 @@ def test_a_collector_waits_for_a_server_that_is_away(tmp_path: Path, start: str)
 @pytest.mark.nightly
 def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
     with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
-        config = run_of(tmp_path, start, url)
-        file = write_toml(tmp_path / "config.json", config)
+        file = write_toml(tmp_path / "config.json", run_of(tmp_path, start, url))
         torchrun("-m", "agro", "train", str(file), "--out", str(tmp_path / "run"), cwd=tmp_path)
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert [row["staleness_max"] for row in rows] == [0, 0, 0]
-    assert all(row["push_error"] < ROUNDED and row["logp_diff_max"] < ROUNDED for row in rows)
+    assert all(row["push_error"] < ROUNDED for row in steps_of(tmp_path / "run"))
 
 
 def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch) -> None:
@@ -177,3 +172,69 @@ def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch)
     assert json.loads((run / "config.json").read_text())["engine"]["api_key"] == "env:AGRO_TEST_KEY"
     for file in run.rglob("*.json*"):
         assert "s3cret" not in file.read_text()
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> str:
+    Policy.load(tiny(tmp_path).policy, seed=7).save(tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+def distilling(folder: Path, teacher: str, **changes: Any) -> RunConfig:
+    policy = tiny(folder).policy.model_dump() | {"reference": "model", "reference_model": teacher}
+    policy |= changes.pop("policy", {})
+    values = {"objective": {"name": "distill"} | changes.pop("objective", {}), "train__steps": 3}
+    return tiny(folder, policy=policy, evaluate={"kl": False}, **values, **changes)
+
+
+def test_it_equals_one_in_the_process(tmp_path: Path, teacher: str) -> None:
+    """Log-probs, gradients and weights; the server scores each sample of each step once."""
+    here = Trainer(distilling(tmp_path, teacher), tmp_path / "here")
+    rows = metrics(here.run())
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
+        served = Trainer(distilling(tmp_path, url), tmp_path / "served")
+        found = metrics(served.run())
+    scored = [body for path, body in state.asked if "prompt_logprobs" in body]
+    assert len(scored) == 3 * 4 * 3  # steps, groups, responses
+    for ours, theirs in zip(rows, found, strict=True):
+        for name in ("loss", "grad_norm", "kl_ref"):
+            assert theirs[name] == (None if ours[name] is None else pytest.approx(ours[name], abs=1e-5))
+    assert any(row["loss"] for row in rows)
+    before = Policy.load(here.config.policy, seed=0).weights()
+    for name, weight in here.policy.weights().items():
+        torch.testing.assert_close(served.policy.weights()[name], weight, atol=ROUNDED, rtol=0)
+    assert any((here.policy.weights()[name] - w).abs().max() > 100 * ROUNDED for name, w in before.items())
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
+    other = tiny(tmp_path).policy.model_dump()
+    other["new"]["alphabet"] = "9876543210>"
+    with (
+        serving(Policy.load(PolicyConfig(**other))) as (url, _),
+        pytest.raises(Refused, match=r"reference_model = http.*: expected the tokenizer of policy\.model"),
+    ):
+        Trainer(distilling(tmp_path, url), tmp_path / "run").run()
+    with pytest.raises(Refused, match=r"failed .* times.*start vLLM there"):
+        Trainer(distilling(tmp_path, url, engine={"retries": 0}), tmp_path / "run").run()
+
+
+def test_what_is_no_log_prob_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
+        score = state._score
+
+        def spoiled(ids: list[int]) -> dict[str, Any]:
+            reply = score(ids)
+            reply["choices"][0]["prompt_logprobs"][-1][str(ids[-1])]["logprob"] = 0.5
+            return reply
+
+        monkeypatch.setattr(state, "_score", spoiled)
+        with pytest.raises(Refused, match=r"expected log-probs, at most 0, got 0\.5"):
+            Trainer(distilling(tmp_path, url), tmp_path / "run").run()
+
+
+def test_its_whole_distribution_is_not_there(tmp_path: Path, teacher: str) -> None:
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, _):
+        config = distilling(tmp_path, url, objective={"over": "vocabulary"})
+        message = r'log-probs of the sampled tokens alone.*objective\.over = "samples"'
+        with pytest.raises(Refused, match=message):
+            Trainer(config, tmp_path / "run").run()

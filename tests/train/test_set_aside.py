@@ -1,30 +1,57 @@
 """Prompts that a run sets aside: how many, near-copies together, that none is trained on, and that they give
-it a verdict.
-"""
+it a verdict. And responses of log, start and trained model to a few of them, which it keeps to be read."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import InterruptAfter, fill_store, metrics, tiny, weights, write_prompts
+from tiny_runs import (
+    by_someone,
+    fill_store,
+    interrupted,
+    log_alone,
+    metrics,
+    run_tiny,
+    tiny,
+    weights,
+    write_prompts,
+)
+from typer.testing import CliRunner
 
 from agro.api import Trained, held_out_prompts
+from agro.cli import app
 from agro.config import RunConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
+from agro.pages.run.card import card
+from agro.pages.run.page import page
 from agro.pages.run.verdict import Verdict
 from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
+from agro.runs.side_by_side import (
+    FILE,
+    LONGEST,
+    Answer,
+    Row,
+    SideBySide,
+    answers_of,
+    place,
+    response_parts,
+    short_text,
+)
 from agro.store import Pair, Store, is_held_out
 from agro.store.split import read_clusters
 from agro.train.inputs import largest_share, within_budget
+from agro.train.monitors.heldout import best_of_log
 from agro.train.trainer import BaseTrainer
-from agro.types import Sample, prompt_hash
+from agro.types import Prompt, Sample, prompt_hash
 
 BUDGET = {"hold_out": 0.1, "hold_out_most": 25}
 
@@ -37,10 +64,13 @@ def asking(folder: Path, count: int = 300, **changes: Any) -> RunConfig:
 
 def learning(folder: Path, size: int = 2, **changes: Any) -> RunConfig:
     """A log of 250 prompts, without a reward."""
-    if not (folder / "log.db").exists():
-        fill_store(folder / "log.db", 250, size, meta={"answer": "1"})
-    data = {"store": str(folder / "log.db"), "replay": 1.0, **BUDGET}
+    data = log_alone(folder, by_someone(250, size, meta={"answer": "1"}), **BUDGET)
     return tiny(folder, data=data, **{"reward": {}, "train__steps": 2, **changes})
+
+
+def answers_to(prompts: Iterable[str], **fields: Any) -> list[Sample]:
+    """Two to each, of rewards 0 and 1."""
+    return [Sample(text, str(i), reward=float(i), **fields) for text in prompts for i in range(2)]
 
 
 def drawn_prompts(store: Path, run: Path) -> set[str]:
@@ -64,9 +94,8 @@ def test_the_share_holds_out_as_many_as_allowed(most: int) -> None:
     assert held == most // 10 * 10 == sum(is_held_out(clusters[i], share) for i in ids)
 
 
-def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(asking(tmp_path, train__steps=10), run).run()
+def test_fresh_prompts_are_set_aside_give_a_verdict_and_are_asked_again(tmp_path: Path, capsys) -> None:
+    run = BaseTrainer(asking(tmp_path, train__steps=10), tmp_path / "run").run()
     said = capsys.readouterr().err
     assert "25 of 300 prompts are held out and never trained on" in said
     assert "answer 25 of the held-out prompts (RUN/set_aside.jsonl)" in said
@@ -76,15 +105,19 @@ def test_fresh_prompts_are_set_aside_and_give_a_verdict(tmp_path: Path, capsys: 
     assert drawn.isdisjoint(asked(run))
     assert (metrics(run)[0]["eval_n"], metrics(run)[-1]["eval_gain_n"]) == (25, 25)
     assert "on 25 held-out prompts" in Verdict.of(load_run(run)).sentence
-    data = load_run(run).config.data
-    assert (data.hold_out_most, 0 < data.hold_out < 0.2) == (None, True)
+    config = load_run(run).config
+    assert (config.data.hold_out_most, 0 < config.data.hold_out < 0.2) == (None, True)
+    rows = [json.loads(line) for line in (run / SET_ASIDE).read_text().splitlines()]
+    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
+    assert {prompt.id for prompt in held_out_prompts(run, config)} == asked(run)
+    assert held_out_prompts(tmp_path, config) == []
+    assert Trained(run).evaluate(n=1)["prompts"] == 25
 
 
 def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path) -> None:
     whole, cut, again = (tmp_path / name for name in ("whole", "cut", "again"))
     BaseTrainer(asking(tmp_path), whole).run()
-    with pytest.raises(Interrupted):
-        BaseTrainer(asking(tmp_path), cut, monitors=[InterruptAfter(2)]).run()
+    interrupted(asking(tmp_path), cut, 2)
     BaseTrainer(asking(tmp_path), cut, resume=True).run()
     BaseTrainer(RunConfig.load(whole / "config.json"), again).run()
     for other in (cut, again):
@@ -95,8 +128,7 @@ def test_a_resumed_run_and_one_that_repeats_it_set_the_same_aside(tmp_path: Path
 
 def test_a_resumed_run_keeps_its_share_of_a_log_that_has_grown(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(learning(tmp_path), run, monitors=[InterruptAfter(1)]).run()
+    interrupted(learning(tmp_path), run, 1)
     before, share = (run / SET_ASIDE).read_bytes(), load_run(run).config.data.hold_out
     fill_store(tmp_path / "log.db", 900, 2)
     BaseTrainer(learning(tmp_path), run, resume=True).run()
@@ -106,31 +138,26 @@ def test_a_resumed_run_keeps_its_share_of_a_log_that_has_grown(tmp_path: Path) -
 
 def test_a_log_with_a_reward_has_its_prompts_answered(tmp_path: Path) -> None:
     """The reward reads `answer` of the stored records."""
-    run, reward = tmp_path / "run", tiny(tmp_path).reward.model_dump()
-    BaseTrainer(learning(tmp_path, reward=reward), run).run()
+    reward = tiny(tmp_path).reward.model_dump()
+    run = BaseTrainer(learning(tmp_path, reward=reward), tmp_path / "run").run()
     assert len(asked(run)) == 25
     assert drawn_prompts(tmp_path / "log.db", run).isdisjoint(asked(run))
     last = metrics(run)[-1]
     assert (last["eval_gain_n"], last["eval_groups"]) == (25, 25)
     assert last["eval_kl_ref"] is not None
     assert Verdict.of(load_run(run)).to_json()["by"] == "reward"
-    fill_store(tmp_path / "plain.db", 250, 2)
-    plain = {"store": str(tmp_path / "plain.db"), "replay": 1.0, **BUDGET}
-    refused = BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused")
-    with pytest.raises(
-        Refused, match=r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
-    ):
-        refused.run()
+    (tmp_path / "plain").mkdir()
+    plain = log_alone(tmp_path / "plain", by_someone(250, 2), **BUDGET)  # without answers
+    message = r"hold_out: 25 of 25 prompts can't be scored.* data.ask_held_out = false"
+    with pytest.raises(Refused, match=message):
+        BaseTrainer(tiny(tmp_path, data=plain), tmp_path / "refused").run()
 
 
-def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> None:
+def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys) -> None:
     """The context of 16 tokens leaves no room; of prompts to train on such a one would be refused."""
     long = learning(tmp_path, reward=tiny(tmp_path).reward.model_dump())
     with Store.open(tmp_path / "log.db") as store:
-        texts = [f"{i:015d}>" for i in range(250)]
-        store.append(
-            Sample(t, str(i), reward=float(i), meta={"answer": "1"}) for t in texts for i in range(2)
-        )
+        store.append(answers_to([f"{i:015d}>" for i in range(250)], meta={"answer": "1"}))
     BaseTrainer(long, tmp_path / "run").run()
     said = capsys.readouterr().err
     valid = len(asked(tmp_path / "run"))
@@ -140,18 +167,16 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, capsys: Any) -> 
 
 
 def test_a_log_without_a_reward_ranks_and_names_the_prompts_to_ask(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(learning(tmp_path), run).run()
-    assert metrics(run)[-1]["eval_auc_groups"] == 25
-    assert metrics(run)[-1]["eval_reward"] is None
-    sentence = Verdict.of(load_run(run)).sentence
-    assert "compares the answers to the 25 held-out prompts that the run set aside" in sentence
+    run = BaseTrainer(learning(tmp_path), tmp_path / "run").run()
+    last, verdict = metrics(run)[-1], Verdict.of(load_run(run))
+    assert (last["eval_auc_groups"], last["eval_reward"], verdict.answer) == (25, None, "not measured")
+    assert "ranks logged responses (AUC), which says nothing about what it writes" in verdict.sentence
+    assert "compares the answers to the 25 held-out prompts that the run set aside" in verdict.sentence
 
 
-def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys: Any) -> None:
-    run = tmp_path / "run"
+def test_single_responses_are_set_aside_and_not_ranked(tmp_path: Path, capsys) -> None:
     single = {"objective__singletons": "pool", "train__groups": 8}
-    BaseTrainer(learning(tmp_path, 1, **single), run).run()
+    run = BaseTrainer(learning(tmp_path, 1, **single), tmp_path / "run").run()
     assert "no held-out prompt has two scored responses" in capsys.readouterr().err
     assert metrics(run)[-1]["eval_auc"] is None
     assert len(asked(run)) == 25
@@ -179,9 +204,7 @@ def test_where_none_are_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5, 20, 60])
-def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
-    tmp_path: Path, count: int, capsys: Any
-) -> None:
+def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(tmp_path: Path, count: int, capsys) -> None:
     """By prompt: each has two judged pairs. The share that the line names holds out a prompt."""
     with Store.open(tmp_path / "pairs.db") as store:
         for i in range(count):
@@ -204,22 +227,18 @@ def test_of_few_pairs_a_prompt_is_held_out_or_a_line_says_why_not(
             break
         config = tiny(tmp_path, **settings, data=data | {"hold_out": float(named[1])})
     assert held > 0
-    sentence = Verdict.of(load_run(run)).sentence
-    assert sentence.endswith(
-        "agro rate RUN shows a person the answers of both, blind, and says when it is decided."
-    )
+    rated = "agro rate RUN shows a person the answers of both, blind, and says when it is decided."
+    assert Verdict.of(load_run(run)).sentence.endswith(rated)
 
 
 def test_near_copies_that_are_more_than_the_budget_aren_t_held_out(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "copies.db") as store:
-        texts = [f"{'57316420'[n]:0>{i + 1}}{n}>" for n in range(2) for i in range(150)]
-        store.append(Sample(text, str(i), reward=float(i)) for text in texts for i in range(2))
-    copies = {"store": str(tmp_path / "copies.db"), "replay": 1.0, "near_copies": 0.01, **BUDGET}
-    share, note = share_and_note(tiny(tmp_path, data=copies), tmp_path)
+    texts = [f"{'57316420'[n]:0>{i + 1}}{n}>" for n in range(2) for i in range(150)]
+    data = log_alone(tmp_path, answers_to(texts), near_copies=0.01, **BUDGET)
+    share, note = share_and_note(tiny(tmp_path, data=data), tmp_path)
     assert (share, "so many near-copies" in note) == (0.0, True)
 
 
-def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
+def test_a_share_on_the_command_line_is_exact() -> None:
     """It takes the place of the recipe's bound, unless it has one of its own."""
     assert RunConfig.load("log").data.hold_out_most == 128
     exact = RunConfig.load("log", ["data.hold_out=0.3"]).data
@@ -227,16 +246,6 @@ def test_a_share_on_the_command_line_is_exact(tmp_path: Path) -> None:
     bounded = RunConfig.load("log", ["data.hold_out=0.3", "data.hold_out_most=50"]).data
     assert (bounded.hold_out, bounded.hold_out_most) == (0.3, 50)
     assert RunConfig.load("sft").data.hold_out == 0
-
-
-def test_an_evaluation_of_the_run_asks_what_it_set_aside(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    BaseTrainer(asking(tmp_path, train__steps=1), run).run()
-    rows = [json.loads(line) for line in (run / SET_ASIDE).read_text().splitlines()]
-    assert all(row["answer"] == row["prompt"][2] for row in rows)  # of 123> it is 3
-    assert {prompt.id for prompt in held_out_prompts(run, RunConfig.load(run / "config.json"))} == asked(run)
-    assert Trained(run).evaluate(n=1)["prompts"] == 25
-    assert held_out_prompts(tmp_path, RunConfig.load(run / "config.json")) == []
 
 
 rng = random.Random(1)
@@ -259,44 +268,31 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def log_run(folder: Path, **changes: Any) -> Any:
-    if not (folder / "log.db").exists():
-        with Store.open(folder / "log.db") as store:
-            store.append(
-                Sample(text, str(i), reward=float(i))
-                for question in QUESTIONS
-                for text in copies(question)
-                for i in range(2)
-            )
-    log = {"store": str(folder / "log.db"), "replay": 1.0, "hold_out": 0.3}
-    return wide(folder, data=log, **{"train__steps": 4, **changes})
+def log_run(folder: Path) -> RunConfig:
+    texts = [text for question in QUESTIONS for text in copies(question)]
+    return wide(folder, data=log_alone(folder, answers_to(texts), hold_out=0.3), train__steps=4)
 
 
-def test_a_log_s_near_copies_are_held_out_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
+def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> None:
+    run = BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
     held_out = {q for q in QUESTIONS if is_held_out(min(map(prompt_hash, copies(q))), 0.3)}
     held = len(held_out)
     said = capsys.readouterr().err
     assert "80 of 80 prompts are near-copies of others, in 20 clusters" in said
-    measured = f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of"
-    assert measured in " ".join(said.split())
-    drawn = drawn_prompts(tmp_path / "log.db", tmp_path / "run")
+    assert f"{COPIES * held} stored groups are measured and not trained on, in {held} clusters of" in said
+    drawn = drawn_prompts(tmp_path / "log.db", run)
     trained = {q for q in QUESTIONS if not drawn.isdisjoint(map(prompt_hash, copies(q)))}
     assert trained
     assert trained.isdisjoint(held_out)
-    assert metrics(tmp_path / "run")[-1]["eval_groups"] == COPIES * held
+    assert metrics(run)[-1]["eval_groups"] == COPIES * held
 
 
 def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(log_run(tmp_path), folder, monitors=[InterruptAfter(2)]).run()
+    interrupted(log_run(tmp_path), folder, 2)
     before = read_clusters(folder)
     with Store.open(tmp_path / "log.db") as store:
-        more = [text for question in QUESTIONS for text in (f"9:{question}", f"8:{question}")]
-        store.append(Sample(text, str(i), reward=float(i)) for text in more for i in range(2))
+        store.append(answers_to([f"{n}:{question}" for question in QUESTIONS for n in (9, 8)]))
     BaseTrainer(log_run(tmp_path), folder, resume=True).run()
     assert read_clusters(folder) == before
     assert len(before or ()) == 80
@@ -305,29 +301,156 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
 def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     """It has no near_copies.json: each prompt decided for itself."""
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        BaseTrainer(log_run(tmp_path), folder, monitors=[InterruptAfter(2)]).run()
+    interrupted(log_run(tmp_path), folder, 2)
     (folder / "near_copies.json").unlink()
     BaseTrainer(log_run(tmp_path), folder, resume=True).run()
     held_out = sum(is_held_out(prompt_hash(text), 0.3) for q in QUESTIONS for text in copies(q))
     assert metrics(folder)[-1]["eval_groups"] == held_out
 
 
-def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
+def test_a_verdict_counts_clusters_and_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys) -> None:
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
-    asked = write(tmp_path / "asked.jsonl", QUESTIONS[10:])
+    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
     config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=2)
-    BaseTrainer(config, tmp_path / "run").run()
-    [*_, row] = metrics(tmp_path / "run")
+    run = BaseTrainer(config, tmp_path / "run").run()
+    assert "4 of 20 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
+    *_, row = metrics(run)
     assert (row["eval_gain_n"], row["eval_gain_clusters"]) == (20, 5)
-    verdict = Verdict.of(load_run(tmp_path / "run"))
+    verdict = Verdict.of(load_run(run))
     assert "on 20 held-out prompts in 5 clusters of near-copies" in verdict.sentence
     assert verdict.to_json()["clusters"] == 5
 
 
-def test_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held = write(tmp_path / "held.jsonl", [*copies(QUESTIONS[0]), QUESTIONS[1]])
-    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
-    config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=1)
-    BaseTrainer(config, tmp_path / "run").run()
-    assert "4 of 5 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
+def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path: Path) -> None:
+    fill_store(tmp_path / "log.db")  # of "100>" and so on, by "someone"
+    held = write_prompts(tmp_path / "held.jsonl", range(100, 101))
+    data = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__eval_prompts": held}
+    run_tiny(tmp_path, data__sources=["policy"], train__steps=2, **data)
+    with pytest.raises(Refused, match="1 of 1 held-out prompts are in the training data"):
+        run_tiny(tmp_path, "other", data__sources=["policy", "someone"], **data)
+
+
+def on_a_log(folder: Path) -> RunConfig:
+    log = log_alone(folder, by_someone(groups=60), group_size=4, hold_out=0.3)
+    return tiny(folder, data=log, train__steps=4)
+
+
+@pytest.fixture(scope="module")
+def run_on_a_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    BaseTrainer(on_a_log(folder), folder / "run").run()
+    return folder / "run"
+
+
+def test_eight_held_out_prompts_by_a_hash_with_the_best_of_the_log(run_on_a_log: Path) -> None:
+    shown = SideBySide.load(run_on_a_log)
+    with Store.open(run_on_a_log.parent / "log.db", read_only=True) as store:
+        held_out = sorted({s.prompt_id for s in store.samples() if is_held_out(s.prompt_id, 0.3)}, key=place)
+    assert [row.prompt_id for row in shown.rows] == held_out[:8]
+    assert (shown.held_out, shown.step, shown.sides) == (True, 4, ("log", "start", "trained"))
+    assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in fill_store
+    assert all(row.start and row.start.reward is None for row in shown.rows)
+    assert [row.start for row in shown.rows] != [row.trained for row in shown.rows]
+
+
+def test_it_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log: Path) -> None:
+    shown, run = SideBySide.load(run_on_a_log), load_run(run_on_a_log)
+    text = " ".join(re.sub(r"<[^>]+>", " ", page(run)).replace("&gt;", ">").split())
+    written = str(card(run, run_on_a_log / "model"))
+    assert shown.about in written
+    assert shown.about in text.replace("&#39;", "'")
+    for row in shown.rows[:4]:
+        assert f"prompt: `{row.prompt}`" in written
+        assert row.trained.response in written
+    result = CliRunner().invoke(app, ["report", str(run_on_a_log), "--json"])
+    assert json.loads(result.stdout)["side_by_side"] == json.loads(json.dumps(shown.to_json()))
+    [prompt, log, *_] = short_text(shown, 1, 80)
+    assert (prompt, log) == (f"prompt   {shown.rows[0].prompt}", "log      1: 11")
+
+
+def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(tmp_path: Path) -> None:
+    held = write_prompts(tmp_path / "held.jsonl", range(60, 100))
+    BaseTrainer(tiny(tmp_path, data__eval_prompts=held, train__steps=2), tmp_path / "run").run()
+    shown = SideBySide.load(tmp_path / "run")
+    rewards = json.loads((tmp_path / "run" / "held_out_rewards.json").read_text())
+    assert shown.sides == ("start", "trained")
+    for row in shown.rows:
+        assert row.start.reward == rewards["start"][row.prompt_id]
+        assert row.trained.reward == rewards["rewards"][row.prompt_id]
+
+
+def test_without_held_out_prompts_it_says_that_they_were_trained_on(tmp_path: Path) -> None:
+    log = log_alone(tmp_path)
+    BaseTrainer(tiny(tmp_path, data=log, train__steps=1), tmp_path / "run").run()
+    assert "prompts of those that were trained on" in SideBySide.load(tmp_path / "run").about
+    BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "fresh").run()
+    assert SideBySide.load(tmp_path / "fresh") is None  # the page has its own responses
+    BaseTrainer(tiny(tmp_path, data=log, train__steps=1, evaluate__side_by_side=0), tmp_path / "none").run()
+    assert SideBySide.load(tmp_path / "none") is None
+
+
+def test_a_resumed_run_keeps_the_start_and_forgets_a_lost_step(tmp_path: Path, run_on_a_log: Path) -> None:
+    folder = tmp_path / "run"
+    interrupted(on_a_log(tmp_path), folder, 3)
+    before = SideBySide.load(folder)
+    assert before.step is None
+    before.answered({row.prompt_id: Answer("lost") for row in before.rows}, 4).save(folder)
+    BaseTrainer(on_a_log(tmp_path), folder, resume=True).run()
+    assert SideBySide.load(folder) == SideBySide.load(run_on_a_log)
+
+
+def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "log.db") as store:
+        first, second, third = store.append(Sample("p", text, prompt_id="p") for text in ("a", "b", "c"))
+        store.add_pairs([Pair(second, first), Pair(second, third), Pair(third, first)])
+        store.append([Sample("p", "own", reward=9.0, prompt_id="p")], run="this")
+        assert best_of_log(store, "this", ["p", "q"]) == {"p": Answer("b")}
+        assert best_of_log(store, "another", ["p"]) == {"p": Answer("own", 9.0)}
+
+
+def test_an_episode_is_all_that_follows_its_prompt() -> None:
+    parts = [Sample("p", text, reward=1.0, meta={"index": i}) for i, text in ((1, "no"), (0, "a"), (0, "b"))]
+    assert answers_of(parts) == {parts[0].prompt_id: Answer("ab", 1.0)}
+
+
+def test_an_environments_turns_keep_their_places_as_control_characters_become_escapes() -> None:
+    samples = [
+        Sample("p", "a\x07see b", reward=1.0, meta={"observations": [[2, 5]]}),
+        Sample("p", "\x07c", reward=2.0, meta={"observations": [[0, 1]]}),
+        Sample("p", "x" * LONGEST + "y", reward=3.0, meta={"observations": [[1, LONGEST + 1]]}),
+    ]
+    parts = Answer.of(samples).parts
+    assert (parts[:5], parts[6]) == (["a\\x07", "see", " b", "\\x07", "cx"], " … 10 more characters")
+    assert response_parts("abc", [[1, 2]]) == ["a", "b", "c"]
+    for foreign in (None, 3, "text", [[2, 1]], [[1]], [["a", "b"]], [[-1, 2]]):
+        assert response_parts("abc", foreign) == ["abc"]
+
+
+def test_texts_are_harmless_and_bounded(tmp_path: Path) -> None:
+    nasty = "\x1b[2J<script>`|" + "x" * 9000
+    prompt = Prompt("p\x07")
+    started = SideBySide.start([prompt], {}, held_out=True)
+    shown = started.answered({prompt.id: Answer.of([Sample("p", nasty)])}, 0)
+    shown.save(tmp_path)
+    [row] = SideBySide.load(tmp_path).rows
+    assert row.prompt == "p\\x07"
+    assert row.start.response.startswith("\\x1b[2J<script>")
+    assert len(row.start.response) < LONGEST + 40
+    assert SideBySide.load(tmp_path) == shown
+    values = shown.to_json()
+    values["rows"][0]["start"]["response"] = "\x1b[2J"  # somebody changed the file
+    (tmp_path / FILE).write_text(json.dumps(values))
+    assert SideBySide.load(tmp_path).rows[0].start == Answer("\\x1b[2J")
+    for broken in ("[]", '{"rows": 1, "held_out": true, "step": null}', '{"rows": [], "held_out": 1}'):
+        (tmp_path / FILE).write_text(broken)
+        with pytest.raises(Refused, match=r"side_by_side\.json: expected responses side by side"):
+            SideBySide.load(tmp_path)
+
+
+def test_the_page_escapes_what_a_model_wrote(run_on_a_log: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "metrics.jsonl"):
+        shutil.copy(run_on_a_log / name, tmp_path)
+    row = Row("i", "<b>p</b>", None, Answer("<script>alert(1)</script>"), Answer("`x` | y"))
+    SideBySide((row,), True, 4).save(tmp_path)
+    assert "<script>alert" not in page(load_run(tmp_path))
+    assert "``x` | y``" in str(card(load_run(tmp_path), tmp_path)).replace("`` ", "``").replace(" ``", "``")

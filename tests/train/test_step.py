@@ -1,12 +1,13 @@
 """The step's gradient doesn't depend on how the step is cut, and it is the gradient of the loss; where
-collate puts things, and what the step's passes leave.
-"""
+collate puts things, and what the step's passes leave."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from agro.models.policy import Policy
 from agro.proof.claims import claims_of
 from agro.store import Pair
 from agro.train import step
-from agro.train.collate import collate, total_reward
+from agro.train.collate import collate
 from agro.train.step import MicroBatch, Passes, backward, by_length, complete, streams_of
 from agro.types import Batch, Sample
 
@@ -47,7 +48,6 @@ def make_policies(layers: int = 1) -> tuple[Policy, Policy]:
     for p in made:
         p.model.double()
     made[0].add_value()
-    assert made[0].value is not None
     torch.nn.init.normal_(made[0].value.linear.weight, generator=torch.Generator().manual_seed(2))
     return made[0], made[1]
 
@@ -63,20 +63,19 @@ def samples(policy: Policy, least: int, seed: int = 0) -> list[Sample]:
         for _ in range(max(n, least)):
             text = "".join(rng.choice(list("abcdef"), rng.integers(1, 12)))
             s = policy.encode(Sample("fed"[: g % 3 + 1] * (g + 1), text, float(rng.random()), version=0))
-            assert s.tokens is not None
             noise = -rng.random(len(s.tokens)).astype(np.float32) * 3
             out.append(s.replace(behavior_logp=np.where(s.action, noise, np.nan).astype(np.float32)))
     return out
 
 
 def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Batch:
-    needs = objectives.get(name).needs(objectives.get(name).resolve(name, options))
+    needs = objectives.get(name).needs(resolved(name, **options))
     found = samples(policy, objectives.least_responses(needs))
     found = [s.replace(id=i) for i, s in enumerate(found)]
-    both = (
-        [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id] if "pairs" in needs else []
-    )
-    batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both if a is not None and b is not None])
+    both = []
+    if "pairs" in needs:
+        both = [(a.id, b.id) for a, b in pairwise(found) if a.prompt_id == b.prompt_id]
+    batch = collate(found, 0, [Pair(a, b, 3.0, 1.0) for a, b in both])
     if "stored_value" in needs:
         batch = batch.replace(extra={"stored_value": 0.1 * batch.group.double()})
     if "stored_quantile" in needs:
@@ -93,7 +92,6 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     if "old_logp" in needs:
         batch = batch.replace(old_logp=streams_of(policy, batch, ["logp"], passes(4))["logp"] - 0.1)
     if options.get("weight") == "mismatch":  # close to the sampler, so that a mask leaves some responses
-        assert batch.old_logp is not None
         by_row = torch.where(torch.arange(len(batch.mask)) % 3 == 0, 0.2, 0.02)
         batch = batch.replace(behavior_logp=batch.old_logp - by_row[:, None])
     if "ref_logp" in needs:
@@ -103,19 +101,21 @@ def batch_for(name: str, options: dict, policy: Policy, reference: Policy) -> Ba
     return batch
 
 
-def passes(size: int) -> Passes:
-    return Passes(MicroBatch(size))
+def passes(size: int | None, tokens: int | None = None) -> Passes:
+    return Passes(MicroBatch(size, tokens))
+
+
+def resolved(name: str, **options: Any) -> dict[str, Any]:
+    return objectives.get(name).resolve(name, options)
 
 
 def gradient(
     name: str, options: dict, policy: Policy, reference: Policy, batch: Batch, size: int
 ) -> torch.Tensor:
     policy.zero_grad()
-    resolved = objectives.get(name).resolve(name, options)
-    backward(policy, batch, name, resolved, passes(size), reference)
-    return torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters(policy)]
-    )
+    backward(policy, batch, name, resolved(name, **options), passes(size), reference)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters(policy)]
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def kind(case: tuple[str, dict, torch.dtype]) -> object:
@@ -127,9 +127,7 @@ IN_DTYPES = [(*case, dtype) for dtype in (torch.float64, torch.float32) for case
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), first_of_each(kind, IN_DTYPES))
-def test_gradient_does_not_depend_on_the_micro_batch(
-    name: str, options: dict, dtype: torch.dtype, policies
-) -> None:
+def test_gradient_does_not_depend_on_the_micro_batch(name: str, options: dict, dtype, policies) -> None:
     policy, reference = policies
     policy.model.to(dtype)
     reference.model.to(dtype)
@@ -159,52 +157,38 @@ def test_nor_does_that_of_two_layers() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("agro", {"beta": 0.3, "scale": "loss"}),
-        ("rloo", {}),
-        ("kl_pg", {"beta": 0.3}),
-        ("grpo", {"beta": 0.3}),
-        ("pair_consistency", {"beta": 0.3}),
-        ("dpo", {"beta": 0.3}),
-        ("sft", {}),
+        *(("agro", {"beta": 0.3, "scale": "loss"}), ("rloo", {}), ("sft", {})),
+        *((name, {"beta": 0.3}) for name in ("kl_pg", "grpo", "pair_consistency", "dpo")),
     ],
 )
 def test_gradient_is_the_loss_differentiated(name: str, options: dict, policies) -> None:
     """Central differences of the loss along the gradient, whose slope is its norm."""
     policy, reference = policies
     batch = batch_for(name, options, policy, reference)
-    resolved = objectives.get(name).resolve(name, options)
-    found = gradient(name, options, policy, reference, batch, 3)
-    norm = float(found.norm())
-    own = sum(p.numel() for p in policy.model.parameters())
-    assert (found[own:] == 0).all()  # the value's
-    parts = (found[:own] / norm).split([p.numel() for p in policy.model.parameters()])
-    direction = [d.view_as(p) for d, p in zip(parts, policy.model.parameters())]
+    norm = float(gradient(name, options, policy, reference, batch, 3).norm())
+    assert not any(p.grad.any() for p in policy.value.parameters() if p.grad is not None)
+    direction = [p.grad / norm for p in policy.model.parameters()]
     # Llama's norms round to float32 inside, whatever its weights: a smaller shift would measure that
-    slope = slope_along(
-        direction, policy.model.parameters(), lambda: backward_value(policy, batch, name, resolved, reference)
-    )
+    loss = partial(loss_of, policy, batch, name, options, reference)
+    slope = slope_along(direction, policy.model.parameters(), loss)
     assert slope == pytest.approx(norm, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dro", "prefix_consistency"])
 def test_gradient_of_the_value_is_the_loss_differentiated(name: str, policies) -> None:
     policy, reference = policies
-    assert policy.value is not None
     options = {"beta": 0.3}
     batch = batch_for(name, options, policy, reference)
-    resolved = objectives.get(name).resolve(name, options)
     gradient(name, options, policy, reference, batch, 3)
     found = [p.grad.clone() for p in policy.value.parameters() if p.grad is not None]
     assert all(g.abs().max() > 1e-3 for g in found)
-    slope = slope_along(
-        found, policy.value.parameters(), lambda: backward_value(policy, batch, name, resolved, reference)
-    )
+    loss = partial(loss_of, policy, batch, name, options, reference)
+    slope = slope_along(found, policy.value.parameters(), loss)
     assert slope == pytest.approx(sum(float(g.square().sum()) for g in found), rel=1e-6)
 
 
 def test_the_value_does_not_change_what_it_reads(policies) -> None:
     policy, _ = policies
-    assert policy.value is not None
     batch = collate(samples(policy, 2), 0)
     policy.zero_grad()
     out = policy.streams(batch.tokens, batch.lengths, batch.mask, ("logp", "value", "prefix_value"))
@@ -237,9 +221,10 @@ def slope_along(
     return (at(h) - at(-h)) / (2 * h)
 
 
-def backward_value(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
+def loss_of(policy: Policy, batch: Batch, name: str, options: dict, reference: Policy) -> float:
     with torch.enable_grad():
-        return backward(policy, batch, name, options, passes(100), reference).evaluation.loss
+        left = backward(policy, batch, name, resolved(name, **options), passes(100), reference)
+    return left.evaluation.loss
 
 
 def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, monkeypatch) -> None:
@@ -254,7 +239,7 @@ def test_first_pass_falls_away_where_a_micro_batch_holds_what_couples(policies, 
         return plain(tokens, *args)
 
     monkeypatch.setattr(policy, "streams", counted)
-    options = objectives.get("agro").resolve("agro", {"beta": 0.3})
+    options = resolved("agro", beta=0.3)
     backward(policy, batch, "agro", options, passes(5))
     assert sum(calls) == len(batch.mask)  # one pass
     calls.clear()
@@ -266,7 +251,6 @@ def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
     policy, _ = policies
     batch = collate(samples(policy, 1), 0)
     parts = complete(batch, "group", MicroBatch(5))
-    assert parts is not None
     assert sorted(torch.cat(parts).tolist()) == list(range(len(batch.mask)))
     for g in range(batch.n_groups):
         assert sum((batch.group[p] == g).any().item() for p in parts) == 1
@@ -282,17 +266,14 @@ def test_micro_batches_hold_whole_groups_and_every_row_once(policies) -> None:
 def test_rows_of_one_episode_stay_together_or_need_a_first_pass(name: str, options: dict, policies) -> None:
     """All but rloo couple by row, and the ratio of a response is that of all its rows."""
     policy, reference = policies
-    rows = [
-        s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p")
-        for i, s in enumerate(samples(policy, 2)[:6])
-    ]
+    six = enumerate(samples(policy, 2)[:6])
+    rows = [s.replace(episode=f"e{i // 2}", reward=float(i // 2), prompt_id="p") for i, s in six]
     batch = collate(rows, 0)
     batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(4))["logp"])
     full = gradient(name, options, policy, reference, batch, 6)
     for size in (1, 2, 3):
-        assert torch.allclose(
-            gradient(name, options, policy, reference, batch, size), full, rtol=1e-10, atol=1e-13
-        )
+        cut = gradient(name, options, policy, reference, batch, size)
+        assert torch.allclose(cut, full, rtol=1e-10, atol=1e-13)
 
 
 def test_a_pass_over_nothing_leaves_a_gradient_of_zero_everywhere(policies) -> None:
@@ -305,20 +286,8 @@ def test_a_pass_over_nothing_leaves_a_gradient_of_zero_everywhere(policies) -> N
     policy, reference = policies
     batch = batch_for("dro", {"beta": 0.3}, policy, reference)
     policy.zero_grad()
-    options = objectives.get("dro").resolve("dro", {"beta": 0.3})
-    backward(policy, batch, "dro", options, Nothing(MicroBatch(4)), reference)
+    backward(policy, batch, "dro", resolved("dro", beta=0.3), Nothing(MicroBatch(4)), reference)
     assert all(p.grad is not None and not p.grad.any() for p in parameters(policy))
-
-
-def test_collate_keeps_unknown_unknown(policies) -> None:
-    policy, _ = policies
-    known, bare = samples(policy, 2)[:2]
-    batch = collate([known, bare.replace(behavior_logp=None, reward=None, version=-1)], 3)
-    assert batch.behavior_logp is not None
-    assert batch.behavior_logp[1].isnan().all()
-    assert batch.reward[1].isnan()
-    assert batch.staleness[0] == 3
-    assert batch.staleness[1].isnan()
 
 
 def sample(tokens: list[int], prompt: int, **fields) -> Sample:
@@ -328,51 +297,35 @@ def sample(tokens: list[int], prompt: int, **fields) -> Sample:
 
 
 def test_collate_puts_everything_in_its_place() -> None:
-    """A log's dense rewards beside an expert's piece of an episode, padded on the right.
-
-    Unknown stays unknown.
-    """
+    """A log's dense rewards beside an expert's piece of an episode, padded on the right. Unknown stays so."""
     dense = np.array([math.nan, math.nan, 0.25, 0.5], dtype=np.float32)
     logp = np.array([math.nan, math.nan, -1.0, -2.0], dtype=np.float32)
     known = {"token_reward": dense, "behavior_logp": logp, "version": np.array([7, 7, 7, 5], dtype=np.int32)}
-    batch = collate(
-        [
-            sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
-            sample([8, 9], 1, reward=2.0, episode="e", role="expert", id=4, prompt_id="b"),
-            sample([8, 9, 9], 2, reward=2.0, episode="e", role="expert", id=5, prompt_id="b"),
-            sample(
-                [8, 9], 1, reward=None, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"
-            ),
-        ],
-        9,
-        [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)],
-    )
-    nan = math.nan
-    assert batch.tokens is not None
-    assert batch.behavior_logp is not None
-    assert batch.lengths is not None
-    assert batch.mask.tolist() == [
-        [False, False, True, True],
-        [False, True, False, False],
-        [False, False, True, False],
-        [False, True, False, False],
+    expert = {"reward": 2.0, "episode": "e", "role": "expert", "prompt_id": "b"}
+    rows = [
+        sample([4, 5, 6, 7], 2, reward=1.0, episode="e", id=3, prompt_id="a", **known),
+        sample([8, 9], 1, id=4, **expert),
+        sample([8, 9, 9], 2, id=5, **expert),
+        sample([8, 9], 1, token_reward=dense[2:], version=0, role="policy", id=6, prompt_id="b"),
     ]
-    assert batch.tokens.tolist() == [[4, 5, 6, 7], [8, 9, 0, 0], [8, 9, 9, 0], [8, 9, 0, 0]]
-    assert batch.tokens.dtype == torch.long
-    assert batch.lengths.tolist() == [4, 2, 3, 2]
+    batch = collate(rows, 9, [Pair(6, 4, 3.0, 1.0), Pair(5, 6, 2.0, 4.0)])
+    nan = math.nan
+    expected = {
+        "mask": [[0, 0, 1, 1], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]],
+        "tokens": [[4, 5, 6, 7], [8, 9, 0, 0], [8, 9, 9, 0], [8, 9, 0, 0]],
+        "lengths": [4, 2, 3, 2],
+        "reward": [1.75, 2.0, 2.0, 0.75],  # with the token rewards, which alone are a reward too
+        "pairs": [[3, 1], [2, 3]],
+        "votes": [[3, 1], [2, 4]],
+        "group": [0, 1, 1, 1],
+        "response": [0, 1, 1, 2],  # an episode is one of its prompt
+    }
+    assert {name: getattr(batch, name).tolist() for name in expected} == expected
+    assert (batch.mask.dtype, batch.tokens.dtype) == (torch.bool, torch.long)
     np.testing.assert_array_equal(batch.behavior_logp, [[nan, nan, -1, -2], *[[nan] * 4] * 3])
-    np.testing.assert_array_equal(
-        batch.extra["token_reward"], [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
-    )
+    of_tokens = [[nan, nan, 0.25, 0.5], [nan] * 4, [nan] * 4, [0.25, 0.5, nan, nan]]
+    np.testing.assert_array_equal(batch.extra["token_reward"], of_tokens)
     assert batch.extra["token_reward"].dtype == torch.float64
-    # With the token rewards, which alone are a reward too.
-    assert batch.reward.tolist() == [1.75, 2.0, 2.0, 0.75]
-    assert batch.pairs is not None
-    assert batch.votes is not None
-    assert batch.pairs.tolist() == [[3, 1], [2, 3]]
-    assert batch.votes.tolist() == [[3, 1], [2, 4]]
-    assert batch.group.tolist() == [0, 1, 1, 1]
-    assert batch.response.tolist() == [0, 1, 1, 2]  # an episode is one of its prompt
     np.testing.assert_array_equal(batch.staleness, [4, nan, nan, 9])  # of its oldest token
     assert list(batch.role) == ["log", "expert", "expert", "policy"]
     assert batch.ids == tuple(f"sample {i} (prompt {p})" for i, p in [(3, "a"), (4, "b"), (5, "b"), (6, "b")])
@@ -380,25 +333,25 @@ def test_collate_puts_everything_in_its_place() -> None:
 
 def test_collate_says_nothing_of_what_no_sample_knows() -> None:
     batch = collate([sample([4, 5], 1, reward=1.0), sample([4, 5], 1, reward=0.0)], 0)
-    assert batch.behavior_logp is None
+    assert (batch.behavior_logp, batch.pairs, batch.votes) == (None, None, None)
     assert list(batch.extra) == ["hinted"]  # which is known of every sample
-    assert batch.pairs is None
-    assert batch.votes is None
     assert batch.response.tolist() == [0, 1]
 
 
-def test_token_rewards_of_float32_are_not_summed_in_float32() -> None:
-    """There 1e8 + 1 is 1e8."""
-    dense = np.array([math.nan, 1e8, 1.0], dtype=np.float32)
-    assert collate([sample([4, 5, 6], 1, reward=0.5, token_reward=dense)], 0).reward.tolist() == [100000001.5]
-
-
-def test_a_reward_of_which_nothing_is_known_is_unknown() -> None:
-    unknown = np.full(2, math.nan, dtype=np.float32)
-    assert math.isnan(total_reward(sample([4, 5], 1)))
-    assert math.isnan(total_reward(sample([4, 5], 1, token_reward=unknown)))
-    assert total_reward(sample([4, 5], 1, token_reward=unknown, reward=0.5)) == 0.5
-    assert total_reward(sample([4, 5], 1, token_reward=np.array([math.nan, 0.0], dtype=np.float32))) == 0.0
+@pytest.mark.parametrize(
+    ("reward", "of_tokens", "total"),
+    [
+        (None, None, math.nan),
+        (None, [math.nan] * 3, math.nan),
+        (0.5, [math.nan] * 3, 0.5),
+        (None, [math.nan, 0.0, math.nan], 0.0),
+        (0.5, [math.nan, 1e8, 1.0], 100000001.5),  # in float32 1e8 + 1 is 1e8
+    ],
+)
+def test_a_reward_is_the_sum_of_what_is_known(reward, of_tokens, total) -> None:
+    dense = None if of_tokens is None else np.array(of_tokens, np.float32)
+    batch = collate([sample([4, 5, 6], 1, reward=reward, token_reward=dense)], 0)
+    np.testing.assert_equal(batch.reward.tolist(), [total])
 
 
 def ragged(policy) -> Batch:
@@ -416,49 +369,39 @@ def test_streams_of_a_step_are_0_outside_the_mask_and_carry_no_gradient(tiny) ->
     batch = ragged(policy)
     policy.add_value()
     want = ["logp", "value"]
-    found = streams_of(policy, batch, want, Passes(MicroBatch(1)))
+    found = streams_of(policy, batch, want, passes(1))
     assert list(found) == want
     alone = policy.streams(batch.tokens, batch.lengths, batch.mask, want)
     assert found["logp"].shape == batch.mask.shape
     assert (found["logp"][~batch.mask] == 0).all()
-    torch.testing.assert_close(
-        found["logp"][batch.mask].float(),
-        alone["logp"][batch.mask].detach(),
-        **rounding(alone["logp"][batch.mask]),
-    )
+    logp = alone["logp"][batch.mask].detach()
+    torch.testing.assert_close(found["logp"][batch.mask].float(), logp, **rounding(logp))
     torch.testing.assert_close(found["value"].float(), alone["value"].detach(), **rounding(alone["value"]))
-    assert not any(v.requires_grad for v in found.values())
-    assert all(v.dtype == torch.float64 for v in found.values())
+    assert {(v.requires_grad, v.dtype) for v in found.values()} == {(False, torch.float64)}
 
 
 @pytest.mark.parametrize("size", [2, 1])
 def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny, monkeypatch) -> None:
     """In one pass of complete groups (2 rows) and in two passes (1).
 
-    Loss and streams are from before the update, activations as configured.
-    """
+    Loss and streams are from before the update, activations as configured."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
-    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], Passes(MicroBatch(3)))["logp"])
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(3))["logp"])
     offloaded: list[bool] = []
     called: list[int] = []
     plain = step.activations
     monkeypatch.setattr(step, "activations", lambda active: (offloaded.append(active), plain(active))[1])
-    options = objectives.get("agro").resolve("agro", {"beta": 0.5, "singletons": "drop"})
-    left = backward(
-        policy,
-        batch,
-        "agro",
-        options,
-        Passes(MicroBatch(size), check=lambda: called.append(1), offload=True),
-    )
-    passes = {2: 2, 1: 3}[size]
-    assert offloaded == [True] * passes
-    assert len(called) == passes
+    options = resolved("agro", beta=0.5, singletons="drop")
+    offloading = Passes(MicroBatch(size), check=lambda: called.append(1), offload=True)
+    left = backward(policy, batch, "agro", options, offloading)
+    made = {2: 2, 1: 3}[size]
+    assert offloaded == [True] * made
+    assert len(called) == made
     assert left.batch.ref_logp is batch.ref_logp
     torch.testing.assert_close(
         left.streams["logp"],
-        streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"],
+        streams_of(policy, batch, ["logp"], passes(3))["logp"],
         **rounding(left.streams["logp"]),
     )
     whole = objectives.evaluate("agro", left.streams["logp"], left.batch, beta=0.5, singletons="drop")
@@ -467,14 +410,14 @@ def test_the_step_leaves_streams_and_evaluation_of_all_its_rows(size: int, tiny,
     torch.testing.assert_close(left.evaluation.grad, whole.grad)
     assert not left.streams["logp"].requires_grad
     offloaded.clear()
-    backward(policy, batch, "agro", options, Passes(MicroBatch(size)), reference)
-    assert offloaded == [False] * passes
+    backward(policy, batch, "agro", options, passes(size), reference)
+    assert offloaded == [False] * made
 
 
 def test_the_kl_of_a_first_pass_is_from_the_reference(tiny) -> None:
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
-    found = streams_of(policy, batch, ["kl"], Passes(MicroBatch(1)), reference)["kl"]
+    found = streams_of(policy, batch, ["kl"], passes(1), reference)["kl"]
     alone = policy.streams(batch.tokens, batch.lengths, batch.mask, ["kl"], reference)["kl"]
     assert (found[batch.mask] > 0.01).all()
     expected = alone[batch.mask].detach()
@@ -485,7 +428,7 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
     """A limit in tokens alone: the step's three rows are what is halved first, to 2 and to 1."""
     policy = tiny()
     batch = ragged(policy)
-    whole = streams_of(policy, batch, ["logp"], Passes(MicroBatch(3)))["logp"]
+    whole = streams_of(policy, batch, ["logp"], passes(3))["logp"]
     plain = step._forward
 
     def scarce(policy, batch, rows, *rest):
@@ -494,21 +437,14 @@ def test_both_passes_are_cut_where_memory_runs_out(tiny, monkeypatch) -> None:
         return plain(policy, batch, rows, *rest)
 
     monkeypatch.setattr(step, "_forward", scarce)
-    micro = MicroBatch(None, 100)
-    torch.testing.assert_close(
-        streams_of(policy, batch, ["logp"], Passes(micro))["logp"], whole, **rounding(whole)
-    )
-    assert micro.sequences == 1
-    micro = MicroBatch(None, 100)
-    left = backward(
-        policy,
-        batch,
-        "rloo",
-        objectives.get("rloo").resolve("rloo", {"singletons": "drop"}),
-        Passes(micro),
-    )
-    torch.testing.assert_close(left.streams["logp"], whole, **rounding(whole))
-    assert micro.sequences == 1
+    first, second = passes(None, 100), passes(None, 100)
+    found = [
+        streams_of(policy, batch, ["logp"], first)["logp"],
+        backward(policy, batch, "rloo", resolved("rloo", singletons="drop"), second).streams["logp"],
+    ]
+    assert (first.micro.sequences, second.micro.sequences) == (1, 1)
+    for logp in found:
+        torch.testing.assert_close(logp, whole, **rounding(whole))
 
 
 @pytest.mark.parametrize("size", [2, 1])
@@ -516,21 +452,20 @@ def test_a_refusal_in_the_step_names_the_objective(size: int, tiny) -> None:
     policy = tiny()
     batch = ragged(policy)
     batch = batch.replace(reward=batch.reward * math.nan)
-    options = objectives.get("rloo").resolve("rloo", {"beta": 0.5, "singletons": "drop"})
+    options = resolved("rloo", beta=0.5, singletons="drop")
     with pytest.raises(Refused, match=r"^objective rloo needs reward"):
-        backward(policy, batch, "rloo", options, Passes(MicroBatch(size)), policy)
+        backward(policy, batch, "rloo", options, passes(size), policy)
 
 
 def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
     """The squared part, token by token, takes the reference's whole distribution in both passes."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
-    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], Passes(MicroBatch(3)))["logp"])
-    given = {"beta": 0.5, "squared": "local", "singletons": "drop"}
-    options = objectives.get("agro_onpolicy").resolve("agro_onpolicy", given)
+    batch = batch.replace(ref_logp=streams_of(reference, batch, ["logp"], passes(3))["logp"])
+    options = resolved("agro_onpolicy", beta=0.5, squared="local", singletons="drop")
     grads = []
     for size in (2, 1):
-        backward(policy, batch, "agro_onpolicy", options, Passes(MicroBatch(size)), reference)
+        backward(policy, batch, "agro_onpolicy", options, passes(size), reference)
         grads.append(torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]))
     assert grads[0].norm() > 1e-3
     torch.testing.assert_close(grads[1], grads[0], **rounding(grads[0]))
@@ -539,8 +474,7 @@ def test_two_passes_with_the_exact_kl_are_one(tiny) -> None:
 def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypatch) -> None:
     """What isn't in the micro-batch costs nothing.
 
-    There is no padding to the step's width, and no forward of a reference whose KL isn't needed.
-    """
+    There is no padding to the step's width, and no forward of a reference whose KL isn't needed."""
     policy, reference = tiny(), tiny(initializer_range=0.2)
     batch = ragged(policy)
     batch = batch.replace(ref_logp=torch.where(batch.mask, -1.0, math.nan).double())
@@ -558,7 +492,6 @@ def test_a_micro_batch_is_as_wide_as_its_rows_and_judged_by_them(tiny, monkeypat
 
     monkeypatch.setattr(policy, "streams", streams)
     monkeypatch.setattr(step, "differentiate", seen)
-    options = objectives.get("reinforce").resolve("reinforce", {})
-    backward(policy, batch, "reinforce", options, Passes(MicroBatch(1)), reference)
+    backward(policy, batch, "reinforce", resolved("reinforce"), passes(1), reference)
     assert shapes == [(1, 6), (1, 4), (1, 3)]  # the longest first
     assert judged == [[0], [2], [1], None]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_feed import feed
-from tiny_runs import fill_store, metrics, tiny
+from tiny_runs import by_someone, fill_store, log_alone, metrics, run_tiny, tiny
 from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer
@@ -26,15 +26,19 @@ def check(path: Path, objective: str) -> tuple[int, dict[str, Any]]:
 
 def recorded(prompt: str, response: str, **fields: Any) -> Sample:
     """A response of one token after a prompt of four, with its log-prob."""
-    return Sample(
-        prompt,
-        response,
-        reward=float(response),
-        tokens=[1, 3, 4, 5, 6],
-        action=[False] * 4 + [True],
-        behavior_logp=[np.nan] * 4 + [-0.5],
-        **fields,
-    )
+    tokens = {"tokens": [1, 3, 4, 5, 6], "action": [False] * 4 + [True]}
+    known = {"reward": float(response), **tokens, "behavior_logp": [np.nan] * 4 + [-0.5]}
+    return Sample(prompt, response, **known | fields)
+
+
+def log_of(folder: Path, *samples: Sample) -> Path:
+    return Path(log_alone(folder, samples)["store"])
+
+
+def on_the_log(folder: Path, **changes: Any) -> Trainer:
+    """A run on the log alone, a group a step."""
+    values = {"data": log_alone(folder), "train__groups": 1, **changes}
+    return Trainer(tiny(folder, **values), folder / "run")
 
 
 @pytest.mark.parametrize(
@@ -49,31 +53,25 @@ def recorded(prompt: str, response: str, **fields: Any) -> Sample:
     ],
     ids=str,
 )
-def test_recorded_log_probs_of_truncated_sampling_are_not_for_ratios(
-    tmp_path: Path, settings: dict[str, Any] | None, cut: str | None
-) -> None:
+def test_recorded_log_probs_of_truncated_sampling_are_not_for_ratios(tmp_path, settings, cut) -> None:
     """They are normalized over the tokens that were kept, the trainer's over all."""
     samples = [recorded("100>", "0", sampling=settings), recorded("100>", "1")]
-    log = tmp_path / "log.db"
-    with Store.open(log) as store:
-        store.append(samples)
-    settings_of_run = {"data__store": str(log), "data__replay": 1.0, "train__groups": 1}
-    grpo = tiny(tmp_path, objective={"name": "grpo"}, **settings_of_run)
-    made = feed(grpo)
+    log = log_of(tmp_path, *samples)
+    trainer = on_the_log(tmp_path, objective={"name": "grpo"})
+    made = feed(trainer.config)
     drawn = DrawnGroups([s.replace(id=i) for i, s in enumerate(samples, 1)])
+    code, report = check(log, "grpo")
     if cut is None:
-        assert check(log, "grpo")[0] == 0
-        Trainer(grpo, tmp_path / "run").plan()
+        assert code == 0
+        trainer.plan()
         assert len(made.valid(drawn, ()).samples) == 2
         return
-    code, report = check(log, "grpo")
     assert code == 2
     assert f"sample 1 (prompt {samples[0].prompt_id}, sampled with {cut})" in report["problem"]
     assert check(log, "agro")[0] == 0  # it doesn't read them
-    with pytest.raises(Refused, match=f"behavior_logp: 1 of 2 .*{cut}"):
-        Trainer(grpo, tmp_path / "run").plan()
-    with pytest.raises(Refused, match=f"behavior_logp: 1 of 2 .*{cut}"):
-        made.valid(drawn, ())
+    for act in (trainer.plan, lambda: made.valid(drawn, ())):
+        with pytest.raises(Refused, match=f"behavior_logp: 1 of 2 .*{cut}"):
+            act()
 
 
 @pytest.mark.parametrize(
@@ -85,31 +83,23 @@ def test_recorded_log_probs_of_truncated_sampling_are_not_for_ratios(
         ((1.0, 0.0, None), (None, None, None), False),  # not complete, so that it isn't drawn
     ],
 )
-def test_rows_of_an_episode_share_a_reward(
-    tmp_path: Path,
-    rewards: tuple[float | None, ...],
-    token_rewards: tuple[float | None, ...],
-    differs: bool,
-) -> None:
-    log = tmp_path / "log.db"
-    with Store.open(log) as store:
-        for reward, of_token in zip(rewards, token_rewards, strict=True):
-            extra = {} if of_token is None else {"token_reward": [np.nan] * 4 + [of_token]}
-            store.append([recorded("100>", "1", episode="e", **extra).replace(reward=reward)])
-        store.append([recorded("100>", "1"), recorded("100>", "0")])
-    data = {"data__store": str(log), "data__replay": 1.0, "train__groups": 1}
-    config = tiny(tmp_path, objective={"name": "agro", "beta": 0.1}, **data)
+def test_rows_of_an_episode_share_a_reward(tmp_path, rewards, token_rewards, differs) -> None:
+    rows = []
+    for reward, of_token in zip(rewards, token_rewards, strict=True):
+        extra = {} if of_token is None else {"token_reward": [np.nan] * 4 + [of_token]}
+        rows.append(recorded("100>", "1", episode="e", reward=reward, **extra))
+    log = log_of(tmp_path, *rows, recorded("100>", "1"), recorded("100>", "0"))
     assert check(log, "sft")[0] == 0  # it doesn't read rewards
-    if not differs:
-        assert check(log, "agro")[0] == 0
-        Trainer(config, tmp_path / "run").run()
-        return
     code, report = check(log, "agro")
+    if not differs:
+        assert code == 0
+        on_the_log(tmp_path, train__steps=2).run()
+        return
     assert code == 2
     assert "episode e" in report["problem"]
     assert "sample 1 " in report["problem"]
     with pytest.raises(Refused, match="episode e"):
-        Trainer(config, tmp_path / "run").plan()
+        on_the_log(tmp_path).plan()
 
 
 @pytest.mark.parametrize(
@@ -122,14 +112,10 @@ def test_rows_of_an_episode_share_a_reward(
     ],
 )
 def test_a_name_that_no_sample_has_is_refused(tmp_path: Path, key: str, names: list[str], known: str) -> None:
-    fill_store(tmp_path / "log.db")
-    with Store.open(tmp_path / "log.db") as store:
-        store.append([Sample("1>", "2", reward=1.0, source="other")])
-    data = {"data__store": str(tmp_path / "log.db"), f"data__{key}": names}
+    log = log_of(tmp_path, *by_someone(), Sample("1>", "2", reward=1.0, source="other"))
     for replay in (0.5, 1.0):
-        config = tiny(tmp_path, **data, data__replay=replay)
         with pytest.raises(Refused, match=rf"data\.{key}: .* {known}"):
-            Trainer(config, tmp_path / "run").run()
+            run_tiny(tmp_path, data__store=str(log), data__replay=replay, **{f"data__{key}": names})
 
 
 def test_a_source_of_a_table_of_shares_is_known_beside_a_role(tmp_path: Path) -> None:
@@ -142,9 +128,8 @@ def test_a_source_of_a_table_of_shares_is_known_beside_a_role(tmp_path: Path) ->
 def test_a_run_may_name_the_samples_that_it_makes_itself(tmp_path: Path) -> None:
     """Into a store of its own, into one with samples of others, for a later phase; not before it samples."""
     own = {"data__sources": ["policy"], "data__roles": ["policy"], "train__steps": 3}
-    run = Trainer(tiny(tmp_path, **own, data__replay=0.5), tmp_path / "own").run()
-    replayed = [m["replay_share"] for m in metrics(run)]
-    assert replayed == [0.0, 0.5, 0.5]
+    run = run_tiny(tmp_path, "own", **own, data__replay=0.5)
+    assert [m["replay_share"] for m in metrics(run)] == [0.0, 0.5, 0.5]
     fill_store(tmp_path / "log.db")
     log = {**own, "data__store": str(tmp_path / "log.db")}
     phases = [{"name": "fresh"}, {"name": "stored", "data": {"replay": 1.0}}]
@@ -155,26 +140,20 @@ def test_a_run_may_name_the_samples_that_it_makes_itself(tmp_path: Path) -> None
 
 
 def test_the_best_of_a_group_are_for_objectives_of_single_responses(tmp_path: Path) -> None:
-    log = tmp_path / "log.db"
-    with Store.open(log) as store:
-        store.append([recorded("100>", "0"), recorded("100>", "1"), recorded("101>", "0")])
-    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True, "train__groups": 1}
-    Trainer(tiny(tmp_path, objective={"name": "sft"}, **data), tmp_path / "run").plan()
+    """Of 0, 1, 1 `sft` gets both of 1, and the 0 that is alone; with a least reward (RAFT) not the latter."""
+    log = log_of(tmp_path, *(recorded("100>", each) for each in "011"), recorded("101>", "0"))
+
+    def best(name: str, least: float | None = None) -> Trainer:
+        data = {"data__best_of_group": True, "data__min_reward": least}
+        return on_the_log(tmp_path, objective={"name": name}, **data)
+
+    best("sft").plan()
     with pytest.raises(Refused, match=r"rloo compares the responses of a group .*data\.best_of_group"):
-        Trainer(tiny(tmp_path, objective={"name": "rloo"}, **data), tmp_path / "run").plan()
-    above = tiny(tmp_path, objective={"name": "sft"}, data__min_reward=2.0, **data)
+        best("rloo").plan()
     with pytest.raises(Refused, match=r"no samples that .* data\.min_reward and data\.best_of_group admit"):
-        Trainer(above, tmp_path / "run").plan()
-
-
-def test_sft_is_fed_the_best_of_each_group(tmp_path: Path) -> None:
-    """Of 0, 1, 1 both of 1, and the 0 that is alone; with a least reward (RAFT) not the latter."""
-    log = tmp_path / "log.db"
-    with Store.open(log) as store:
-        store.append([recorded("100>", reward) for reward in ("0", "1", "1")] + [recorded("101>", "0")])
-    data = {"data__store": str(log), "data__replay": 1.0, "data__best_of_group": True}
+        best("sft", 2.0).plan()
     for step, (least, expected) in enumerate(((None, [0.0, 1.0, 1.0]), (0.5, [1.0, 1.0])), 1):
-        config = tiny(tmp_path, objective={"name": "sft"}, data__min_reward=least, **data)
+        config = best("sft", least).config
         with Store.open(log) as store:
             rule = DrawRule(2, config.data, scored_only=False, fewer=True)
             drawn = store.draw(rule, At("r", step, 0, 0))

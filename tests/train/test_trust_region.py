@@ -1,19 +1,18 @@
-"""What a step promised and what it kept of it, the bounds on how far it goes, and what a resumed run has of
-them.
-"""
+"""What a step promised and kept of it, the bounds on how far it goes, and what a resumed run has of them."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import metrics, tiny, weights, whole_and_resumed
+from tiny_runs import REWARDS, metrics, run_tiny, tiny, weights, whole_and_resumed
 from torch import Tensor
 
 from agro import objectives
@@ -64,25 +63,20 @@ def test_a_step_that_lost_more_than_all_makes_the_next_one_a_tenth() -> None:
     assert found == pytest.approx(0.002, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("promise", "gain", "lr"),
-    [
-        *((-0.1, 0.2, 0.01), (0.0, 0.1, 0.01), (0.1, 0.1, 0.0)),
-        *((math.nan, 0.1, 0.01), (0.1, math.nan, 0.01), (0.1, None, 0.01)),
-    ],
-)
-def test_what_promised_nothing_or_isnt_known_tells_nothing(
-    promise: float, gain: float | None, lr: float
-) -> None:
-    assert loss_of(promise, gain, lr, 0.75) is None
-    assert recalled(loss_of(promise, gain, lr, 0.75), 3.0) == 3.0
+def test_what_promised_nothing_or_isnt_known_tells_and_changes_nothing() -> None:
+    told = [
+        *(loss_of(promise, 0.2, 0.01, 0.75) for promise in (-0.1, 0.0, math.nan)),
+        *(loss_of(0.1, gain, 0.01, 0.75) for gain in (math.nan, None)),
+        *(speed_of(kl, 0.01) for kl in (math.nan, math.inf)),
+        *(loss_of(0.1, 0.1, 0.0, 0.75), speed_of(0.02, 0.0)),  # at a rate of 0
+    ]
+    assert told == [None] * 9
+    assert recalled(None, 3.0) == 3.0
 
 
-@pytest.mark.parametrize(
-    ("steps", "bound"), [(1, 0.05), (16, 0.0125), (100, 0.005), (101, 0.005), (2000, 0.005)]
-)
-def test_a_short_phase_has_a_larger_bound(steps: int, bound: float) -> None:
-    assert step_bound(BOUND, steps) == pytest.approx(bound, rel=1e-12)
+def test_a_short_phase_has_a_larger_bound() -> None:
+    found = [step_bound(BOUND, steps) for steps in (1, 16, 100, 101, 2000)]
+    assert found == pytest.approx([0.05, 0.0125, 0.005, 0.005, 0.005], rel=1e-12)
 
 
 def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
@@ -94,19 +88,13 @@ def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
     assert recalled(None, None) is None
 
 
-@pytest.mark.parametrize(("kl", "lr"), [(math.nan, 0.01), (math.inf, 0.01), (0.02, 0.0)])
-def test_a_step_that_tells_nothing_changes_nothing(kl: float, lr: float) -> None:
-    assert speed_of(kl, lr) is None
-    assert recalled(speed_of(kl, lr), 7.0) == 7.0
-
-
 def test_the_change_is_half_the_mean_square_over_the_tokens() -> None:
     """By hand: differences 0.3 and −0.1 of two tokens, a third one masked: (0.09 + 0.01)/4."""
     mask = torch.tensor([[True, True, False]])
     before = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64)
     after = torch.tensor([[-0.7, -2.1, 5.0]], dtype=torch.float64)
     step = SimpleNamespace(batch=SimpleNamespace(mask=mask), streams={"logp": before})
-    assert change(after, step) == pytest.approx(0.025, rel=1e-12)  # type: ignore[arg-type]
+    assert change(after, step) == pytest.approx(0.025, rel=1e-12)
 
 
 def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
@@ -123,28 +111,22 @@ def test_a_rate_that_is_too_high_is_lowered(tmp_path: Path) -> None:
 
 
 def test_steps_that_overshoot_are_shortened_until_they_keep_their_share(tmp_path: Path) -> None:
-    config = tiny(tmp_path, train__lr=0.1, train__gain_ratio=0.75, train__steps=12)
-    first, *later = metrics(Trainer(config, tmp_path / "run").run())
-    lost, row = None, first
-    for following in later:
+    rows = metrics(run_tiny(tmp_path, train__lr=0.1, train__gain_ratio=0.75, train__steps=12))
+    first, *later = rows
+    lost = None
+    for row, following in pairwise(rows):
         lost = recalled(loss_of(row["promised"], row["kept"], row["lr"], 0.75), lost)
-        assert lost is not None
         assert following["lr"] == pytest.approx(min(0.1, 0.25 / lost), rel=1e-12)
-        row = following
     assert later[0]["lr"] < 0.05
     shares = [row["kept"] / row["promised"] for row in later if row["promised"] > 0]
     assert statistics.median(shares) > max(0.6, first["kept"] / first["promised"])
 
 
-def test_without_the_bound_nothing_is_measured(tmp_path: Path) -> None:
-    run = Trainer(tiny(tmp_path, train__steps=2), tmp_path / "run").run()
-    assert [row["step_kl"] for row in metrics(run)] == [None, None]
-
-
-def test_a_bound_that_is_never_met_changes_nothing(tmp_path: Path) -> None:
-    plain = Trainer(tiny(tmp_path, train__steps=3), tmp_path / "plain").run()
-    bounded = Trainer(tiny(tmp_path, train__steps=3, train__step_kl=1e6), tmp_path / "bounded").run()
-    assert weights(plain) == weights(bounded)
+def test_a_bound_that_is_never_met_changes_nothing_and_without_it_nothing_is_measured(tmp_path: Path) -> None:
+    plain = run_tiny(tmp_path, "plain", train__steps=3)
+    assert weights(run_tiny(tmp_path, "bounded", train__steps=3, train__step_kl=1e6)) == weights(plain)
+    measured = [row[name] for row in metrics(plain) for name in ("step_kl", "promised", "kept")]
+    assert measured == [None] * 9
 
 
 @pytest.mark.parametrize(
@@ -162,9 +144,8 @@ def test_a_resumed_run_knows_what_steps_did(tmp_path: Path, changes: dict[str, A
 
 
 def test_each_phase_begins_without_what_steps_did(tmp_path: Path) -> None:
-    phases = [{"name": "a", "train": {"steps": 2}}, {"name": "b", "train": {"steps": 2}}]
-    config = tiny(tmp_path, phases=phases, train__lr=0.1, train__gain_ratio=0.99)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+    phases = [{"name": name, "train": {"steps": 2}} for name in ("a", "b")]
+    rows = metrics(run_tiny(tmp_path, phases=phases, train__lr=0.1, train__gain_ratio=0.99))
     assert [row["lr"] == 0.1 for row in rows] == [True, False, True, False]
 
 
@@ -176,16 +157,14 @@ def test_a_rate_is_found_at_which_the_first_step_meets_the_bound(tmp_path: Path)
     bound = 0.001 * math.sqrt(100 / config.train.steps)
     assert first["step_kl"] == pytest.approx(bound, rel=0.25)
     assert json.loads((run / "config.json").read_text())["train"]["lr"] == "auto"
-    same = tiny(tmp_path, train__lr=first["lr"], train__step_kl=0.001)
-    assert weights(Trainer(same, tmp_path / "same").run()) == weights(run)
+    same = run_tiny(tmp_path, "same", train__lr=first["lr"], train__step_kl=0.001)
+    assert weights(same) == weights(run)
 
 
 def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     """Then the gradient is 0 at the reference, and nothing moves."""
-    rule = {"train__lr": "auto", "train__gain_ratio": 0.75}
-    alike = {"reward__name": f"{Path(__file__).parent / 'reward.py'}:alike"}
-    config = tiny(tmp_path, train__steps=2, **alike, **rule)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+    rule = {"train__lr": "auto", "train__gain_ratio": 0.75, "train__steps": 2}
+    rows = metrics(run_tiny(tmp_path, reward__name=f"{REWARDS}:alike", **rule))
     assert [row["lr"] for row in rows] == [TRIED, TRIED]
 
 
@@ -270,18 +249,13 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
     before = learner.along_gradient()
     learner.move(rate)
     fall = float(before - learner.along_gradient())
-    by_hand = -sum(
-        float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in zip(weights, first, strict=True)
-    )
-    found = kept(learner.logp(batch), step)
-    assert found is not None
-    return by_hand, fall, found * config.train.clip / step.norm
+    moved = zip(weights, first, strict=True)
+    by_hand = -sum(float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in moved)
+    return by_hand, fall, kept(learner.logp(batch), step) * config.train.clip / step.norm
 
 
 @pytest.mark.parametrize("changes", [{}, {"policy__dtype": "mixed"}, {"train__weight_decay": 0.1}])
-def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(tmp_path: Path, changes) -> None:
     """`mixed`: of the float32 weights that are trained; their rounding decides what a short step keeps."""
     by_hand, fall, found = stepped(tmp_path, 4, **changes)
     assert fall == pytest.approx(by_hand, rel=1e-4)
@@ -292,20 +266,16 @@ def test_the_promise_is_that_of_the_weights_and_a_short_step_keeps_it(
     assert several[1:] == pytest.approx((fall, found), rel=1e-3 if "policy__dtype" not in changes else 0.1)
 
 
-def test_a_run_has_both_with_the_bound_alone(tmp_path: Path) -> None:
-    """At a rate of .1 a tiny policy's steps overshoot; without train.step_kl nothing is measured."""
+def test_a_run_that_overshoots_says_so(tmp_path: Path) -> None:
+    """At a rate of .1 a tiny policy's steps overshoot."""
     config = tiny(tmp_path, train__lr=0.1, train__clip=1e-3, train__step_kl=1e6, train__steps=12)
     rows = metrics(BaseTrainer(config, tmp_path / "run").run())
     share = kept_share(rows)
-    assert share is not None
     assert 0.05 < share < 0.5
     assert "steps overshoot" in [problem.title for problem in phase_problems(rows, config)]
-    [panel] = [
-        panel for panel in course(load_run(tmp_path / "run"))["panels"] if panel.title == "Promised and kept"
-    ]
-    assert panel.caption.endswith(f"The median of the last steps kept {percent(share)}.")
-    free = metrics(BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "free").run())
-    assert [(row["promised"], row["kept"]) for row in free] == [(None, None)]
+    captions = {panel.title: panel.caption for panel in course(load_run(tmp_path / "run"))["panels"]}
+    last = f"The median of the last steps kept {percent(share)}."
+    assert captions["Promised and kept"].endswith(last)
 
 
 def test_the_median_share_of_the_last_steps_decides(tmp_path: Path) -> None:

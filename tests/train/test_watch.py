@@ -1,22 +1,25 @@
 """Who says what hangs: ranks that vanish, in threads, each with a watch and all of them with one store; and
-stages that make no progress.
-"""
+stages that make no progress."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
+import sqlite3
+import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from tiny_runs import until
 
 from agro.runs.progress import Progress, RunActivity
+from agro.store import Store
 from agro.train.process_group import Watch
+from agro.types import Sample
 
 SECONDS = 1.0
 
@@ -24,12 +27,9 @@ SECONDS = 1.0
 class Ended(list[str]):
     """The messages of the processes that would have ended."""
 
-    def wait(self, seconds: float) -> float:
+    def wait(self) -> float:
         """Until there is one; returns the seconds that it took."""
-        began = time.monotonic()
-        while not self and time.monotonic() - began < seconds:
-            time.sleep(0.02)
-        return time.monotonic() - began
+        return until(lambda: self, 3 * SECONDS)
 
 
 def watch(rank: int, store: Any, ended: Ended, ranks: int = 3) -> Watch:
@@ -40,13 +40,6 @@ def beating(watches: list[Watch]) -> bool:
     return all(len(w.beats) == w.ranks for w in watches)
 
 
-def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.02)
-
-
 def test_a_silent_rank_ends_the_others_with_its_name_and_within_the_time() -> None:
     store, ended = dist.HashStore(), Ended()
     with watch(0, store, ended) as first, watch(2, store, Ended()) as third:
@@ -54,7 +47,7 @@ def test_a_silent_rank_ends_the_others_with_its_name_and_within_the_time() -> No
             until(lambda: beating([first, second, third]))
             time.sleep(2 * SECONDS)  # ranks at work are heard of for as long as they take
             assert not ended
-        took = ended.wait(3 * SECONDS)
+        took = ended.wait()
     assert 0.5 * SECONDS < took <= SECONDS + 0.2, took  # 0.2: two threads of a busy machine
     assert ended[0].startswith("rank 1 on ")
     assert "--resume" in ended[0]
@@ -116,7 +109,7 @@ def test_a_store_out_of_reach_ends_the_rank() -> None:
     with watch(1, store, Ended(), ranks=2) as other, watch(0, store, ended, ranks=2) as mine:
         until(lambda: beating([mine, other]))
         store.reaches = False
-        took = ended.wait(3 * SECONDS)
+        took = ended.wait()
     assert took <= SECONDS + 0.2
     assert ended[0].startswith("the store of the ranks, on the host of rank 0, hasn't answered")
 
@@ -141,7 +134,7 @@ def test_a_rank_whose_launcher_died_ends_before_another_launcher_starts_the_run_
         time.sleep(0.2)
         assert not ended
         orphan.launcher += 1
-        assert ended.wait(3 * SECONDS) < SECONDS
+        assert ended.wait() < SECONDS
     assert ended[0].startswith("the launcher of rank 0")
     assert "--resume" in ended[0]
 
@@ -174,12 +167,6 @@ def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
 
 def test_it_says_where(tmp_path: Path) -> None:
     """A store that waits for another writer's lock: the line of agro is the database's."""
-    import sqlite3
-    import threading
-
-    from agro.store import Store
-    from agro.types import Sample
-
     activity, said = watched(0.1)
     with Store.open(tmp_path / "s.db") as store:
         other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)

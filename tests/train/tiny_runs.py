@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -108,14 +109,28 @@ def write_toml(path: Path, config: RunConfig) -> Path:
     return path
 
 
+def by_someone(groups: int = 8, size: int = 4, **fields: Any) -> list[Sample]:
+    """Texts and rewards alone."""
+    fields = {"source": "someone", **fields}
+    return [
+        Sample(f"{100 + g}>", str(i % 10) * (i % 3 + 1), reward=float(i % 2), **fields)
+        for g in range(groups)
+        for i in range(size)
+    ]
+
+
 def fill_store(path: Path, groups: int = 8, size: int = 4, **fields: Any) -> None:
-    """A log of texts and rewards alone."""
     with Store.open(path) as store:
-        store.append(
-            Sample(f"{100 + g}>", str(i % 10) * (i % 3 + 1), reward=float(i % 2), source="someone", **fields)
-            for g in range(groups)
-            for i in range(size)
-        )
+        store.append(by_someone(groups, size, **fields))
+
+
+def log_alone(folder: Path, samples: Iterable[Sample] | None = None, **data: Any) -> dict[str, Any]:
+    """`data` of a run on FOLDER/log.db alone, which gets these samples, or someone's, unless it is there."""
+    path = folder / "log.db"
+    if not path.exists():
+        with Store.open(path) as store:
+            store.append(by_someone() if samples is None else samples)
+    return {"store": str(path), "replay": 1.0, **data}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -135,6 +150,15 @@ def logp_rounding(run: Path) -> float:
 # How far a log-prob of a response may be from itself, in nats: it is −4 log 12, about −10, for four tokens of
 # the alphabet of `tiny`.
 RESPONSE_ROUNDING = rounding(10.0)["atol"]
+
+
+def until(holds: Callable[[], object], seconds: float = 300.0) -> float:
+    """Waits; returns the seconds until something holds."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began
 
 
 def done(run: Path) -> int:
