@@ -78,7 +78,7 @@ def run_of_two_steps(handles: Callable[[Any], bool] | None, folder: Path) -> Tra
 @pytest.mark.parametrize(
     ("trace_of", "handles", "functions", "files"),
     [
-        # One class makes the rows of all samples, also of one turn, and one guard looks at those of any engine.
+        # One class makes the rows of all samples, also of one turn; one guard looks at those of any engine.
         pytest.param(of_second_step, holding(Sample, "sample", "samples"), 41, 15, id="a fresh sample"),
         pytest.param(of_second_step, holding(Batch, "batch"), 58, 14, id="a batch"),
         pytest.param(run_of_two_steps, has_beta, 60, 20, id="beta"),

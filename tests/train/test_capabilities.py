@@ -283,13 +283,9 @@ def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
-    (tmp_path / "curriculum.toml").write_text(
-        "# Easy ones rest.\n#   agro train curriculum\n[train]\nsteps = 7\n"
-    )
+    (tmp_path / "grpo.toml").write_text("# Ours.\n[train]\nsteps = 7\n")
     ours = {"recipes": {"mine": f"{tmp_path}/folder.py:FOLDER"}}
     monkeypatch.setattr(plugins, "installed", lambda kind, *_: ours.get(kind, {}))
-    assert RunConfig.load("curriculum").train.steps == 7
-    (tmp_path / "curriculum.toml").rename(tmp_path / "grpo.toml")
     with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo"):
         RunConfig.load("grpo")
 
