@@ -64,19 +64,6 @@ def a_step(logp: torch.Tensor, batch: Batch) -> Step:
     return Step(Evaluation(0.0, {}, {}), {"logp": logp}, batch)
 
 
-def test_half_variance_and_regret_are_those_of_the_groups_by_hand() -> None:
-    """R = 1, 0 and R = 0.5, 0.5; β = 0.5.
-
-    A response without a reward is dropped, and a group of one adds nothing.
-    """
-    rho, reward = [0.0, 0.0, 1.0, 0.0, -6.0, -2.0, -3.0], [1.0, 0.0, 1.0, 0.5, math.nan, 9.0, math.nan]
-    logp, batch = a_batch(rho, reward, "aabbbcc")
-    half, regret = distances(batch, logp, 0.5)
-    assert half == pytest.approx([0.25, 0.0])
-    assert regret == pytest.approx([0.5 * math.log((math.exp(2.0) + 1.0) / 2) - 0.5, 0.0])
-    assert [len(x) for x in distances(batch.rows(torch.tensor([5, 6])), logp[5:], 0.5)] == [0, 0]
-
-
 # log π_ref, rewards and log π* of a prompt with four responses.
 _random = torch.Generator().manual_seed(0)
 REF = torch.randn(4, generator=_random).double().log_softmax(0)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import forked
 import numpy as np
@@ -210,23 +209,6 @@ def publications(tmp_path: Path) -> Publications:
     return Publications(LocalFolder(tmp_path))
 
 
-def of_collectors(folder: Path, store: Store, step: int = 0, **changes: int) -> CollectorSource:
-    """The trainer's side of them, in whose folder weights are published."""
-    [phase] = Phase.all(tiny(folder, **changes))
-    return CollectorSource(phase, store, "run", Publications(LocalFolder(folder)), Activity(), step=step)
-
-
-def learner_of(version: int) -> Any:
-    return SimpleNamespace(version=version, publish=partial(Path.mkdir, parents=True))
-
-
-def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path, publications: Publications) -> None:
-    """They aren't ahead of what it has trained on; else, with max_age = 0, both sides would wait for ever."""
-    with Store.open(tmp_path / "store.db") as store:
-        of_collectors(tmp_path, store, step=6).publish(learner_of(9))
-    assert publications.newest() == PublishedWeights(9, "train", step=6)
-
-
 def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
     """Half of each step from the store, and yet no step loses a group to a later one."""
     trainer = begun(tmp_path, *write_run(tmp_path, steps=8, data__replay=0.5))
@@ -260,6 +242,8 @@ def test_collectors_get_the_record_and_the_prompts(publications: Publications) -
     publications.begin({"run": "r", "train": {"steps": 3}}, PROMPTS)
     assert publications.record() == {"run": "r", "train": {"steps": 3}}
     assert publications.prompts() == PROMPTS
+    with pytest.raises(Refused, match="prompt x: expected a value that JSON has"):
+        publications.begin({}, [Prompt("x", "x", {"answer": math.nan})])
 
 
 def test_the_newest_weights_and_the_ones_before_them(publications: Publications) -> None:
@@ -272,16 +256,12 @@ def test_the_newest_weights_and_the_ones_before_them(publications: Publications)
     assert versions(publications) == ["00000002", "00000003", "00000004"]  # so many are kept
     with publications.weights(PublishedWeights(3, "train")) as folder:
         assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
+    publications.publish(PublishedWeights(4, "again", 6), lambda folder: pytest.fail("they are there"))
+    assert publications.newest() == PublishedWeights(4, "again", 6)
     publications.end()
-    assert publications.newest() == PublishedWeights(4, "train", 5, ended=True)
+    assert publications.newest() == PublishedWeights(4, "again", 6, ended=True)
     publications.begin({}, PROMPTS)  # it goes on with more steps: collectors that start now have work
-    assert publications.newest() == PublishedWeights(4, "train", 5)
-
-
-def test_weights_are_written_once_a_version(publications: Publications) -> None:
-    publications.publish(PublishedWeights(1, "first"), write)
-    publications.publish(PublishedWeights(1, "second", 4), lambda folder: pytest.fail("they are there"))
-    assert publications.newest() == PublishedWeights(1, "second", 4)
+    assert publications.newest() == PublishedWeights(4, "again", 6)
 
 
 def test_weights_that_were_never_announced_are_removed(publications: Publications) -> None:
@@ -293,11 +273,6 @@ def test_weights_that_were_never_announced_are_removed(publications: Publication
     publications.shared.add("weights/served", write)
     publications.begin({}, PROMPTS)
     assert versions(publications) == ["weights/served", "00000001", "00000002"]
-
-
-def test_what_json_has_not_is_refused(publications: Publications) -> None:
-    with pytest.raises(Refused, match="prompt x: expected a value that JSON has"):
-        publications.begin({}, [Prompt("x", "x", {"answer": math.nan})])
 
 
 def staleness(run: Path) -> list[float]:
@@ -368,13 +343,17 @@ def test_beta_matters_to_an_anchor_at_the_behavior_only_with_a_lag(tmp_path: Pat
     assert moved(8) > 10 * moved(1)
 
 
-def test_collectors_keep_their_weights_too(tmp_path: Path, publications: Publications) -> None:
-    """What the trainer publishes at its versions 0 to 5, of which 0 and 3 are new."""
+def test_collectors_keep_their_weights_and_know_how_far_a_resumed_run_is(
+    tmp_path: Path, publications: Publications
+) -> None:
+    """The trainer publishes at its versions 0 to 5, of which 0 and 3 are new. Of its step: collectors aren't
+    ahead of what it has trained on; else, with max_age = 0, both sides would wait for ever."""
+    [phase] = Phase.all(tiny(tmp_path, source__kind="elsewhere", source__sync_every=3))
+    published = []
     with Store.open(tmp_path / "store.db") as store:
-        source = of_collectors(tmp_path, store, source__kind="elsewhere", source__sync_every=3)
-        published = []
+        source = CollectorSource(phase, store, "run", publications, Activity(), step=6)
         for version in range(6):
-            source.publish(learner_of(version))
-            published.append(publications.newest().version)
-    assert published == [0, 0, 0, 3, 3, 3]
+            source.publish(SimpleNamespace(version=version, publish=partial(Path.mkdir, parents=True)))
+            published.append(publications.newest())
+    assert published == [PublishedWeights(version, "train", step=6) for version in (0, 0, 0, 3, 3, 3)]
     assert versions(publications) == ["00000000", "00000003"]

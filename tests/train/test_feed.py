@@ -89,14 +89,7 @@ def test_only_rows_whose_log_probs_are_read_must_know_over_which_tokens(tmp_path
 
 def batch_of(made: Feed, *versions: int) -> Batch:
     """Of the second step."""
-    data = made.batch(valid_of(made, *samples(*versions)), 2, made.phase.options(Position(step=1)))
-    assert data is not None
-    return data.batch
-
-
-def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
-    made = feed(tiny(tmp_path))
-    assert made.batch(valid_of(made), 1, made.phase.options(Position())) is None
+    return made.batch(valid_of(made, *samples(*versions)), 2, made.phase.options(Position(step=1))).batch
 
 
 SCHEDULED = {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 1}}

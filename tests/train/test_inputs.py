@@ -51,12 +51,13 @@ def mine(streams, batch, *, beta=0.1):
     "place.py": """
 from agro.rollout.envs import Turn
 
-class Once:
-    name, stop = "once", ("5",)
+class Twice:
+    name, stop = "twice", ("5",)
     def reset(self, prompt):
         return []
     def step(self, state, text):
-        return Turn(None, 1.0, True)
+        state.append(text)
+        return Turn(">", 1.0, len(state) == 2)
 """,
     "rubric.txt": "short is good\n",
 }
@@ -88,7 +89,7 @@ def of_files(folder: Path) -> RunConfig:
         policy__reference_model=str(folder / "reference"),
         reward={"name": f"{folder / 'score.py'}:score", "options": {"rubric": str(folder / "rubric.txt")}},
         objective={"name": f"{folder / 'own.py'}:mine", "beta": 0.1},
-        environment={"name": f"{folder / 'place.py'}:Once"},
+        environment={"name": f"{folder / 'place.py'}:Twice"},
         evaluate__beta=0.1,
         data__eval_prompts=write_prompts(folder / "held.jsonl", range(60, 64)),
         data__eval_store=str(folder / "held.db"),

@@ -40,8 +40,10 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"data": {"store": str(folder / "log.db"), "replay": 1.0}}
 
 
-def commands(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.startswith("  agro ")]
+def trained_by(found: Any) -> dict[str, str]:
+    """By its recipe, each command that was printed: agro import LOG --store DB && agro train NAME."""
+    lines = [line.strip() for line in found.stdout.splitlines() if line.startswith("  agro ")]
+    return {shlex.split(line)[8]: line for line in lines}
 
 
 @pytest.fixture(scope="module")
@@ -50,37 +52,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("rows", "names", "changes"),
+    ("rows", "names", "wrong"),
     [
-        (single(12), ["dro", "kto", "feedback"], []),
-        (single(12), ["dro", "kto", "feedback"], ["--recipe", "log"]),
-        (judged(6), ["dpo", "pairs"], []),
-        (judged(6), ["dpo", "pairs"], ["--objective", "grpo"]),
+        (single(12), ["dro", "kto", "feedback"], "--recipe=log"),
+        (judged(6), ["dpo", "pairs"], "--objective=grpo"),
     ],
 )
 def test_check_prints_commands_that_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: Path,
-    rows: list[dict[str, Any]],
-    names: list[str],
-    changes: list[str],
+    tmp_path: Path, monkeypatch, model: Path, rows: list[dict[str, Any]], names: list[str], wrong: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = write_log(tmp_path / "my log.jsonl", rows)  # the name has to be quoted
-    found = agro("check", log.name, "--model", model, *changes)
-    assert found.exit_code == (2 if changes else 0)
-    printed = commands(found.stdout)  # agro import LOG --store DB && agro train NAME
-    assert [shlex.split(line)[8] for line in printed] == names
-    if changes:
-        assert f"recipe {names[-1]}, which trains on" in found.stderr
-        assert f"(agro check {log.name} prints" in found.stderr
-        return
-    for line in printed:
-        for part in line.split(" && "):
-            short = ["train.steps=1"] if " train " in part else []
-            done(*shlex.split(part)[1:], *short)
-    for name in names:
+    refused = agro("check", log.name, "--model", model, wrong)
+    assert refused.exit_code == 2
+    assert f"recipe {names[-1]}, which trains on" in refused.stderr
+    assert f"(agro check {log.name} prints" in refused.stderr
+    found = agro("check", log.name, "--model", model)
+    assert found.exit_code == 0
+    assert list(trained_by(found)) == list(trained_by(refused)) == names
+    for name, line in trained_by(found).items():
+        imports, trains = line.split(" && ")
+        done(*shlex.split(imports)[1:])
+        done(*shlex.split(trains)[1:], "train.steps=1")
         assert (tmp_path / "runs" / name / "model").is_dir()
     assert RunConfig.load(tmp_path / "runs" / names[-1] / "config.json").train.groups == len(rows)
 

@@ -47,15 +47,12 @@ def policy(seed: int = 0, temperature: float = 1.0) -> Policy:
     return made
 
 
-def in_order(made: Policy, prompts: int = 4, n: int = 8, **options: Any) -> list[Sample]:
-    asked, sampler = [Prompt(f"{i}>") for i in range(prompts)], SamplerConfig(max_new=8, **options)
-    samples = Rollout(made.encoder, HF(made)).sample(asked, n, sampler, seed=1)
-    return sorted(samples, key=lambda s: s.meta["index"])
-
-
 def sampled(made: Policy, n: int = 8, **options: Any) -> list[Sample]:
-    samples = in_order(made, n=n, keep_sets=True, **options)
-    return [s.replace(id=i, reward=float(i % 3)) for i, s in enumerate(samples, 1)]
+    prompts = [Prompt(f"{i}>") for i in range(4)]
+    sampler = SamplerConfig(max_new=8, keep_sets=True, **options)
+    samples = Rollout(made.encoder, HF(made)).sample(prompts, n, sampler, seed=1)
+    in_order = sorted(samples, key=lambda s: s.meta["index"])
+    return [s.replace(id=i, reward=float(i % 3)) for i, s in enumerate(in_order, 1)]
 
 
 def logits(made: Policy, batch: Batch) -> Tensor:
@@ -180,13 +177,16 @@ def test_a_run_with_ratios_records_kept_sets_and_replays_them(tmp_path: Path, na
 
 
 def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorded(tmp_path: Path) -> None:
+    """Recording them changes no token, also in other batches."""
     settings = {"sampler__top_p": 0.7, "train__steps": 1}
     run = run_tiny(tmp_path, **settings)
-    again = run_tiny(tmp_path, "kept", sampler__keep_sets=True, **settings)
+    again = run_tiny(tmp_path, "kept", sampler__keep_sets=True, sampler__batch=5, **settings)
     assert metrics(run)[0]["logp_diff_max"] is None
+    assert {(s.kept is None, s.truncation) for s in samples_of(run)} == {(True, "top_p 0.7")}
+    assert {(s.kept is None, s.truncation) for s in samples_of(again)} == {(False, "")}
+    tokens = [{s.meta["index"]: s.tokens.tolist() for s in samples_of(folder)} for folder in (run, again)]
+    assert tokens[0] == tokens[1]
     assert metrics(again)[0]["loss"] == metrics(run)[0]["loss"]
-    assert {s.kept is None for s in samples_of(run)} == {True}
-    assert {s.kept is None for s in samples_of(again)} == {False}
 
 
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
@@ -256,14 +256,3 @@ def test_kept_sets_of_another_tokenizer_are_dropped_and_unknown_ids_are_refused(
     count[sample.action.argmax()] += 1
     with pytest.raises(Refused, match="kept: expected ids below 15, got 999"):
         made.encode(sample.replace(kept=kept, kept_count=count))
-
-
-def test_recording_changes_no_token() -> None:
-    made, options = policy(), {"prompts": 1, "top_p": 0.8}
-    recorded = in_order(made, **options, keep_sets=True, batch=3)
-    for s, other in zip(recorded, in_order(made, **options), strict=True):
-        assert s.tokens.tolist() == other.tokens.tolist()
-        assert s.kept_count[s.action].min() > 0
-        assert other.kept is None
-        assert not s.truncation
-        assert other.truncation == "top_p 0.8"

@@ -37,9 +37,9 @@ def batch(learner: Local) -> Batch:
     return collate([learner.encoder.encode(s) for s in samples], 0)
 
 
-def learner(config: RunConfig, seed: int = 0, *, valued: bool = False) -> Local:
-    policy = Policy.load(config.policy, seed=seed)
-    if valued:
+def learner(config: RunConfig) -> Local:
+    policy = Policy.load(config.policy, seed=0)
+    if config.objective.name == "dro":
         policy.add_value()
     made = Local(policy, load_reference(config.policy, policy), print)
     made.enter(config, began=None, resumed=None)
@@ -77,14 +77,13 @@ def saved(local: Local, folder: Path) -> Path:
 @pytest.mark.parametrize("objective", ["agro", "dro"])
 def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, objective: str) -> None:
     """Weights, value, moments, a moving reference, the limits of a pass: three more steps are the same."""
-    valued = objective == "dro"
     config = tiny(tmp_path, **REFERENCES[reference], objective={"name": objective, "beta": 0.1})
-    first = learner(config, valued=valued)
+    first = learner(config)
     for number in range(1, 4):
         take_step(first, number)
     first.micro.sequences = 1  # as after memory ran out
     folder = saved(first, tmp_path / "saved")
-    second = learner(config, valued=valued)
+    second = learner(config)
     second.load(folder, first.version)
     second.enter(config, began=None, resumed=folder)
     assert (second.version, second.micro.sequences) == (3, 1)
@@ -151,7 +150,7 @@ def test_log_probs_are_the_streams(tmp_path: Path) -> None:
 
 def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
     """A large gradient of the value leaves the policy's, which is within the limit, as it is."""
-    local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0), valued=True)
+    local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0))
     own, value = (list(of().values()) for of in (local.policy.weights, local.policy.value_weights))
     for parts, norm in ((own, 0.5), (value, 4.0)):
         for w in parts:
