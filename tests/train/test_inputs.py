@@ -117,7 +117,7 @@ EDITS: dict[str, tuple[Any, ...]] = {  # the key that is named, what is done, an
     "prompts": ("data.prompts", partial(write_prompts, numbers=range(50)), "prompts.jsonl"),
     "held-out prompts": ("data.eval_prompts", partial(write_prompts, numbers=range(90, 94)), "held.jsonl"),
     "the model": ("policy.model", partial(another_model, seed=2), "start"),
-    "its template": ("policy.model", another_template, "start", "reference"),
+    "its template": ("policy.model, policy.reference_model", another_template, "start", "reference"),
     "the reference": ("policy.reference_model", partial(another_model, seed=3), "reference"),
 }
 
@@ -149,11 +149,13 @@ def test_a_change_is_refused_by_name_or_accepted(folder: Path, what: str, capsys
     run, made = folder / "run", config_of(folder / "run")
     before = (run / "config.json").read_bytes()
     change(*(folder / name for name in names))
-    with pytest.raises(Refused, match=rf"what {key} names has changed .* --resume --accept {key}$"):
+    accept = key.split(", ")
+    flags = " ".join(f"--accept {each}" for each in accept)
+    with pytest.raises(Refused, match=f"what {key} names has changed .* --resume {flags}$"):
         Trainer(made, run, resume=True).run()
     assert (run / "config.json").read_bytes() == before
     assert metrics(run)[-1]["step"] == 2
-    Trainer(made, run, resume=True, accept=[key]).run()
+    Trainer(made, run, resume=True, accept=accept).run()
     assert f"note: what {key} names has changed since the run began" in capsys.readouterr().err
     assert metrics(run)[-1]["step"] == 6
     Trainer(made, run, resume=True).run()  # what was accepted is not asked again
