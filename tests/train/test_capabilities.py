@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, get_args
@@ -146,13 +147,15 @@ def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path
     assert not samples_kl(tiny(tmp_path, data=stored, source__kind="elsewhere"))
 
 
-ENGINE = f"{Path(__file__).parents[2]}/examples/plugins/engine.py:Generate"
+PLUGINS = Path(__file__).parents[2] / "examples/plugins"
+ENGINE = f"{PLUGINS}/engine.py:Generate"
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path: Path) -> None:
-    """Of a policy with an adapter it gets merged weights."""
-    changes: dict[str, Any] = {"engine__kind": ENGINE, "train__steps": 2}
+    """Of a policy with an adapter it gets merged weights. A resumed run notices that its code has changed."""
+    mine = Path(shutil.copy(PLUGINS / "engine.py", tmp_path / "mine.py"))
+    changes: dict[str, Any] = {"engine__kind": f"{mine}:Generate", "train__steps": 2}
     if lora:
         new_model(tmp_path / "model", tiny(tmp_path).policy.new, 0)
         changes["policy"] = {"model": str(tmp_path / "model"), "lora": {"rank": 2}}
@@ -161,19 +164,26 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path:
     assert len(errors) == 2
     assert max(errors) < 1e-4  # nats a token between its log-probs and the trainer's
     assert {sample.version for sample in samples_of(run)} == {0, 1}
+    mine.write_text(mine.read_text() + "\nX = 1\n")
+    with pytest.raises(Refused, match=r"engine\.kind"):
+        run_tiny(tmp_path, resume=True, **changes)
 
 
-def test_settings_that_it_doesn_t_declare_and_options_that_it_doesn_t_take(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"train\.weights_average"):
-        check_config(tiny(tmp_path, engine__kind=ENGINE, train__weights_average=0.9))
-    config = tiny(tmp_path, engine__kind=ENGINE, engine__options={"dtyp": "float32"})
-    with pytest.raises(Refused, match=r"engine\.options: .* the options dtyp: .*unexpected keyword"):
-        check_config(config)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__weights_average": 0.9}, r"train\.weights_average"),
+        ({"engine__options": {"dtyp": "f"}}, r"engine\.options: .* options dtyp: .*unexpected keyword"),
+    ],
+)
+def test_what_it_doesn_t_declare_or_take_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        check_config(tiny(tmp_path, engine__kind=ENGINE, **changes))
 
 
 WRONG = f"""
 from dataclasses import replace
-import sys; sys.path.insert(0, {str(Path(ENGINE).parent)!r})
+import sys; sys.path.insert(0, {str(PLUGINS)!r})
 from engine import Generate
 
 class Wrong(Generate):
@@ -201,13 +211,10 @@ CHANGED = """def decode(self, *given):
         ("can = {'share_weights'}", "Wrong: can: .* 'share_weights'; did you mean shares_weights"),
         ("can = []", r"Wrong: can: expected a frozenset of names, got \[\]"),
         ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:7"),
-        (
-            "def decode(self, waiting, *_): waiting.clear(); yield from ()",
-            r"Wrong answered 0 of \d+ requests",
-        ),
+        ("def decode(self, waiting, *_): waiting.clear(); yield from ()", r"answered 0 of \d+ requests"),
         ("def decode(self, *_): yield 3", "engine Wrong: expected a Continuation, got 3"),
         (
-            "def __init__(self, *given): super().__init__(*given); del self.measured",
+            "def __init__(self, *x): super().__init__(*x); del self.measured",
             r"expected the attributes of .*Engine, got none called measured",
         ),
     ],
@@ -218,17 +225,7 @@ def test_a_wrong_engine_is_refused(line: str, message: str, tmp_path: Path) -> N
         run_tiny(tmp_path, engine__kind=f"{tmp_path}/wrong.py:Wrong")
 
 
-def test_changed_code_is_noticed(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(Path(ENGINE.partition(":")[0]).read_text())
-    config = tiny(tmp_path, engine__kind=f"{file}:Generate", train__steps=2)
-    Trainer(config, tmp_path / "run").run()
-    file.write_text(file.read_text() + "\nX = 1\n")
-    with pytest.raises(Refused, match=r"engine\.kind"):
-        Trainer(config, tmp_path / "run", resume=True).run()
-
-
-EXAMPLE = Path(__file__).parents[2] / "examples/plugins/curriculum.py"
+EXAMPLE = PLUGINS / "curriculum.py"
 CURRICULUM = f"{EXAMPLE}:CURRICULUM"
 # Random responses are right 5 times in 12, so that some groups of two are.
 EASY = {"name": f"{REWARDS}:even"}
@@ -357,11 +354,7 @@ WRAPPED = SourceWrapper(Wrong{fields})
         ("pass", ", can={'whole_groups'}", r"own\.py can't be imported: .*can: expected a function"),
         ("pass", ", can=lambda inner: inner", r"called with \(inner, options\): TypeError: .*takes 1"),
         ("pass", ", can=lambda inner, options: {'wholegroups'}", "'wholegroups'; did you mean whole_groups"),
-        (
-            "pass",
-            ", needs={'sample_chosen'}",
-            "needs: .* 'sample_chosen'; did you mean samples_chosen",
-        ),
+        ("pass", ", needs={'sample_chosen'}", "needs: .* 'sample_chosen'; did you mean samples_chosen"),
     ],
 )
 def test_a_wrong_source_is_refused(line: str, fields: str, message: str, tmp_path: Path) -> None:

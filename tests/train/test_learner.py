@@ -4,7 +4,9 @@ when memory runs out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,11 +32,12 @@ REFERENCES = {
 }
 
 
-def batch(learner: Local) -> Batch:
+def batch(local: Local) -> Batch:
     samples = [
         Sample(f"{p}>", text, reward=float(i)) for p in (1, 2) for i, text in enumerate(("1", "234", "55"))
     ]
-    return collate([learner.encoder.encode(s) for s in samples], 0)
+    drawn = collate([local.encoder.encode(s) for s in samples], 0)
+    return drawn.replace(ref_logp=local.logp(drawn, "reference"))
 
 
 def learner(config: RunConfig) -> Local:
@@ -46,12 +49,10 @@ def learner(config: RunConfig) -> Local:
     return made
 
 
-def take_step(local: Local, number: int) -> float:
+def take_step(local: Local, number: int, check: Callable[[], None] = lambda: None) -> float:
     name, options = local.config.objective.name, local.config.objective.options
-    drawn = batch(local)
-    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
     resolved = objectives.get(name).resolve(name, options)
-    loss = local.gradient(drawn, name, resolved, lambda: None).evaluation.loss
+    loss = local.gradient(batch(local), name, resolved, check).evaluation.loss
     local.move(1e-2)
     local.follow(number)
     return loss
@@ -162,15 +163,9 @@ def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
 
 def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
     local = learner(tiny(tmp_path))
-    before, drawn = all_weights(local), batch(local)
-    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    options = objectives.get("agro").resolve("agro", {"beta": 0.1})
+    before = all_weights(local)
     with pytest.raises(KeyboardInterrupt):
-        local.gradient(drawn, "agro", options, stop)
+        take_step(local, 1, check=Mock(side_effect=KeyboardInterrupt))
     assert local.version == 0
     assert same(before, all_weights(local))
 
@@ -236,11 +231,8 @@ def test_it_halves_until_the_work_fits_and_says_so() -> None:
 
 
 def test_other_errors_pass_and_a_single_sequence_is_the_end() -> None:
-    def fails() -> None:
-        raise RuntimeError("shape mismatch")
-
     with pytest.raises(RuntimeError, match="shape"):
-        MicroBatch(4).within_memory(fails, 4)
+        MicroBatch(4).within_memory(Mock(side_effect=RuntimeError("shape mismatch")), 4)
     with pytest.raises(Refused, match=r"single sequence .*allocate.*train\.gradient_checkpointing"):
         MicroBatch(4).within_memory(lambda: torch.empty(10**15), 4)  # what the CPU's allocator really says
 
@@ -283,11 +275,10 @@ def test_recomputing_and_offloading_change_nothing(tmp_path: Path, monkeypatch) 
 def test_a_model_that_cannot_recompute_is_refused(tokenizer) -> None:
     sizes = {"n_embd": 16, "dff": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
     model = transformers.CTRLLMHeadModel(transformers.CTRLConfig(vocab_size=13, **sizes))
-    learner = Local(Policy(model, tokenizer), None, print)
-    learner.enter(RunConfig(), began=None, resumed=None)
-    config = RunConfig.of({"train": {"gradient_checkpointing": True}})
+    local = Local(Policy(model, tokenizer), None, print)
+    local.enter(RunConfig(), began=None, resumed=None)
     with pytest.raises(Refused, match=r"train\.gradient_checkpointing: CTRLLMHeadModel"):
-        learner.enter(config, began=None, resumed=None)
+        local.enter(RunConfig.of({"train": {"gradient_checkpointing": True}}), began=None, resumed=None)
 
 
 def test_recomputing_keeps_less(tiny) -> None:
