@@ -91,6 +91,7 @@ def of_files(folder: Path) -> RunConfig:
         objective={"name": f"{folder / 'own.py'}:mine", "beta": 0.1},
         environment={"name": f"{folder / 'place.py'}:Twice"},
         evaluate__beta=0.1,
+        train__steps=3,
         data__eval_prompts=write_prompts(folder / "held.jsonl", range(60, 64)),
         data__eval_store=str(folder / "held.db"),
     )
@@ -157,7 +158,7 @@ def test_a_change_is_refused_by_name_or_accepted(folder: Path, what: str, capsys
     assert metrics(run)[-1]["step"] == 2
     Trainer(made, run, resume=True, accept=accept).run()
     assert f"note: what {key} names has changed since the run began" in capsys.readouterr().err
-    assert metrics(run)[-1]["step"] == 6
+    assert metrics(run)[-1]["step"] == 3
     Trainer(made, run, resume=True).run()  # what was accepted is not asked again
 
 
