@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_settings import config_of, flat, gathered, make, quiet, quiet_check
+from ranks_settings import config_of, flat, gathered, make, quiet
 from test_step import batch_for
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as Cut
 from torch.distributed.tensor import distribute_tensor
 
@@ -42,7 +41,7 @@ def updated(learner: Local, steps: range) -> None:
     """Updates on one batch, which is that of the first weights on all ranks."""
     resolved = objectives.get(NAME).resolve(NAME, OPTIONS)
     for step in steps:
-        learner.gradient(learner.batch, NAME, resolved, quiet_check)  # type: ignore[attr-defined]
+        learner.gradient(learner.batch, NAME, resolved, quiet)  # type: ignore[attr-defined]
         learner.move(1e-3)
         learner.follow(step)
 
@@ -103,19 +102,15 @@ def unwritable(folder: Path) -> str:
     return "nothing"
 
 
-def not_shared(folder: Path) -> str:
+def not_shared(folder: Path, mesh: Any) -> str:
     """What rank 0 is told where each rank writes on a disk of its own."""
     own = folder / str(rank())
     own.mkdir(parents=True)
     try:
-        write_shards({"few/x": distribute_tensor(torch.arange(6.0), mesh_of_all(), [Cut(0)])}, own)
+        write_shards({"few/x": distribute_tensor(torch.arange(6.0), mesh, [Cut(0)])}, own)
     except Refused as error:
         return str(error)
     return "nothing"
-
-
-def mesh_of_all() -> Any:
-    return init_device_mesh("cpu", (world_size(),))
 
 
 def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
@@ -130,7 +125,7 @@ def main(size: str, base: Path, out: Path, others: list[Path]) -> None:
             found[setting] = {"written": written, "resumed": resumed}
         if mesh is not None:
             found["few"] = few_rows(out / "few", mesh)
-            found["not shared"] = not_shared(out / "own")
+            found["not shared"] = not_shared(out / "own", mesh)
             found["unwritable"] = unwritable(out / f"file{rank()}")
     if rank() == 0:
         print(json.dumps(found), flush=True)

@@ -46,14 +46,10 @@ def size(tensors: dict[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in local)
 
 
-def quiet(text: str) -> None:
-    """Nothing is shown."""
-
-
 def main(folder: Path) -> None:
     policy = Policy.load(CONFIG.policy)  # in a process group, transformers saves a new model on rank 0 alone
     with joined(torch.device("cpu")) as mesh:
-        learner = Shard(policy, None, quiet, mesh)
+        learner = Shard(policy, None, lambda text: None, mesh)
         learner.copy = None  # rank 0's copy is for sampling
         learner.enter(CONFIG, began=None, resumed=None)
         for weight in learner.policy.weights().values():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -30,23 +29,20 @@ from agro.train.ranks import Ranks, Shard, serve
 
 SPEC = {"alphabet": "abcdef", "hidden": 16, "layers": 2, "heads": 2, "context": 64}
 LORA = {"policy.lora": {"rank": 2, "targets": ["all-linear"]}}
-ALL = {
-    "train.gradient_checkpointing": True,
-    "train.weights_average": 0.9,
-    "train.offload": ["activations", "optimizer"],
-    "policy.reference": "ema",
-    "policy.reference_decay": 0.5,
+SINGLE: dict[str, dict[str, Any]] = {
+    "checkpointing": {"train.gradient_checkpointing": True},
+    "average": {"train.weights_average": 0.9},
+    "offload": {"train.offload": ["activations", "optimizer"]},
+    "ema": {"policy.reference": "ema", "policy.reference_decay": 0.5},
 }
+ALL = {key: value for values in SINGLE.values() for key, value in values.items()}
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {},
     "all": ALL,
     "adapter and all": {**LORA, **ALL},
     "mixed": {"policy.dtype": "mixed"},
     "adapter": LORA,
-    "checkpointing": {"train.gradient_checkpointing": True},
-    "average": {"train.weights_average": 0.9},
-    "offload": {"train.offload": ["activations", "optimizer"]},
-    "ema": {"policy.reference": "ema", "policy.reference_decay": 0.5},
+    **SINGLE,
     "periodic": {"policy.reference": "periodic", "policy.reference_every": 2},
 }
 TOGETHER = ("none", "all", "adapter and all", "mixed")  # of the sample
@@ -89,19 +85,6 @@ def make(config: RunConfig) -> tuple[Policy, Policy]:
     return policy, reference
 
 
-class Observed(Shard):
-    """A shard that can be looked at."""
-
-    def gathered(self) -> Tensor:
-        return gathered(self)
-
-    def gradients(self) -> Tensor:
-        return gradients(self)
-
-    def begin_again(self) -> None:
-        begin_again(self)
-
-
 def gathered(learner: Local) -> Tensor:
     """All weights that training changes, and their average."""
     return flat([*changing(learner), *({} if learner.average is None else learner.average.weights).values()])
@@ -133,80 +116,65 @@ def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.detach().double().flatten() for t in full])
 
 
-def quiet(text: str) -> None:
-    """Nothing is shown."""
+def quiet(*_: object) -> None:
+    """Nothing is shown, and nothing stops a gradient."""
+
+
+class Observed(Shard):
+    """A shard that can be looked at: rank 0 asks all of them by these names."""
+
+    gathered, gradients, begin_again = gathered, gradients, begin_again
 
 
 def compare(alone: Local, several: Ranks, setting: str, case: Case, config: RunConfig) -> dict[str, Any]:
     """Two updates on one batch; what differs then."""
     name, options = case
     resolved = objectives.get(name).resolve(name, options)
-    for learner in (alone, several):
+    both = (alone, several)
+    for learner in both:
         learner.enter(config, began=None, resumed=None)
     begin_again(alone)
     several._all("begin_again")
     assert alone.reference is not None
     batch = batch_for(name, options, alone.policy, alone.reference)
-    ref_logp = 0.0
+    row = {"objective": f"{name} {options}", "setting": setting, "reference": 0.0, "promised": 0.0}
     if REF_LOGP in objectives.get(name).needs(resolved):
-        expected, found = (learner.logp(batch, "reference") for learner in (alone, several))
-        ref_logp = float((found - expected).abs().max())
+        expected, found = (learner.logp(batch, "reference") for learner in both)
+        row["reference"] = float((found - expected).abs().max())
         batch = batch.replace(ref_logp=expected)
-    one = alone.gradient(batch, name, resolved, quiet_check)
-    two = several.gradient(batch, name, resolved, quiet_check)
-    gradient = float((several._all("gradients") - gradients(alone)).abs().max())
-    promised = 0.0
-    for step in (1, 2):
-        if step == 2:
-            alone.gradient(batch, name, resolved, quiet_check)
-            several.gradient(batch, name, resolved, quiet_check)
+    # Where the setting is `mixed`, the second products are of weights that may be rounded the other way.
+    for step in (1,) if setting == "mixed" else (1, 2):
+        one, two = (learner.gradient(batch, name, resolved, quiet) for learner in both)
+        if step == 1:
+            row["norm"], row["reported"] = one.norm, abs(one.norm - two.norm)
+            row["gradient"] = float((several._all("gradients") - gradients(alone)).abs().max())
+            row["loss"] = abs(one.evaluation.loss - two.evaluation.loss)
         falls = []
-        for learner in (alone, several):
+        for learner in both:
             before = learner.along_gradient()
             learner.move(1e-3)
             falls.append(float(before - learner.along_gradient()))
             learner.follow(step)
         assert falls[0] != 0
-        promised = max(promised, abs(falls[1] - falls[0]))
-        if setting == "mixed":
-            break  # the next products are of weights that may be rounded the other way
-    weights = float((several._all("gathered") - gathered(alone)).abs().max())
-    return {
-        "objective": f"{name} {options}",
-        "setting": setting,
-        "norm": one.norm,
-        "gradient": gradient,
-        "loss": abs(one.evaluation.loss - two.evaluation.loss),
-        "promised": promised,
-        "reported": abs(one.norm - two.norm),
-        "reference": ref_logp,
-        "weights": weights,
-    }
-
-
-def quiet_check() -> None:
-    """Nothing stops a gradient."""
+        row["promised"] = max(row["promised"], abs(falls[1] - falls[0]))
+    return row | {"weights": float((several._all("gathered") - gathered(alone)).abs().max())}
 
 
 def averaged(alone: Local, several: Ranks) -> list[float]:
     """How far log-probs are apart while the average is in place and after that, and the copy's weights."""
     assert alone.reference is not None
     batch = batch_for("grpo", {}, alone.policy, alone.reference)
-    differences = []
-    with alone.averaged(), several.averaged():
+
+    def differences() -> list[float]:
         several.show()
-        differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
-        differences.append(copy_differs(alone, several))
-    several.show()
-    differences.append(float((alone.logp(batch) - several.logp(batch)).abs().max()))
-    differences.append(copy_differs(alone, several))
-    return differences
+        assert several.shard.copy is not None
+        mine, copied = (flat(list(p.weights().values())) for p in (alone.policy, several.shard.copy))
+        logp = alone.logp(batch) - several.logp(batch)
+        return [float(logp.abs().max()), float((mine - copied).abs().max())]
 
-
-def copy_differs(alone: Local, several: Ranks) -> float:
-    assert several.shard.copy is not None
-    mine, copied = (flat(list(p.weights().values())) for p in (alone.policy, several.shard.copy))
-    return float((mine - copied).abs().max())
+    with alone.averaged(), several.averaged():
+        during = differences()
+    return during + differences()
 
 
 def overflow(alone: Local, several: Ranks, row: int) -> str:
@@ -218,7 +186,7 @@ def overflow(alone: Local, several: Ranks, row: int) -> str:
     behavior_logp[row] -= 1e4
     options = objectives.get("grpo").resolve("grpo", {})
     try:
-        several.gradient(batch.replace(behavior_logp=behavior_logp), "grpo", options, quiet_check)
+        several.gradient(batch.replace(behavior_logp=behavior_logp), "grpo", options, quiet)
     except objectives.NotFinite:
         return "raised"
     return "nothing"
@@ -268,10 +236,9 @@ def threads() -> int:
 
 def main(base: Path, complete: bool) -> None:
     train_step.SMALL = 0  # activations of this model are offloaded too
-    found: dict[str, Any] = {"cases": [], "averaged": {}, "seconds": {}}
+    found: dict[str, Any] = {"cases": [], "averaged": {}}
     with joined(torch.device("cpu")) as mesh:
         for setting, cases in pairs(complete).items():
-            began = time.monotonic()
             config = config_of(setting, base)
             shard = Observed(*make(config), quiet, mesh)
             if rank() > 0:
@@ -283,7 +250,6 @@ def main(base: Path, complete: bool) -> None:
             if setting == "none":
                 found["not_finite"] = [overflow(alone, several, row) for row in (0, -1)]
             several.close()
-            found["seconds"][setting] = time.monotonic() - began
         found["threads"] = [threads()]
     if rank() == 0:
         found["threads"].append(threads())

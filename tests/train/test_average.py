@@ -11,7 +11,7 @@ from rounding import rounding
 from safetensors.torch import load_file
 from test_references import of_model
 from tiers import some
-from tiny_runs import fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
+from tiny_runs import before_step, fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
@@ -57,36 +57,24 @@ def test_the_average_of_bfloat16_is_float32() -> None:
         assert weight.dtype == torch.bfloat16
 
 
-class SurveyRow(Monitor):
-    """The weights after each step, as monitors see them and as they are trained."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def after(self, view: View) -> None:
-        learner = self.learner
-        shown = torch.cat([w.detach().flatten().clone() for w in learner.policy.weights().values()])
-        assert learner.average is not None
-        own = torch.cat([w.flatten() for w in learner.average.weights.values()])
-        self.rows.append((shown, own.clone()))
-
-    learner: Local
-
-
-def test_averages_are_measured_and_saved_and_change_no_training(tmp_path: Path, monkeypatch) -> None:
+def test_averages_are_measured_and_saved_and_change_no_training(tmp_path: Path) -> None:
     """What a step samples, draws and trains on is that of a run without an average; the model isn't."""
-    seen = SurveyRow()
-    real = Local.enter
+    learners: list[Local] = []
+    shown: list[bool] = []
 
-    def enter(self: Local, *args: Any, **kwargs: Any) -> None:
-        seen.learner = self
-        real(self, *args, **kwargs)
+    class Look(Monitor):
+        """Whether monitors see the averages."""
 
-    monkeypatch.setattr(Local, "enter", enter)
-    with_average = Trainer(averaged(tmp_path), tmp_path / "with", monitors=[seen]).run()
-    monkeypatch.undo()
+        def after(self, view: View) -> None:
+            if view.step:
+                weights, average = learners[-1].policy.weights(), learners[-1].average.weights
+                pairs = zip(weights.values(), average.values(), strict=True)
+                shown.append(all(torch.equal(w, own) for w, own in pairs))
+
+    with before_step(lambda feed, valid: learners.append(feed.learner)):
+        with_average = Trainer(averaged(tmp_path), tmp_path / "with", monitors=[Look()]).run()
+    assert shown == [True] * 6
     without = Trainer(averaged(tmp_path, train__weights_average=None), tmp_path / "without").run()
-    assert all(torch.equal(shown, own) for shown, own in seen.rows)
     trained = ("reward_mean", "loss", "grad_norm", "sampled_tokens", "kl_ref")
     rows = [[[m[k] for k in trained] for m in metrics(run)[1:]] for run in (with_average, without)]
     assert rows[0] == rows[1]
@@ -102,22 +90,15 @@ def test_averages_are_measured_and_saved_and_change_no_training(tmp_path: Path, 
 
 def test_held_out_numbers_are_those_of_the_saved_average(tmp_path: Path) -> None:
     """AUC and ½ Var(R) of held-out groups, computed anew with RUN/model: float32 rounding apart."""
-    fill_store(tmp_path / "log.db", groups=12)
-    config = tiny(
-        tmp_path,
-        data={"store": str(tmp_path / "log.db"), "replay": 1.0, "hold_out": 0.3},
-        train__weights_average=0.8,
-        train__updates=2,
-    )
+    log = fill_store(tmp_path / "log.db", groups=12) | {"data__hold_out": 0.3}
+    config = tiny(tmp_path, **log, train__weights_average=0.8, train__updates=2)
     out = Trainer(config, tmp_path / "run").run()
-    last = metrics(out)[-1]
-
     start = Trainer(config, tmp_path / "other")._load_policy()
     learner = Local(Policy.load(PolicyConfig(model=str(out / "model"))), start, print)
     learner.enter(config, began=None, resumed=None)
     found = HeldOutLog.load(Phase.all(config)[0], learner, Activity()).measure(0.1)
     for name in ("eval_auc", "eval_consistency"):
-        assert last[name] == pytest.approx(found[name], abs=rounding(found[name])["atol"])
+        assert metrics(out)[-1][name] == pytest.approx(found[name], abs=rounding(found[name])["atol"])
 
 
 @pytest.mark.parametrize("at", some([5, 3, 4], every=3))
@@ -130,9 +111,8 @@ def test_a_resumed_run_has_the_same_average(tmp_path: Path, at: int) -> None:
     plain, out = whole_and_resumed(lambda folder: averaged(folder, phases=phases), tmp_path, at)
     rows = [[m["eval_reward"] for m in metrics(run)] for run in (out, plain)]
     assert rows[0] == rows[1]
-    before = weights(out)
     Trainer(averaged(out.parent, phases=phases), out, resume=True).run()  # of a run that is finished
-    assert weights(out) == before
+    assert weights(out) == weights(plain)
 
 
 def test_a_rollback_takes_the_average_of_the_checkpoint(tmp_path: Path) -> None:
@@ -145,22 +125,22 @@ def test_a_rollback_takes_the_average_of_the_checkpoint(tmp_path: Path) -> None:
         done = False
 
     config = averaged(tmp_path, train__steps=3)
-    out = Trainer(config, tmp_path / "run", monitors=[Back()]).run()
-    folder = out / "checkpoints"
+    folder = Trainer(config, tmp_path / "run", monitors=[Back()]).run() / "checkpoints"
     two, three = (load_file(folder / f"step-0000000{i}" / "average.safetensors") for i in (2, 3))
     assert all(torch.equal(two[name], three[name]) for name in two)
 
 
 def test_an_adapter_is_averaged_and_merged(tmp_path: Path) -> None:
-    config = of_model(tmp_path, lora={"rank": 2})
-    values = config.model_dump()
+    values = of_model(tmp_path, lora={"rank": 2}).model_dump()
     values["train"]["weights_average"] = 0.9
     out = Trainer(RunConfig.of(values), tmp_path / "averaged").run()
     last = out / "checkpoints" / "step-00000006"
     own, raw = load_file(last / "average.safetensors"), load_file(last / "model.safetensors")
-    adapter = load_file(out / "adapter" / "adapter_model.safetensors")
+    found = {
+        name.replace("base_model.model.", ""): weight
+        for name, weight in load_file(out / "adapter" / "adapter_model.safetensors").items()
+    }
     saved = {name.replace(".default", "").replace("base_model.model.", ""): t for name, t in own.items()}
-    found = {name.replace("base_model.model.", ""): t for name, t in adapter.items()}
     assert found.keys() == saved.keys()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
     assert not all(torch.equal(own[name], raw[name]) for name in raw)

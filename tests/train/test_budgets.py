@@ -24,23 +24,20 @@ LOOKED_UP = (("objectives/table.py", "get"), ("objectives/core.py", "Objective.r
 BETA = 0.0123456  # no other number of the run
 
 
-def has_sample(value: Any, depth: int = 0) -> bool:
-    """A sample, or a list or a record of samples."""
-    if isinstance(value, Sample):
-        return True
-    if isinstance(value, (list, tuple)):
-        return depth < 3 and any(has_sample(item, depth + 1) for item in value[:2])
-    return depth < 2 and any(
-        has_sample(getattr(value, name, None), depth + 1) for name in _fields(value, "sample", "samples")
-    )
+def holding(kind: type, *fields: str) -> Callable[[Any], bool]:
+    """Whether a value is of this kind, a list of such, or a record that has one in these fields."""
 
+    def holds(value: Any, depth: int = 0) -> bool:
+        if isinstance(value, kind):
+            return True
+        if isinstance(value, (list, tuple)):
+            return depth < 3 and any(holds(item, depth + 1) for item in value[:2])
+        if depth == 2 or not is_dataclass(value) or isinstance(value, Batch):
+            return False
+        inside = [name for name in fields if name in value.__dataclass_fields__]
+        return any(holds(getattr(value, name, None), depth + 1) for name in inside)
 
-def has_batch(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, Batch):
-        return True
-    return depth < 2 and any(
-        has_batch(getattr(value, name, None), depth + 1) for name in _fields(value, "batch")
-    )
+    return holds
 
 
 def has_beta(value: Any, depth: int = 0) -> bool:
@@ -50,13 +47,7 @@ def has_beta(value: Any, depth: int = 0) -> bool:
     return isinstance(value, float) and value == BETA
 
 
-def _fields(value: Any, *names: str) -> list[str]:
-    if not is_dataclass(value) or isinstance(value, Batch):
-        return []
-    return [name for name in names if name in value.__dataclass_fields__]
-
-
-def of_second_step(handles: Callable[[Any], bool], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+def of_second_step(handles: Callable[[Any], bool], folder: Path) -> Trace:
     plain, traces = Loop._step, []
 
     def step(self: Loop, *args: Any) -> Any:
@@ -64,8 +55,9 @@ def of_second_step(handles: Callable[[Any], bool], folder: Path, monkeypatch: py
             traces.append(trace)
             return plain(self, *args)
 
-    monkeypatch.setattr(Loop, "_step", step)
-    BaseTrainer(tiny(folder, train__steps=2), folder / "run").run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_step", step)
+        BaseTrainer(tiny(folder, train__steps=2), folder / "run").run()
     return traces[1]
 
 
@@ -83,30 +75,22 @@ def run_of_two_steps(handles: Callable[[Any], bool] | None, folder: Path) -> Tra
     return trace
 
 
-def check(trace: Trace, functions: int, files: int) -> None:
+@pytest.mark.parametrize(
+    ("trace_of", "handles", "functions", "files"),
+    [
+        # One class makes the rows of all samples, also of one turn; one guard looks at those of any engine.
+        pytest.param(of_second_step, holding(Sample, "sample", "samples"), 41, 15, id="a fresh sample"),
+        pytest.param(of_second_step, holding(Batch, "batch"), 58, 14, id="a batch"),
+        pytest.param(run_of_two_steps, has_beta, 60, 20, id="beta"),
+        pytest.param(
+            run_of_two_steps, None, 681, 84, id="a run"
+        ),  # what a step kept of its promise is measured
+    ],
+)
+def test_functions_and_files_of(trace_of: Any, handles: Any, functions: int, files: int, tmp_path: Path):
+    trace = trace_of(handles, tmp_path)
     assert len(trace.functions) <= functions, trace
     assert len(trace.files) <= files, trace
-
-
-def test_a_fresh_sample(tmp_path, monkeypatch):
-    trace = of_second_step(has_sample, tmp_path, monkeypatch)
-    # One class makes the rows of all samples, also of one turn, and one guard looks at those of any engine.
-    check(trace, functions=41, files=15)
-
-
-def test_a_batch(tmp_path, monkeypatch):
-    trace = of_second_step(has_batch, tmp_path, monkeypatch)
-    check(trace, functions=58, files=14)
-
-
-def test_beta(tmp_path):
-    trace = run_of_two_steps(has_beta, tmp_path)
-    check(trace, functions=60, files=20)
-
-
-def test_a_run(tmp_path):
-    trace = run_of_two_steps(None, tmp_path)
-    check(trace, functions=681, files=84)  # what a step kept of its promise is measured
 
 
 def test_a_configuration_is_validated_once(tmp_path):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tiny_runs import InterruptAfter, metrics, tiny, weights
+from tiny_runs import REWARDS, interrupted, metrics, run_id, run_tiny, samples_of, tiny, weights
 
 import agro
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig, SamplerConfig, SourceConfig
-from agro.errors import Interrupted, Refused
+from agro.errors import Refused
 from agro.io import plugins
 from agro.models.encoding import Encoder
 from agro.models.policy import Policy
@@ -68,25 +69,21 @@ def test_the_trainer_s_process_can_do_what_collectors_cannot() -> None:
 def test_a_setting_is_refused_by_an_engine_that_does_not_declare_what_it_needs(
     tmp_path: Path, engine: dict[str, str], key: str
 ) -> None:
-    setting = key.replace("__", ".")
+    setting, changes = key.replace("__", "."), {key: NEEDING[key]}
     [need] = [r.needs for r in REQUIREMENTS if r.setting == setting]
     if need in capabilities("server"):
-        check_config(tiny(tmp_path, **{key: NEEDING[key]}, engine=engine))
+        check_config(tiny(tmp_path, **changes, engine=engine))
         return
     words = re.escape(f'{setting} and engine.kind = "server" exclude each other')
     with pytest.raises(Refused, match=words):
-        check_config(tiny(tmp_path, **{key: NEEDING[key]}, engine=engine))
+        check_config(tiny(tmp_path, **changes, engine=engine))
     check_config(tiny(tmp_path, engine=engine))
-    check_config(tiny(tmp_path, **{key: NEEDING[key]}))
-    phases = [{"name": "one"}, {"name": "two", **_nested(key)}]
+    check_config(tiny(tmp_path, **changes))
+    section, name = key.split("__")
+    phases = [{"name": "one"}, {"name": "two", section: {name: NEEDING[key]}}]
     if key != "source__kind":  # which is one for the complete run
         with pytest.raises(Refused, match="phase two: " + words):
             check_config(tiny(tmp_path, phases=phases, engine=engine))
-
-
-def _nested(key: str) -> dict[str, Any]:
-    section, name = key.split("__")
-    return {section: {name: NEEDING[key]}}
 
 
 def test_what_is_chosen_by_what_the_engine_can(tmp_path: Path, engine: dict[str, str]) -> None:
@@ -120,6 +117,9 @@ def test_no_code_asks_for_the_name_of_an_engine() -> None:
     assert [path.name for path in files if asking.search(path.read_text())] == ["rollout.py"]
 
 
+ON_POLICY = {"objective": {"name": "agro_onpolicy", "beta": 0.1}}
+
+
 @pytest.fixture(params=["of agro", "third"])
 def other(request, monkeypatch) -> None:
     """What collectors can do, and a source that is added later."""
@@ -128,127 +128,107 @@ def other(request, monkeypatch) -> None:
 
 
 def test_a_source_that_declares_nothing_is_refused_where_more_is_needed(tmp_path: Path, other: None) -> None:
-    elsewhere = {"source__kind": "elsewhere"}
-    stored = {"store": "s.db", "prompts": "p.jsonl", "replay": 1.0, "complete_groups": 2}
-    with pytest.raises(
-        Refused, match=r'data\.complete_groups = 2 needs a source .*source\.kind = "elsewhere"'
+    stored = {"store": "s.db", "prompts": "p.jsonl", "replay": 1.0}
+    for changes, message in (
+        (
+            {"data": {**stored, "complete_groups": 2}},
+            r'data\.complete_groups = 2 needs a source .*source\.kind = "elsewhere"',
+        ),
+        (
+            {"phases": [{"name": "one"}, {"name": "two", "sampler": {"top_k": 2}}]},
+            r'phase two: with source\.kind = "elsewhere" all phases share',
+        ),
+        ({"data__max_age": 1, **ON_POLICY}, r'with source\.kind = "elsewhere" samples may be stale'),
     ):
-        check_config(tiny(tmp_path, data=stored, **elsewhere))
-    check_config(tiny(tmp_path, data=stored))
-    phases = [{"name": "one"}, {"name": "two", "sampler": {"top_k": 2}}]
-    with pytest.raises(Refused, match=r'phase two: with source\.kind = "elsewhere" all phases share'):
-        check_config(tiny(tmp_path, phases=phases, **elsewhere))
-    check_config(tiny(tmp_path, phases=phases))
-    on_policy = {"objective": {"name": "agro_onpolicy", "beta": 0.1}}
-    with pytest.raises(Refused, match=r'with source\.kind = "elsewhere" samples may be stale'):
-        check_config(tiny(tmp_path, data__max_age=1, **on_policy, **elsewhere))
-    check_config(tiny(tmp_path, data__max_age=1, **on_policy))
-    kl = {"data": {"store": "s.db", "replay": 1.0}}
-    assert samples_kl(tiny(tmp_path, **kl))
-    assert not samples_kl(tiny(tmp_path, **kl, **elsewhere))
+        with pytest.raises(Refused, match=message):
+            check_config(tiny(tmp_path, **changes, source__kind="elsewhere"))
+        check_config(tiny(tmp_path, **changes))
+    assert samples_kl(tiny(tmp_path, data=stored))
+    assert not samples_kl(tiny(tmp_path, data=stored, source__kind="elsewhere"))
 
 
-ENGINE = f"{Path(__file__).parents[2]}/examples/plugins/engine.py:Generate"
+PLUGINS = Path(__file__).parents[2] / "examples/plugins"
+ENGINE = f"{PLUGINS}/engine.py:Generate"
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path: Path) -> None:
-    """Of a policy with an adapter it gets merged weights."""
-    config = tiny(tmp_path, engine__kind=ENGINE, train__steps=2)
+    """Of a policy with an adapter it gets merged weights. A resumed run notices that its code has changed."""
+    mine = Path(shutil.copy(PLUGINS / "engine.py", tmp_path / "mine.py"))
+    changes: dict[str, Any] = {"engine__kind": f"{mine}:Generate", "train__steps": 2}
     if lora:
-        new_model(tmp_path / "model", config.policy.new, 0)
-        policy = {"model": str(tmp_path / "model"), "lora": {"rank": 2}}
-        config = tiny(tmp_path, policy=policy, engine__kind=ENGINE, train__steps=2)
-    run = Trainer(config, tmp_path / "run").run()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    errors = [row["logp_diff_max"] for row in rows if row.get("logp_diff_max") is not None]
+        new_model(tmp_path / "model", tiny(tmp_path).policy.new, 0)
+        changes["policy"] = {"model": str(tmp_path / "model"), "lora": {"rank": 2}}
+    run = run_tiny(tmp_path, **changes)
+    errors = [row["logp_diff_max"] for row in metrics(run) if row.get("logp_diff_max") is not None]
     assert len(errors) == 2
     assert max(errors) < 1e-4  # nats a token between its log-probs and the trainer's
-    with Store.open(run / "store.db", read_only=True) as store:
-        assert {sample.version for sample in store.samples()} == {0, 1}
-
-
-def test_settings_that_it_doesn_t_declare_and_options_that_it_doesn_t_take(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"train\.weights_average"):
-        check_config(tiny(tmp_path, engine__kind=ENGINE, train__weights_average=0.9))
-    config = tiny(tmp_path, engine__kind=ENGINE, engine__options={"dtyp": "float32"})
-    with pytest.raises(Refused, match=r"engine\.options: .* the options dtyp: .*unexpected keyword"):
-        check_config(config)
-
-
-WRONG = """
-from collections import deque
-from dataclasses import replace
-import sys; sys.path.insert(0, {folder!r})
-from engine import Generate
-
-class Wrong(Generate):
-    def decode(self, waiting, sampler, seed):
-        for done in super().decode(waiting, sampler, seed):
-            yield replace(done, **{change})
-"""
+    assert {sample.version for sample in samples_of(run)} == {0, 1}
+    mine.write_text(mine.read_text() + "\nX = 1\n")
+    with pytest.raises(Refused, match=r"engine\.kind"):
+        run_tiny(tmp_path, resume=True, **changes)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        ("{'tokens': done.tokens[:0], 'logp': done.logp[:0]}", "response 0: expected 1 to 3 tokens, got 0"),
-        ("{'logp': done.logp[1:]}", r"expected a log-prob for each of \d tokens, got an array"),
-        ("{'tokens': done.tokens + 99}", r"expected ids from 0 to \d+, got \d+ to \d+"),
-        ("{'logp': 1 - done.logp}", "expected log-probs of at most 0, got"),
-        ("{'tokens': done.tokens.tolist()}", "tokens and log-probs as NumPy arrays, got list and ndarray"),
-        ("{'tokens': 1 / 0}", r"decode: ZeroDivisionError: division by zero \(wrong\.py:10\)"),
+        ({"train__weights_average": 0.9}, r"train\.weights_average"),
+        ({"engine__options": {"dtyp": "f"}}, r"engine\.options: .* options dtyp: .*unexpected keyword"),
     ],
 )
-def test_what_it_says_wrong_is_refused(change: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.py"
-    file.write_text(WRONG.replace("{folder!r}", repr(str(Path(ENGINE).parent))).replace("{change}", change))
-    with pytest.raises(Refused, match=f"engine Wrong: .*{message}"):
-        Trainer(tiny(tmp_path, engine__kind=f"{file}:Wrong"), tmp_path / "run").run()
+def test_what_it_doesn_t_declare_or_take_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        check_config(tiny(tmp_path, engine__kind=ENGINE, **changes))
+
+
+WRONG = f"""
+from dataclasses import replace
+import sys; sys.path.insert(0, {str(PLUGINS)!r})
+from engine import Generate
+
+class Wrong(Generate):
+    """
+CHANGED = """def decode(self, *given):
+        for done in super().decode(*given):
+            yield replace(done, **CHANGE)
+"""
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        *(
+            (CHANGED.replace("CHANGE", change), f"engine Wrong: .*{message}")
+            for change, message in (
+                ("{'tokens': done.tokens[:0], 'logp': done.logp[:0]}", "0: expected 1 to 3 tokens, got 0"),
+                ("{'logp': done.logp[1:]}", r"expected a log-prob for each of \d tokens, got an array"),
+                ("{'tokens': done.tokens + 99}", r"expected ids from 0 to \d+, got \d+ to \d+"),
+                ("{'logp': 1 - done.logp}", "expected log-probs of at most 0, got"),
+                ("{'tokens': done.tokens.tolist()}", "log-probs as NumPy arrays, got list and ndarray"),
+                ("{'tokens': 1 / 0}", r"decode: ZeroDivisionError: division by zero \(wrong\.py:9\)"),
+            )
+        ),
         ("can = {'share_weights'}", "Wrong: can: .* 'share_weights'; did you mean shares_weights"),
         ("can = []", r"Wrong: can: expected a frozenset of names, got \[\]"),
-        ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:8"),
-        (
-            "def decode(self, waiting, *_): waiting.clear(); yield from ()",
-            r"Wrong answered 0 of \d+ requests",
-        ),
+        ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:7"),
+        ("def decode(self, waiting, *_): waiting.clear(); yield from ()", r"answered 0 of \d+ requests"),
         ("def decode(self, *_): yield 3", "engine Wrong: expected a Continuation, got 3"),
+        (
+            "def __init__(self, *x): super().__init__(*x); del self.measured",
+            r"expected the attributes of .*Engine, got none called measured",
+        ),
     ],
 )
 def test_a_wrong_engine_is_refused(line: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.py"
-    begin = WRONG.replace("{folder!r}", repr(str(Path(ENGINE).parent))).partition("    def decode")[0]
-    file.write_text(f"{begin}    {line}\n")
+    (tmp_path / "wrong.py").write_text(f"{WRONG}{line}\n")
     with pytest.raises(Refused, match=message):
-        Trainer(tiny(tmp_path, engine__kind=f"{file}:Wrong"), tmp_path / "run").run()
+        run_tiny(tmp_path, engine__kind=f"{tmp_path}/wrong.py:Wrong")
 
 
-def test_an_engine_without_an_attribute_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "bare.py"
-    file.write_text(Path(ENGINE.partition(":")[0]).read_text().replace("self.measured", "self.metrics"))
-    with pytest.raises(Refused, match=r"expected the attributes of .*Engine, got none called measured"):
-        Trainer(tiny(tmp_path, engine__kind=f"{file}:Generate"), tmp_path / "run").run()
-
-
-def test_changed_code_is_noticed(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(Path(ENGINE.partition(":")[0]).read_text())
-    config = tiny(tmp_path, engine__kind=f"{file}:Generate", train__steps=2)
-    Trainer(config, tmp_path / "run").run()
-    file.write_text(file.read_text() + "\nX = 1\n")
-    with pytest.raises(Refused, match=r"engine\.kind"):
-        Trainer(config, tmp_path / "run", resume=True).run()
-
-
-EXAMPLE = Path(__file__).parents[2] / "examples/plugins/curriculum.py"
+EXAMPLE = PLUGINS / "curriculum.py"
 CURRICULUM = f"{EXAMPLE}:CURRICULUM"
 # Random responses are right 5 times in 12, so that some groups of two are.
-EASY = {"name": f"{Path(__file__).parent / 'reward.py'}:even"}
+EASY = {"name": f"{REWARDS}:even"}
 
 
 def resting(folder: Path, **changes: Any) -> RunConfig:
@@ -269,22 +249,17 @@ def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_b
     own.write_text(EXAMPLE.read_text())
     config = resting(tmp_path, source__around=f"{own}:CURRICULUM")
     run = Trainer(config, tmp_path / "whole").run()
-    name = json.loads((run / "config.json").read_text())["run"]
-    rewards: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rewards: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for sample in samples_of(run):  # the version is that of one step, which moves it by one
+        rewards[sample.version + 1, sample.prompt_id].append(sample.reward)
     with Store.open(run / "store.db", read_only=True) as store:
-        for sample in store.samples():  # the version is that of one step, which moves it by one
-            rewards[sample.version + 1][sample.prompt_id].append(sample.reward)
-        trained = {
-            (d.step, s.prompt_id) for d in store.draws.drawn(name) for s in store.samples(ids=[d.sample])
-        }
-    solved = {(step, p) for step, groups in rewards.items() for p, of in groups.items() if min(of) == 1}
-    every = {(step, prompt) for step, groups in rewards.items() for prompt in groups}
-    rest = {(step + 1, prompt) for step, prompt in solved} & every
-    assert len(every) == 6 * 5
+        draws = store.draws.drawn(run_id(run))
+        trained = {(d.step, s.prompt_id) for d in draws for s in store.samples(ids=[d.sample])}
+    rest = {(step + 1, prompt) for (step, prompt), of in rewards.items() if min(of) == 1} & rewards.keys()
+    assert len(rewards) == 6 * 5
     assert rest  # by chance the reward of some group is right
-    assert trained == every - rest
-    with pytest.raises(Interrupted):
-        Trainer(config, tmp_path / "run", monitors=[InterruptAfter(3)]).run()
+    assert trained == rewards.keys() - rest
+    interrupted(config, tmp_path / "run", 3)
     resumed = Trainer(config, tmp_path / "run", resume=True).run()
     assert weights(resumed) == weights(run)
     assert [row["groups"] for row in metrics(resumed)] == [row["groups"] for row in metrics(run)]
@@ -305,13 +280,9 @@ def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
-    (tmp_path / "curriculum.toml").write_text(
-        "# Easy ones rest.\n#   agro train curriculum\n[train]\nsteps = 7\n"
-    )
+    (tmp_path / "grpo.toml").write_text("# Ours.\n[train]\nsteps = 7\n")
     ours = {"recipes": {"mine": f"{tmp_path}/folder.py:FOLDER"}}
     monkeypatch.setattr(plugins, "installed", lambda kind, *_: ours.get(kind, {}))
-    assert RunConfig.load("curriculum").train.steps == 7
-    (tmp_path / "curriculum.toml").rename(tmp_path / "grpo.toml")
     with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo"):
         RunConfig.load("grpo")
 
@@ -325,10 +296,7 @@ def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch
         ({"source__around": f"{EXAMPLE}:CURICULUM"}, r"source\.around: .*curriculum\.py has no 'CURICULUM'"),
         ({"source__around": None}, r"source\.options are those of source\.around, which isn't set"),
         ({"data__replay": 1.0, "data__store": "s.db"}, r"CURRICULUM changes fresh samples, but data\.replay"),
-        (
-            {"data__spread": True},
-            r"data\.spread = True needs a source that returns one group for each .*around",
-        ),
+        ({"data__spread": True}, r"data\.spread = True needs a source that returns one group .*around"),
     ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -345,13 +313,11 @@ def test_one_that_says_nothing_can_do_nothing(tmp_path: Path) -> None:
     )
     plain, here = ({"around": f"{tmp_path}/own.py:{name}"} for name in ("PLAIN", "HERE"))
     check_config(resting(tmp_path, source=plain))
-    on_policy = {"objective": {"name": "agro_onpolicy", "beta": 0.1}}
     with pytest.raises(Refused, match=r"agro_onpolicy needs samples .*source\.around = .*PLAIN"):
-        check_config(resting(tmp_path, source=plain, **on_policy))
-    check_config(resting(tmp_path, source=here, **on_policy))
-    with pytest.raises(
-        Refused, match=r'samples in the trainer\'s process.*, but source\.kind is "elsewhere"'
-    ):
+        check_config(resting(tmp_path, source=plain, **ON_POLICY))
+    check_config(resting(tmp_path, source=here, **ON_POLICY))
+    words = r'samples in the trainer\'s process.*, but source\.kind is "elsewhere"'
+    with pytest.raises(Refused, match=words):
         check_config(resting(tmp_path, source={**here, "kind": "elsewhere"}))
     check_config(resting(tmp_path, source={**plain, "kind": "elsewhere"}))
 
@@ -381,30 +347,14 @@ WRAPPED = SourceWrapper(Wrong{fields})
         ("fill = None", "", r"WRAPPED: expected a source .*, got <.*Wrong object .* without fill$"),
         ("def fill(self, wanted): pass", "", r"fill: expected a CollectResult .*, got None"),
         ("def fill(self, wanted): return wanted.nothing", "", r"fill: AttributeError: .*\(own\.py:14\)"),
-        (
-            "def fill(self, wanted): return joined([self.source.fill(wanted)], (999,))",
-            "",
-            r"no .* the id 999",
-        ),
+        ("def fill(self, wanted): return joined([self.source.fill(wanted)], (999,))", "", "no .* the id 999"),
         ("def publish(self): pass", "", r"publish: TypeError: .*takes 1 positional argument"),
         ("def publish(self, learner): 1 / 0", "", r"publish: ZeroDivisionError.*\(own\.py:14\)"),
         ("def __init__(self): pass", "", r"was called with \(source, context, options\): TypeError: "),
         ("pass", ", can={'whole_groups'}", r"own\.py can't be imported: .*can: expected a function"),
-        (
-            "pass",
-            ", can=lambda inner: inner",
-            r"can was called with \(inner, options\): TypeError: .*takes 1",
-        ),
-        (
-            "pass",
-            ", can=lambda inner, options: {'wholegroups'}",
-            r"'wholegroups'; did you mean whole_groups\?",
-        ),
-        (
-            "pass",
-            ", needs={'sample_chosen'}",
-            r"needs: .* 'sample_chosen'; did you mean samples_chosen_prompts",
-        ),
+        ("pass", ", can=lambda inner: inner", r"called with \(inner, options\): TypeError: .*takes 1"),
+        ("pass", ", can=lambda inner, options: {'wholegroups'}", "'wholegroups'; did you mean whole_groups"),
+        ("pass", ", needs={'sample_chosen'}", "needs: .* 'sample_chosen'; did you mean samples_chosen"),
     ],
 )
 def test_a_wrong_source_is_refused(line: str, fields: str, message: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from unscored responses to prompts of the store.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -19,8 +18,12 @@ from tiny_runs import (
     DIGITS,
     RESPONSE_ROUNDING,
     fill_store,
+    is_mean,
     metrics,
+    run_id,
+    run_tiny,
     tiny,
+    total_logp,
     weights,
     whole_and_resumed,
     write_prompts,
@@ -39,7 +42,6 @@ from agro.train.learner import Local
 from agro.train.measure import exponential, ranking, stored_metrics
 from agro.train.monitors.heldout import HeldOutLog, prompts_for_kl
 from agro.train.phases import Phase, derive
-from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
 BETA = 0.3
@@ -61,15 +63,7 @@ def log_run(tmp_path: Path, **changes) -> RunConfig:
     tmp_path.mkdir(exist_ok=True)
     fill_store(tmp_path / "log.db")
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "eval_store": held_out(tmp_path / "held.db")}
-    return tiny(tmp_path, data=data, **({"objective__beta": BETA} | changes))
-
-
-def total_logp(policy: Policy, sample: Sample) -> float:
-    """log π(y|x) from the model's own logits."""
-    s = policy.encode(sample)
-    ids = torch.tensor(s.tokens)[None].long()
-    logp = torch.log_softmax(policy.model(ids).logits[0, :-1].double(), -1).gather(1, ids[0, 1:, None])[:, 0]
-    return float(logp[torch.tensor(s.action[1:])].detach().sum())
+    return tiny(tmp_path, data=data, **{"objective__beta": BETA, "evaluate__every": 3, **changes})
 
 
 Trained = Callable[[str], tuple[RunConfig, Path]]
@@ -82,7 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     @cache
     def run(average: str) -> tuple[RunConfig, Path]:
         folder = tmp_path_factory.mktemp(average)
-        config = log_run(folder, evaluate__every=3, objective__average=average)
+        config = log_run(folder, objective__average=average)
         return config, Trainer(config, folder / "run").run()
 
     return run
@@ -90,10 +84,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """The weights before the first step: of a run that doesn't move."""
-    folder = tmp_path_factory.mktemp("start")
-    run = BaseTrainer(log_run(folder, train__lr=1e-30, train__steps=1), folder / "run").run()
-    return of_run(run)
+    """The weights before the first step of any of these runs."""
+    return Policy.load(tiny(tmp_path_factory.mktemp("start")).policy, seed=derive(0, "weights"))
 
 
 def of_run(run: Path) -> Policy:
@@ -121,12 +113,6 @@ def groups(trained: Trained, start: Policy) -> Callable[[str], Groups]:
         return found
 
     return of
-
-
-def is_mean(row: dict, name: str, values: list, rel: float) -> None:
-    """Of a metric: the mean over groups and its standard error."""
-    assert row[name] == pytest.approx(np.mean(values), rel=rel)
-    assert row[f"{name}_se"] == pytest.approx(np.std(values, ddof=1) / len(values) ** 0.5, rel=rel)
 
 
 @pytest.mark.parametrize("average", ["sum", "token"])
@@ -167,11 +153,25 @@ def test_the_ranking_and_the_ratios_of_held_out_responses_are_those_of_the_model
     assert rows[-1]["eval_kl_of_best"] == pytest.approx(np.mean(share))
 
 
-def test_is_not_measured_where_the_objective_has_no_regularized_reward(tmp_path: Path) -> None:
+def test_an_objective_without_a_regularized_reward_or_a_reference_has_only_rankings(tmp_path: Path) -> None:
     phases = [{"name": "sft", "objective": {"name": "sft"}}, {"name": "agro"}]
     rows = metrics(Trainer(log_run(tmp_path, phases=phases, train__steps=2), tmp_path / "run").run())
-    assert [m["phase"] for m in rows if m["eval_consistency"] is not None] == ["agro"]
-    assert {m["phase"] for m in rows if m["eval_auc"] is not None} == {"sft", "agro"}
+    known = {
+        name: {m["phase"] for m in rows if m[name] is not None}
+        for name in ("eval_auc", "eval_consistency", "log_ratio_best", "ratio_mean")
+    }
+    assert known.pop("eval_auc") == {"sft", "agro"}
+    assert known == {name: {"agro"} for name in known}
+
+
+NAN = math.nan
+
+
+def batch_of(rho: list[float], **columns: Any) -> tuple[Batch, torch.Tensor]:
+    """A batch of one token a row, with these log-ratios."""
+    logp_BT = torch.tensor([[9.0, x - 3.0] for x in rho], dtype=torch.float64)
+    ref_BT = torch.tensor([[NAN, -3.0]] * len(rho), dtype=torch.float64)
+    return Batch.of(mask=[[False, True]] * len(rho), ref_logp=ref_BT, **columns), logp_BT
 
 
 def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
@@ -180,35 +180,25 @@ def test_the_ranking_is_a_share_of_pairs_by_hand() -> None:
     A response without a reward, a group of equal rewards and a group of one have no pairs. The last
     response of group d has two rows, whose sum counts.
     """
-    rho = [2.0, 1.0, 1.0, 0.0, 9.0, 3.0, 4.0, 5.0, 1.0, 0.5, 1.5]
-    reward = [1.0, 0.0, 0.5, 0.0, math.nan, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
-    ref = torch.zeros(11, 2, dtype=torch.float64)
-    batch = Batch.of(
-        mask=[[False, True]] * 11,
-        reward=reward,
+    batch, logp = batch_of(
+        [2.0, 1.0, 1.0, 0.0, 9.0, 3.0, 4.0, 5.0, 1.0, 0.5, 1.5],
+        reward=[1.0, 0.0, 0.5, 0.0, NAN, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0],
         group=list("aaaaabbcddd"),
         response=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9],
-        ref_logp=ref,
     )
-    logp = torch.tensor(rho, dtype=torch.float64)[:, None] * torch.tensor([7.0, 1.0])
     assert ranking(batch, logp) == pytest.approx([4.5 / 5, 1.0])
 
 
-def test_groups_that_are_trained_on_are_refused(tmp_path: Path) -> None:
-    config = log_run(tmp_path)
-    held_out(tmp_path / "log.db", range(203, 204))
-    with pytest.raises(Refused, match=r"data.eval_store: 1 of 5 held-out prompts are in the training data"):
-        Trainer(config, tmp_path / "run").run()
-
-
-def test_a_store_without_usable_groups_is_refused(tmp_path: Path) -> None:
+def test_groups_that_are_trained_on_and_stores_without_usable_ones_are_refused(tmp_path: Path) -> None:
     config = log_run(tmp_path)
     with Store.open(tmp_path / "empty.db") as store:
         store.append([Sample("200>", "1", reward=1.0), Sample("201>", "1", reward=0.0)])
     changed = log_run(tmp_path / "b", data__eval_store=str(tmp_path / "empty.db"))
-    learner = Local(Policy.load(config.policy), None, print)
     with pytest.raises(Refused, match="two or more scored responses"):
-        HeldOutLog.load(Phase.all(changed)[0], learner, Activity())
+        HeldOutLog.load(Phase.all(changed)[0], Local(Policy.load(config.policy), None, print), Activity())
+    held_out(tmp_path / "log.db", range(203, 204))
+    with pytest.raises(Refused, match=r"data.eval_store: 1 of 5 held-out prompts are in the training data"):
+        Trainer(config, tmp_path / "run").run()
 
 
 def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_left_out(tmp_path: Path) -> None:
@@ -216,7 +206,7 @@ def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_lef
 
     At the start π is π_ref, so R is r.
     """
-    config = log_run(tmp_path, objective={"name": "sft"}, evaluate={"beta": BETA, "every": 3})
+    config = log_run(tmp_path, objective={"name": "sft"}, evaluate__beta=BETA)
     with Store.open(config.data.eval_store) as store:
         store.append([Sample("200>", "77"), Sample("201>", "88")])
     first, *rest = [
@@ -228,16 +218,10 @@ def test_a_beta_given_for_it_serves_any_objective_and_unscored_responses_are_lef
     assert all(abs(m["eval_consistency_fall"]) > 1e-4 for m in rest)
 
 
-def test_a_beta_given_for_it_is_taken_before_that_of_the_objective(tmp_path: Path) -> None:
-    rows = [
-        metrics(Trainer(log_run(tmp_path / name, **changes), tmp_path / name / "run").run())[-1]
-        for name, changes in {
-            "own": {"objective__beta": 0.1},
-            "given": {"objective__beta": 0.1, "evaluate__beta": BETA},
-        }.items()
-    ]
-    own, given = rows
-    assert (own["beta"], own["loss"]) == (given["beta"], given["loss"]) == (0.1, own["loss"])
+def test_a_beta_given_for_it_is_taken_before_that_of_the_objective(tmp_path: Path, trained: Trained) -> None:
+    own = metrics(trained("sum")[1])[-1]
+    given = metrics(Trainer(log_run(tmp_path, evaluate__beta=0.1), tmp_path / "run").run())[-1]
+    assert (own["beta"], own["loss"]) == (given["beta"], given["loss"]) == (BETA, own["loss"])
     assert own["eval_consistency"] != pytest.approx(given["eval_consistency"], rel=1e-3)
 
 
@@ -251,15 +235,12 @@ def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path
     assert len(held) > 5
     asked = write_prompts(tmp_path / "asked.jsonl", range(60))
     kept = {p.id for p in load_prompts(asked) if not is_held_out(p.id, 0.3)}
+    data = {"store": str(log), "replay": 0.5, "hold_out": 0.3, "prompts": asked}
     for seed in (0, 1):
-        data = {"store": str(log), "replay": 0.5, "hold_out": 0.3, "prompts": asked}
-        config = tiny(
-            tmp_path, data=data, train={"steps": 12, "groups": 8, "seed": seed}, objective__beta=BETA
-        )
-        folder = Trainer(config, tmp_path / f"run{seed}").run()
+        train = {"steps": 12, "groups": 8, "seed": seed}
+        folder = run_tiny(tmp_path, f"run{seed}", data=data, train=train, objective__beta=BETA)
         with Store.open(log, read_only=True) as store:
-            run = json.loads((folder / "config.json").read_text())["run"]
-            drawn = list(store.samples(ids=[d.sample for d in store.draws.drawn(run)]))
+            drawn = list(store.samples(ids=[d.sample for d in store.draws.drawn(run_id(folder))]))
         trained = {s.prompt_id for s in drawn}
         assert len(trained & ids) > 10
         assert not trained & held
@@ -267,16 +248,6 @@ def test_a_share_of_the_stores_prompts_is_measured_and_never_trained_on(tmp_path
         rows = [m for m in metrics(folder) if m["eval_groups"] is not None]
         assert {m["eval_groups"] for m in rows} == {len(held)}
         assert rows[-1]["eval_auc"] is not None
-
-
-NAN = math.nan
-
-
-def batch_of(rho: list[float], **columns: Any) -> tuple[Batch, torch.Tensor]:
-    """A batch of one token a row, with these log-ratios."""
-    logp_BT = torch.tensor([[9.0, x - 3.0] for x in rho], dtype=torch.float64)
-    ref_BT = torch.tensor([[NAN, -3.0]] * len(rho), dtype=torch.float64)
-    return Batch.of(mask=[[False, True]] * len(rho), ref_logp=ref_BT, **columns), logp_BT
 
 
 def test_best_and_worst_of_each_group_by_hand() -> None:
@@ -334,22 +305,14 @@ def test_an_exponential_that_is_too_large_is_the_largest_number() -> None:
     assert exponential("x", np.array([])) == {}
 
 
-def test_a_run_on_a_log_measures_them_at_each_step(tmp_path: Path) -> None:
+def test_a_run_on_a_log_measures_them_at_each_step(tmp_path: Path, trained: Trained) -> None:
     """At the first step π is the reference; one half of each group of the log is right."""
-    fill_store(tmp_path / "log.db")
-    log = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0, "train__steps": 3}
-    rows = [m for m in metrics(Trainer(tiny(tmp_path, **log), tmp_path / "run").run()) if m["step"]]
-    assert [rows[0][key] for key in ("log_ratio_best", "log_ratio_worst")] == pytest.approx(
-        [0, 0], abs=RESPONSE_ROUNDING
-    )
-    assert rows[0]["ratio_mean"] == pytest.approx(1.0, abs=RESPONSE_ROUNDING)
+    rows = [m for m in metrics(trained("sum")[1]) if m["step"]]
+    first = [rows[0][key] for key in ("log_ratio_best", "log_ratio_worst", "ratio_mean")]
+    assert first == pytest.approx([0, 0, 1], abs=RESPONSE_ROUNDING)
     assert all(m["kl_of_best"] == pytest.approx(math.log(2)) for m in rows)
     assert rows[2]["log_ratio_best"] > rows[2]["log_ratio_worst"]
-    sft = tiny(tmp_path, **log, objective={"name": "sft"})
-    imitated = [m for m in metrics(Trainer(sft, tmp_path / "sft").run()) if m["step"]]
-    assert {m["log_ratio_best"] for m in imitated} == {m["ratio_mean"] for m in imitated} == {None}
-    fresh = metrics(Trainer(tiny(tmp_path, train__steps=2), tmp_path / "fresh").run())
-    assert {m["kl_of_best"] for m in fresh} == {None}
+    assert {m["kl_of_best"] for m in metrics(run_tiny(tmp_path, train__steps=2))} == {None}
 
 
 def on_log(tmp_path: Path, groups: int = 8, **changes: Any) -> RunConfig:
@@ -358,33 +321,29 @@ def on_log(tmp_path: Path, groups: int = 8, **changes: Any) -> RunConfig:
     return tiny(tmp_path, data={"store": str(tmp_path / "log.db"), "replay": 1.0}, **changes)
 
 
-def test_it_is_the_mean_log_ratio_of_responses_to_prompts_of_the_store(tmp_path: Path) -> None:
+def test_it_is_the_mean_log_ratio_of_responses_to_prompts_of_the_store(tmp_path: Path, start: Policy) -> None:
     """The responses are sampled anew from the model that was saved, and scored by the models' own logits."""
     config = on_log(tmp_path, evaluate={"every": 3, "kl_samples": 10})
     folder = Trainer(config, tmp_path / "run").run()
-    rows = metrics(folder)
+    rows, now = metrics(folder), of_run(folder)
     assert [m["step"] for m in rows if m["eval_kl_ref"] is not None] == [3, 6]
-    start = Policy.load(config.policy, seed=derive(0, "weights"))
-    now = Policy.load(RunConfig.of({"policy": {"model": str(folder / "model")}}).policy)
     with Store.open(config.data.store, read_only=True) as store:
         prompts = prompts_for_kl(config, store, "another", [], now.encoder)
     assert {p.text for p in prompts} == {f"{i}>" for i in range(100, 108)}
     asked = [prompts[i % 8] for i in range(10)]
     sampler = config.sampler.model_copy(update={"n": 1})
     rollout = load_rollout(now.encoder, embedded(now))
-    samples = list(rollout.sample(asked, 1, sampler, seed=derive(0, "evaluate KL")))
+    samples = rollout.sample(asked, 1, sampler, seed=derive(0, "evaluate KL"))
     rho = np.array([total_logp(now, s) - total_logp(start, s) for s in samples])
-    assert rows[-1]["eval_kl_ref"] == pytest.approx(rho.mean(), rel=1e-4)
-    assert rows[-1]["eval_kl_ref_se"] == pytest.approx(rho.std(ddof=1) / 10**0.5, rel=1e-4)
+    is_mean(rows[-1], "eval_kl_ref", rho, 1e-4)
     assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"]
 
 
 def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
     """Half of each step is sampled, so that a disturbed stream of random numbers would show."""
-    fill_store(tmp_path / "log.db")
-    mixed = {"data__store": str(tmp_path / "log.db"), "data__replay": 0.5, "data__roles": ["log"]}
-    with_kl = Trainer(tiny(tmp_path, **mixed, evaluate={"every": 2}), tmp_path / "with").run()
-    without = Trainer(tiny(tmp_path, **mixed, evaluate={"kl_samples": 0}), tmp_path / "without").run()
+    mixed = {**fill_store(tmp_path / "log.db"), "data__replay": 0.5, "data__roles": ["log"]}
+    with_kl = run_tiny(tmp_path, "with", **mixed, evaluate={"every": 2})
+    without = run_tiny(tmp_path, "without", **mixed, evaluate={"kl_samples": 0})
     assert [m["step"] for m in metrics(with_kl) if m["eval_kl_ref"] is not None] == [2, 4, 6]
     assert {m["eval_kl_ref"] for m in metrics(without)} == {None}
     assert weights(with_kl) == weights(without)
@@ -406,7 +365,7 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path, replay: float) -> None:
 
 def test_the_prompts_are_held_out_ones_where_there_are_any(tmp_path: Path) -> None:
     config = on_log(tmp_path, groups=40)
-    held = config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.3})})
+    held = on_log(tmp_path, data__hold_out=0.3)
     policy = Policy.load(config.policy)
     with Store.open(config.data.store) as store:
         chosen = prompts_for_kl(held, store, "run", [], policy.encoder)
@@ -434,7 +393,6 @@ def test_prompts_of_the_run_itself_too_long_ones_and_episodes_are_not_chosen(tmp
 
 
 def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
-    """Also without a reference, as in `sft`, and where no prompt leaves room."""
     assert samples_kl(on_log(tmp_path))
     held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
     for section, changes in (
@@ -449,16 +407,15 @@ def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
         values = on_log(tmp_path).model_dump(mode="json")
         values[section] = {**(values[section] or {}), **changes}
         assert not samples_kl(RunConfig.of(values)), changes
-    sft = on_log(tmp_path, objective={"name": "sft"}, train__steps=2)
-    assert {m["eval_kl_ref"] for m in metrics(Trainer(sft, tmp_path / "sft").run())} == {None}
+    without_reference = on_log(tmp_path, objective={"name": "sft"}, train__steps=1)
+    assert metrics(Trainer(without_reference, tmp_path / "run").run())[-1]["eval_kl_ref"] is None
 
 
-def test_another_model_as_reference_is_measured_before_the_first_step(tmp_path: Path) -> None:
-    start = Trainer(on_log(tmp_path, train__steps=1), tmp_path / "start").run()
-    policy = tiny(tmp_path).policy.model_dump(mode="json", exclude_none=True)
-    policy |= {"reference": "model", "reference_model": str(start / "model")}
-    config = on_log(tmp_path, policy=policy, train__steps=2)
-    rows = metrics(Trainer(config, tmp_path / "run").run())
+def test_another_model_as_reference_is_measured_before_the_first_step(
+    tmp_path: Path, trained: Trained
+) -> None:
+    reference = {"policy__reference": "model", "policy__reference_model": str(trained("sum")[1] / "model")}
+    rows = metrics(Trainer(on_log(tmp_path, **reference, train__steps=2), tmp_path / "run").run())
     assert [m["step"] for m in rows if m["eval_kl_ref"] is not None] == [0, 2]
     assert rows[0]["eval_kl_ref"] > 0
     assert rows[0]["kl_ref"] is None

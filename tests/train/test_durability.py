@@ -16,7 +16,7 @@ import pytest
 from test_resume import config as two_phases
 from test_resume import same
 from tiers import some
-from tiny_runs import fill_store, metrics, tiny, weights
+from tiny_runs import fill_store, metrics, run_tiny, tiny, weights
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
@@ -36,12 +36,16 @@ def undisturbed(tmp_path_factory) -> Path:
     return Trainer(config(folder), folder / "run").run()
 
 
-def damage(folder: Path, how: str, rng: random.Random) -> str:
-    """Damage a checkpoint; returns the name of what is damaged."""
+def damage(checkpoint: Path, how: str, rng: random.Random) -> str:
+    """Damage a checkpoint, or its row in the store; returns the name of what is damaged."""
+    if how == "row":
+        with sqlite3.connect(checkpoint.parents[1] / "store.db") as db:
+            db.execute("UPDATE commits SET step = 6 WHERE step = 7")
+        return "row 4 of the commits"
     if how == "no folder":
-        shutil.rmtree(folder)
-        return folder.name
-    file = folder / rng.choice(["model.safetensors", "optimizer.safetensors", "position.json"])
+        shutil.rmtree(checkpoint)
+        return checkpoint.name
+    file = checkpoint / rng.choice(["model.safetensors", "optimizer.safetensors", "position.json"])
     content = bytearray(file.read_bytes())
     if how == "flipped byte":
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -51,76 +55,70 @@ def damage(folder: Path, how: str, rng: random.Random) -> str:
     elif how == "no file":
         file.unlink()
     else:
-        for each in folder.iterdir():
+        for each in checkpoint.iterdir():
             each.unlink()
-    return f"{folder.name}/{'model.safetensors' if how == 'empty' else file.name}"
+    return f"{checkpoint.name}/{'model.safetensors' if how == 'empty' else file.name}"
 
 
-@pytest.mark.parametrize("how", some(["flipped byte", "cut off", "no file", "no folder", "empty"], every=2))
+@pytest.fixture
+def run(tmp_path: Path, undisturbed: Path) -> Path:
+    """A copy of the run, to be damaged."""
+    return shutil.copytree(undisturbed, tmp_path / "run")
+
+
+def resume(run: Path, undisturbed: Path) -> None:
+    Trainer(config(undisturbed.parent), run, resume=True).run()
+
+
+@pytest.mark.parametrize(
+    "how", [*some(["flipped byte", "cut off", "no file", "no folder", "empty"], every=2), "row"]
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_gone_back_to(
-    how: str, tmp_path: Path, undisturbed: Path, capsys
+    how: str, run: Path, undisturbed: Path, capsys
 ) -> None:
-    shutil.copytree(undisturbed, tmp_path / "run")
-    named = damage(tmp_path / "run" / "checkpoints" / "step-00000007", how, random.Random(how))
-    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    named = damage(run / "checkpoints" / "step-00000007", how, random.Random(how))
+    resume(run, undisturbed)
     said = capsys.readouterr().err
     assert named in said
     assert "step 5" in said
-    same(tmp_path / "run", undisturbed)
-    with Store.open(tmp_path / "run" / "store.db") as store:
-        assert not store.tables.damage()
+    same(run, undisturbed)
+    with Store.open(run / "store.db") as store:
+        assert bool(store.tables.damage()) == (how == "row")  # which stays there
 
 
-def test_a_damaged_reference_is_made_again_or_named(tmp_path: Path, undisturbed: Path) -> None:
+def test_a_damaged_reference_is_made_again_or_named(run: Path, undisturbed: Path) -> None:
     """Step 3 is the reference of steps 4 to 7: without it only the end of the run, step 7, is whole."""
-    shutil.copytree(undisturbed, tmp_path / "run")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    damage(checkpoints / "step-00000003", "flipped byte", random.Random(0))
-    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
-    same(tmp_path / "run", undisturbed)
-    damage(checkpoints / "step-00000007", "cut off", random.Random(0))
+    damage(run / "checkpoints" / "step-00000003", "flipped byte", random.Random(0))
+    resume(run, undisturbed)
+    same(run, undisturbed)
+    damage(run / "checkpoints" / "step-00000007", "cut off", random.Random(0))
     with pytest.raises(Refused, match=r"(?s)checkpoint.*step-00000007/.*step-00000003/.*step-00000003/"):
-        Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+        resume(run, undisturbed)
 
 
-def test_a_damaged_row_of_the_commits_is_named_and_passed_over(
-    tmp_path: Path, undisturbed: Path, capsys
-) -> None:
-    shutil.copytree(undisturbed, tmp_path / "run")
-    with sqlite3.connect(tmp_path / "run" / "store.db") as db:
-        db.execute("UPDATE commits SET step = 6 WHERE step = 7")
-    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
-    said = capsys.readouterr().err
-    assert "row 4 of the commits" in said
-    assert "step 5" in said
-    same(tmp_path / "run", undisturbed)
-
-
-def test_a_damaged_draw_is_refused_by_its_row(tmp_path: Path, undisturbed: Path) -> None:
-    shutil.copytree(undisturbed, tmp_path / "run")
-    with sqlite3.connect(tmp_path / "run" / "store.db") as db:
+def test_a_damaged_draw_is_refused_by_its_row(run: Path, undisturbed: Path) -> None:
+    file = run / "store.db"
+    with sqlite3.connect(file) as db:
         db.execute("UPDATE draws SET sample = sample + 1 WHERE rowid = 5")
     with pytest.raises(Refused, match=r"1 draw not as written: draw 5.*agro store recover"):
-        Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
-    assert recover(tmp_path / "run" / "store.db", tmp_path / "new.db").lost_rows["draws"] == 1
+        resume(run, undisturbed)
+    assert recover(file, run / "new.db").lost_rows["draws"] == 1
     for beside in ("-wal", "-shm"):  # a log of another file would spoil the new one
-        (tmp_path / "run" / f"store.db{beside}").unlink(missing_ok=True)
-    (tmp_path / "new.db").replace(tmp_path / "run" / "store.db")
-    damage(tmp_path / "run" / "checkpoints" / "step-00000007", "no file", random.Random(0))
-    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
-    assert weights(tmp_path / "run") == weights(undisturbed)
+        (run / f"store.db{beside}").unlink(missing_ok=True)
+    (run / "new.db").replace(file)
+    damage(run / "checkpoints" / "step-00000007", "no file", random.Random(0))
+    resume(run, undisturbed)
+    assert weights(run) == weights(undisturbed)
 
 
-def test_a_damaged_line_of_the_metrics_is_named_and_left_out(
-    tmp_path: Path, undisturbed: Path, capsys
-) -> None:
-    shutil.copytree(undisturbed, tmp_path / "run")
-    log = tmp_path / "run" / "metrics.jsonl"
+def test_a_damaged_line_of_the_metrics_is_named_and_left_out(run: Path, undisturbed: Path, capsys) -> None:
+    log = run / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"{", b"\xff"), *lines[4:]]))
-    Trainer(config(undisturbed.parent), tmp_path / "run", resume=True).run()
+    lines[3] = lines[3].replace(b"{", b"\xff")
+    log.write_bytes(b"".join(lines))
+    resume(run, undisturbed)
     assert "metrics.jsonl:4; dropped" in capsys.readouterr().err
-    assert [m["step"] for m in metrics(tmp_path / "run")] == [i for i in range(8) if i != 3]
+    assert [m["step"] for m in metrics(run)] == [i for i in range(8) if i != 3]
 
 
 def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, capsys) -> None:
@@ -128,14 +126,10 @@ def test_training_leaves_a_damaged_sample_out_and_counts_it(tmp_path: Path, caps
 
     Group 1 loses sample 5; group 2, all but one of its samples.
     """
-    fill_store(tmp_path / "log.db")
+    log = fill_store(tmp_path / "log.db")
     with sqlite3.connect(tmp_path / "log.db") as db:
         db.execute("UPDATE samples SET response = response || '1' WHERE id IN (5, 9, 10, 11)")
-    made = tiny(
-        tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1, train__groups=8, train__steps=1
-    )
-    Trainer(made, tmp_path / "run").run()
-    (only,) = metrics(tmp_path / "run")
+    (only,) = metrics(run_tiny(tmp_path, **log, train__groups=8, train__steps=1))
     assert only["dropped_reasons"] == {"damaged": 4, "group too small after others were dropped": 1}
     assert only["dropped"] == 5
     assert f"damaged: sample 5 of {tmp_path / 'log.db'}; dropped from step 1" in capsys.readouterr().err
@@ -162,7 +156,7 @@ def fill(disk: Path, room: int) -> Path:
 
 def goes_on(run: Path, undisturbed: Path) -> None:
     assert not list(run.glob("checkpoints/.*"))
-    Trainer(config(undisturbed.parent), run, resume=True).run()
+    resume(run, undisturbed)
     same(run, undisturbed)
 
 
@@ -206,9 +200,8 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, limits[1]))
     try:
-        with pytest.raises(
-            Unwritable, match=r"step-00000002: can't be written: a file may not grow that large"
-        ):
+        words = "step-00000002: can't be written: a file may not grow that large"
+        with pytest.raises(Unwritable, match=words):
             Trainer(made, tmp_path / "run").run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

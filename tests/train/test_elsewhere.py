@@ -4,15 +4,14 @@ trainer publishes; and samplers that keep their weights for some optimizer steps
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import forked
 import numpy as np
@@ -22,8 +21,12 @@ from safetensors.torch import load_file
 from tiny_runs import (
     RESPONSE_ROUNDING,
     StopAfter,
+    done,
     logp_rounding,
     metrics,
+    run_id,
+    run_tiny,
+    samples_of,
     tiny,
     weights,
     whole_and_resumed,
@@ -39,7 +42,7 @@ from agro.rollout import Activity
 from agro.store import Store
 from agro.store.shared import LocalFolder
 from agro.train.phases import Phase
-from agro.train.publications import KEPT, Publications, PublishedWeights
+from agro.train.publications import Publications, PublishedWeights
 from agro.train.source import CollectorSource, ahead
 from agro.types import Prompt
 
@@ -49,6 +52,13 @@ GROUPS, N = 4, 3  # of the tiny run
 def start(*arguments: str, cwd: Path) -> forked.Process:
     log = cwd / f"{arguments[0]}-{time.monotonic_ns()}.log"
     return forked.Process([sys.executable, "-m", "agro", *arguments], cwd=cwd, stdout=log, stderr=log)
+
+
+def wait_until(holds: Callable[[], object], folder: Path) -> None:
+    deadline = time.monotonic() + 180.0
+    while not holds():
+        assert time.monotonic() < deadline, [p.read_text()[-500:] for p in folder.glob("*.log")]
+        time.sleep(0.05)
 
 
 def write_run(folder: Path, steps: int = 8, **changes: object) -> list[str]:
@@ -64,46 +74,28 @@ def write_run(folder: Path, steps: int = 8, **changes: object) -> list[str]:
     return ["train", str(write_toml(folder / "config.json", config)), "--out", "run"]
 
 
-def wait_for_step(run: Path, step: int, seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        file = run / "metrics.jsonl"
-        if file.exists() and file.read_text().count("\n") > step:
-            return
-        time.sleep(0.05)
-    raise AssertionError(
-        f"step {step} wasn't reached: {[p.read_text()[-500:] for p in run.parent.glob('*.log')]}"
-    )
-
-
 def check(run: Path, steps: int, file: Path | str | None = None) -> None:
     """Each step trained on complete groups of its own; no response was made, or trained on, twice."""
     rows = metrics(run)
     assert [m["step"] for m in rows] == list(range(steps + 1))
-    assert all(m["groups"] == GROUPS and m["replay_share"] == 0 for m in rows[1:])
-    assert all(0 <= m["staleness_max"] <= 2 for m in rows[1:])
-    assert all(m["kl_ref"] is not None and m["logp_diff_mean"] is not None for m in rows[1:])
+    for m in rows[1:]:
+        assert (m["groups"], m["replay_share"]) == (GROUPS, 0)
+        assert 0 <= m["staleness_max"] <= 2
+        assert None not in (m["kl_ref"], m["logp_diff_mean"])
     assert rows[1]["kl_ref"] == pytest.approx(0, abs=RESPONSE_ROUNDING)
     assert any(m["regret"] for m in rows[1:])
     with Store.open(file or run / "store.db", read_only=True) as store:
         assert not store.tables.damage()
-        run_id = next(iter(store.samples())).source and _run_id(run)
-        drawn = [draw.sample for draw in store.draws.drawn(run_id)]
+        drawn = [draw.sample for draw in store.draws.drawn(run_id(run))]
         numbers = [(s.meta["index"], s.prompt_id) for s in store.samples()]
     assert len(drawn) == len(set(drawn)) == steps * GROUPS * N
     assert len(numbers) == len(set(numbers))
 
 
-def _run_id(run: Path) -> str:
-    return str(json.loads((run / "config.json").read_text())["run"])
-
-
 def begun(folder: Path, *arguments: str) -> forked.Process:
     """The trainer, which has made its run folder."""
     trainer = start(*arguments, cwd=folder)
-    while not (folder / "run" / "config.json").exists():
-        assert trainer.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: (folder / "run/config.json").exists() or trainer.poll() is not None, folder)
     return trainer
 
 
@@ -125,18 +117,12 @@ def test_weights_that_a_crash_of_the_server_lost_are_published_again(
     tmp_path: Path, postgres_url: str
 ) -> None:
     """The trainer waits for samples of a collector, which waits for weights."""
-    trainer = start(*write_run(tmp_path, steps=2, data__store=postgres_url), cwd=tmp_path)
+    trainer = begun(tmp_path, *write_run(tmp_path, steps=2, data__store=postgres_url))
+    publications = Publications.of(postgres_url, run_id(tmp_path / "run"), tmp_path)
     with Store.open(postgres_url) as store:
-        pieces = "SELECT count(*) FROM pieces"
-        deadline = time.monotonic() + 120.0
-        while store.tables.run(pieces) == [(0,)] or not (tmp_path / "run/config.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        publications = Publications.of(postgres_url, _run_id(tmp_path / "run"), tmp_path)
-        while (newest := publications.newest()) is None:
-            time.sleep(0.1)
+        wait_until(publications.newest, tmp_path)
         store.tables.run("TRUNCATE pieces")  # as a crash does
-        assert not publications.has(newest)
+        assert not publications.has(publications.newest())
         collector = start("collect", postgres_url, "--name", "a", cwd=tmp_path)
         assert (trainer.wait(120), collector.wait(60)) == (0, 0)
         check(tmp_path / "run", 2, postgres_url)
@@ -146,15 +132,16 @@ def test_weights_that_a_crash_of_the_server_lost_are_published_again(
 def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     arguments = write_run(tmp_path, steps=12)
     run = tmp_path / "run"
+
+    def kill(process: forked.Process, after: int) -> None:
+        wait_until(lambda: done(run) >= after, tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
     trainer = begun(tmp_path, *arguments)
+    kill(start("collect", "run", cwd=tmp_path), after=3)
     collector = start("collect", "run", cwd=tmp_path)
-    wait_for_step(run, 3)
-    collector.send_signal(signal.SIGKILL)
-    collector.wait()
-    collector = start("collect", "run", cwd=tmp_path)
-    wait_for_step(run, 7)
-    trainer.send_signal(signal.SIGKILL)
-    trainer.wait()
+    kill(trainer, after=7)
     end_well(tmp_path, start(*arguments, "--resume", cwd=tmp_path), collector)
     check(run, 12)
 
@@ -179,17 +166,15 @@ def test_slow_prompts_let_no_collector_wait(tmp_path: Path) -> None:
 
 
 def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> None:
-    config = tiny(tmp_path, source__kind="elsewhere", source__wait_seconds=0.3)
     with pytest.raises(Refused, match=r"source\.wait_seconds.*4 prompts.*agro collect"):
-        Trainer(config, tmp_path / "run").run()
+        run_tiny(tmp_path, source__kind="elsewhere", source__wait_seconds=0.3)
 
 
 def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"config\.json"):
         Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
-    run = Trainer(tiny(tmp_path, train__steps=1), tmp_path / "run").run()
     with pytest.raises(Refused, match=r"source\.kind"):
-        Collector.of(str(run), None, print)  # type: ignore[arg-type]
+        Collector.of(str(run_tiny(tmp_path, train__steps=1)), None, print)  # type: ignore[arg-type]
 
 
 def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
@@ -219,21 +204,9 @@ def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:
     assert ahead(tiny(tmp_path, data__max_age=6, train__updates=2)) == 4 * GROUPS
 
 
-def test_collectors_of_a_resumed_run_know_how_far_it_is(tmp_path: Path) -> None:
-    """They aren't ahead of what it has trained on; else, with max_age = 0, both sides would wait for ever."""
-
-    class Learner:
-        version = 9
-
-        def publish(self, folder: Path) -> None:
-            folder.mkdir(parents=True)
-
-    publications = Publications(LocalFolder(tmp_path))
-    phase = Phase.all(tiny(tmp_path))[0]
-    with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(phase, store, "run", publications, Activity(), step=6)
-        source.publish(Learner())  # type: ignore[arg-type]
-    assert publications.newest() == PublishedWeights(9, "train", step=6)
+@pytest.fixture
+def publications(tmp_path: Path) -> Publications:
+    return Publications(LocalFolder(tmp_path))
 
 
 def test_replay_leaves_alone_what_waits_to_be_fresh(tmp_path: Path) -> None:
@@ -250,11 +223,6 @@ PROMPTS = [
     Prompt([{"role": "user", "content": "¿?"}], "b\n", {"nested": {"x": [0.1]}}),
     Prompt("", "c"),
 ]
-
-
-@pytest.fixture
-def publications(tmp_path: Path) -> Publications:
-    return Publications(LocalFolder(tmp_path))
 
 
 def write(folder: Path) -> None:
@@ -274,6 +242,8 @@ def test_collectors_get_the_record_and_the_prompts(publications: Publications) -
     publications.begin({"run": "r", "train": {"steps": 3}}, PROMPTS)
     assert publications.record() == {"run": "r", "train": {"steps": 3}}
     assert publications.prompts() == PROMPTS
+    with pytest.raises(Refused, match="prompt x: expected a value that JSON has"):
+        publications.begin({}, [Prompt("x", "x", {"answer": math.nan})])
 
 
 def test_the_newest_weights_and_the_ones_before_them(publications: Publications) -> None:
@@ -283,20 +253,15 @@ def test_the_newest_weights_and_the_ones_before_them(publications: Publications)
     for version in range(5):
         publications.publish(PublishedWeights(version, "train", step=version + 1), write)
     assert publications.newest() == PublishedWeights(4, "train", 5)
-    assert versions(publications) == ["00000002", "00000003", "00000004"]
-    assert len(versions(publications)) == KEPT
+    assert versions(publications) == ["00000002", "00000003", "00000004"]  # so many are kept
     with publications.weights(PublishedWeights(3, "train")) as folder:
         assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
+    publications.publish(PublishedWeights(4, "again", 6), lambda folder: pytest.fail("they are there"))
+    assert publications.newest() == PublishedWeights(4, "again", 6)
     publications.end()
-    assert publications.newest() == PublishedWeights(4, "train", 5, ended=True)
+    assert publications.newest() == PublishedWeights(4, "again", 6, ended=True)
     publications.begin({}, PROMPTS)  # it goes on with more steps: collectors that start now have work
-    assert publications.newest() == PublishedWeights(4, "train", 5)
-
-
-def test_weights_are_written_once_a_version(publications: Publications) -> None:
-    publications.publish(PublishedWeights(1, "first"), write)
-    publications.publish(PublishedWeights(1, "second", 4), lambda folder: pytest.fail("they are there"))
-    assert publications.newest() == PublishedWeights(1, "second", 4)
+    assert publications.newest() == PublishedWeights(4, "again", 6)
 
 
 def test_weights_that_were_never_announced_are_removed(publications: Publications) -> None:
@@ -310,51 +275,37 @@ def test_weights_that_were_never_announced_are_removed(publications: Publication
     assert versions(publications) == ["weights/served", "00000001", "00000002"]
 
 
-def test_what_json_has_not_is_refused(publications: Publications) -> None:
-    with pytest.raises(Refused, match="prompt x: expected a value that JSON has"):
-        publications.begin({}, [Prompt("x", "x", {"answer": math.nan})])
-
-
 def staleness(run: Path) -> list[float]:
     return [row["staleness_mean"] for row in metrics(run) if row["step"]]
 
 
-def synced(run: Path) -> list[str]:
-    return sorted(folder.name for folder in (run / "weights" / "synced").iterdir())
-
-
-def test_the_sampler_is_behind_by_up_to_so_many_steps_less_one(tmp_path: Path) -> None:
-    run = Trainer(tiny(tmp_path, source__sync_every=3), tmp_path / "run").run()
-    assert staleness(run) == [0, 1, 2, 0, 1, 2]
-
-
-def test_it_counts_optimizer_steps(tmp_path: Path) -> None:
-    """Three updates a step: before step s the version is 3 (s − 1)."""
-    config = tiny(tmp_path, source__sync_every=6, train__updates=3)
-    assert staleness(Trainer(config, tmp_path / "run").run()) == [0, 3, 0, 3, 0, 3]
+@pytest.mark.parametrize(
+    ("every", "updates", "behind"), [(3, 1, [0, 1, 2, 0, 1, 2]), (6, 3, [0, 3, 0, 3, 0, 3])]
+)
+def test_the_sampler_is_behind_by_up_to_so_many_optimizer_steps_less_one(
+    tmp_path: Path, every: int, updates: int, behind: list[int]
+) -> None:
+    """With three updates a step, before step s the version is 3 (s − 1)."""
+    assert staleness(run_tiny(tmp_path, source__sync_every=every, train__updates=updates)) == behind
 
 
 def test_samples_have_version_and_log_probs_of_the_weights_that_sampled(tmp_path: Path) -> None:
     config = tiny(tmp_path, source__sync_every=4)
     run = Trainer(config, tmp_path / "run", monitors=[StopAfter(4)]).run()
     start = load_published(config.policy, run / "weights" / "synced" / "v00000000")
-    with Store.open(run / "store.db", read_only=True) as store:
-        samples = list(store.samples())[-12:]
-    assert samples
+    samples = samples_of(run)[-12:]
+    assert len(samples) == 12
     for sample in samples:
         assert sample.version == 0
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))[None]
         mask = torch.tensor(sample.action)[None]
-        logp = start.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"][mask]
-        assert logp.detach().numpy() == pytest.approx(
-            sample.behavior_logp[sample.action], abs=logp_rounding(run)
-        )
+        logp = start.streams(tokens, torch.tensor([tokens.shape[1]]), mask)["logp"][mask].detach().numpy()
+        assert logp == pytest.approx(sample.behavior_logp[sample.action], abs=logp_rounding(run))
 
 
 def test_with_one_it_is_a_run_without_a_lag(tmp_path: Path) -> None:
-    plain = Trainer(tiny(tmp_path), tmp_path / "plain").run()
-    one = Trainer(tiny(tmp_path, source__sync_every=1), tmp_path / "one").run()
-    assert weights(plain) == weights(one)
+    one = run_tiny(tmp_path, "one", source__sync_every=1)
+    assert weights(one) == weights(run_tiny(tmp_path, "plain"))
     assert not (one / "weights" / "synced").exists()
 
 
@@ -372,23 +323,18 @@ def test_a_resumed_run_has_the_same_lag_and_ends_with_the_same_bytes(
 
 def test_weights_that_no_checkpoint_continues_with_are_removed(tmp_path: Path) -> None:
     """When the weights of version 6 are synced, the checkpoints are those of versions 2 and 4."""
-    run = Trainer(tiny(tmp_path, source__sync_every=2, train__keep=2), tmp_path / "run").run()
-    assert synced(run) == ["v00000002", "v00000004", "v00000006"]
+    run = run_tiny(tmp_path, source__sync_every=2, train__keep=2)
+    names = sorted(folder.name for folder in (run / "weights" / "synced").iterdir())
+    assert names == ["v00000002", "v00000004", "v00000006"]
 
 
 def test_beta_matters_to_an_anchor_at_the_behavior_only_with_a_lag(tmp_path: Path) -> None:
     """OAPL is (β log π/μ − (r − V))²: where π = μ, β scales the gradient alone, which Adam undoes."""
+    plain_adam = {"train__steps": 8, "train__adam_eps": 1e-30, "train__clip": 1e9}
 
-    def trained(beta: float, every: int) -> Any:
-        config = tiny(
-            tmp_path,
-            objective={"name": "oapl", "beta": beta},
-            source__sync_every=every,
-            train__steps=8,
-            train__adam_eps=1e-30,
-            train__clip=1e9,
-        )
-        run = Trainer(config, tmp_path / f"{beta}-{every}").run()
+    def trained(beta: float, every: int) -> torch.Tensor:
+        changes = {"objective": {"name": "oapl", "beta": beta}, "source__sync_every": every, **plain_adam}
+        run = run_tiny(tmp_path, f"{beta}-{every}", **changes)
         return torch.cat([w.flatten() for w in load_file(run / "model" / "model.safetensors").values()])
 
     def moved(every: int) -> float:
@@ -397,16 +343,17 @@ def test_beta_matters_to_an_anchor_at_the_behavior_only_with_a_lag(tmp_path: Pat
     assert moved(8) > 10 * moved(1)
 
 
-def test_collectors_keep_their_weights_too(tmp_path: Path) -> None:
-    """What the trainer publishes at its versions 0 to 5, of which 0 and 3 are new."""
-    config = tiny(tmp_path, source__kind="elsewhere", source__sync_every=3)
-    publications = Publications(LocalFolder(tmp_path))
+def test_collectors_keep_their_weights_and_know_how_far_a_resumed_run_is(
+    tmp_path: Path, publications: Publications
+) -> None:
+    """The trainer publishes at its versions 0 to 5, of which 0 and 3 are new. Of its step: collectors aren't
+    ahead of what it has trained on; else, with max_age = 0, both sides would wait for ever."""
+    [phase] = Phase.all(tiny(tmp_path, source__kind="elsewhere", source__sync_every=3))
+    published = []
     with Store.open(tmp_path / "store.db") as store:
-        source = CollectorSource(Phase.all(config)[0], store, "run", publications, Activity())
-        published = []
+        source = CollectorSource(phase, store, "run", publications, Activity(), step=6)
         for version in range(6):
-            write = partial(Path.mkdir, parents=True)
-            source.publish(SimpleNamespace(version=version, publish=write))
-            published.append(publications.newest().version)
-    assert published == [0, 0, 0, 3, 3, 3]
-    assert sorted(f.name for f in (tmp_path / "weights").glob("v*")) == ["v00000000", "v00000003"]
+            source.publish(SimpleNamespace(version=version, publish=partial(Path.mkdir, parents=True)))
+            published.append(publications.newest())
+    assert published == [PublishedWeights(version, "train", step=6) for version in (0, 0, 0, 3, 3, 3)]
+    assert versions(publications) == ["00000000", "00000003"]

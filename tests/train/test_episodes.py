@@ -4,23 +4,25 @@ what an environment answered.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import logp_rounding, metrics, tiny, weights, write_prompts
+from tiny_runs import logp_rounding, metrics, run_tiny, samples_of, tiny, write_prompts
 
 from agro import config, objectives
-from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.objectives.evaluation import differentiate
 from agro.pages.run.page import page
 from agro.runs.rundata import load_run
 from agro.store import Store
+from agro.train.check import check_config
 from agro.train.collate import collate
 from agro.train.step import MicroBatch, Passes, backward
+from agro.train.trainable import check_store
 from agro.types import Batch, Sample
 
 ENVIRONMENT = '''
@@ -41,12 +43,11 @@ class Again:
         return Turn(None, earned, True) if len(state) == 2 else Turn(">", earned)
 class Stuck(Again):
     def step(self, state, text):
-        state.append(text)
         if text.startswith("7"):
             time.sleep(60)
         if text.startswith("8"):
             os._exit(3)
-        return Turn(None, 1.0, True) if len(state) == 2 else Turn(">", 0.0)
+        return super().step(state, text)
 class Silent(Again):
     def step(self, state, text):
         state.append(text)
@@ -54,50 +55,40 @@ class Silent(Again):
 '''
 
 
-def run(tmp_path: Path, name: str, environment: str, resume: bool = False, **changes) -> Path:
+def run(tmp_path: Path, name: str, environment: str, **changes) -> Path:
     (tmp_path / "again.py").write_text(ENVIRONMENT)
-    section = {"name": f"{tmp_path / 'again.py'}:{environment}", "options": changes.pop("options", {})}
-    config = tiny(tmp_path, environment=section, policy__new__context=32, **changes)
-    return Trainer(config, tmp_path / name, resume=resume).run()
+    section = {"name": f"{tmp_path / 'again.py'}:{environment}"}
+    return run_tiny(tmp_path, name, environment=section, policy__new__context=32, **changes)
 
 
 def test_episodes_are_trained_on_and_measured(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
-    folder = run(
-        tmp_path, "run", "Again", data__eval_prompts=held, train__groups=8, train__steps=30, train__lr=2e-2
-    )
+    train = {"train__groups": 8, "train__steps": 30, "train__lr": 2e-2}
+    folder = run(tmp_path, "run", "Again", data__eval_prompts=held, **train)
     rows = metrics(folder)
     assert rows[-1]["eval_reward"] > rows[0]["eval_reward"] + 0.1  # at random about 2 · 3 / 12 / 6 = 0.08
     assert rows[-1]["eval_n"] == 20
     assert max(m["logp_diff_max"] for m in rows[1:]) < logp_rounding(folder)
-    with Store.open(folder / "store.db", read_only=True) as store:
-        samples = list(store.samples())
+    samples = samples_of(folder)
     assert len(samples) == 30 * 8 * 3
     assert {s.meta["turns"] for s in samples} == {1, 2}  # 1: the first turn was cut
     texts = [s.response.replace(">", "") if s.meta["turns"] == 2 else s.response for s in samples]
-    assert all(s.reward == pytest.approx(t.count("7") / 6) for s, t in zip(samples, texts))
+    assert [s.reward for s in samples] == pytest.approx([t.count("7") / 6 for t in texts])
     assert sum(int(s.action.sum()) for s in samples) == sum(m["sampled_tokens"] or 0 for m in rows)
 
 
 def test_the_configured_reward_scores_the_last_turn(tmp_path: Path) -> None:
     exact = {"reward": {"name": "exact"}, "objective": {"name": "grpo"}}
-    folder = run(tmp_path, "run", "Silent", train__steps=2, **exact)
-    with Store.open(folder / "store.db", read_only=True) as store:
-        for s in store.samples():
-            assert s.reward == float(s.meta["last_turn"] == s.meta["answer"])
-
-
-def test_the_same_run_with_episodes_has_the_same_weights(tmp_path: Path) -> None:
-    whole = run(tmp_path, "whole", "Again")
-    assert weights(whole) == weights(run(tmp_path, "again", "Again"))
+    for s in samples_of(run(tmp_path, "run", "Silent", train__steps=2, **exact)):
+        assert s.reward == float(s.meta["last_turn"] == s.meta["answer"])
 
 
 def test_a_broken_environment_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    fails = {"environment__options": {"fails": True}, "train__steps": 2}
     with pytest.raises(Refused, match=r"environment again: RuntimeError: no more \(again.py:13\)"):
-        run(tmp_path, "run", "Again", options={"fails": True}, reward__max_failed=0.1)
-    folder = run(tmp_path, "free", "Again", options={"fails": True}, reward__max_failed=1.0, train__steps=2)
-    with Store.open(folder / "store.db", read_only=True) as store:
-        states = {("reward_error" in s.meta, s.reward is None, s.meta["turns"]) for s in store.samples()}
+        run(tmp_path, "run", "Again", **fails, reward__max_failed=0.1)
+    samples = samples_of(run(tmp_path, "free", "Again", **fails, reward__max_failed=1.0))
+    states = {("reward_error" in s.meta, s.reward is None, s.meta["turns"]) for s in samples}
     assert (True, True, 2) in states
     assert all(failed == unknown for failed, unknown, _ in states)
 
@@ -112,13 +103,8 @@ def test_an_environment_that_is_not_there_is_refused_before_a_model_is_loaded(
 
 
 def test_an_environment_that_hangs_or_dies_costs_its_episodes_alone(tmp_path: Path) -> None:
-    (tmp_path / "again.py").write_text(ENVIRONMENT)
-    section = {"name": f"{tmp_path / 'again.py'}:Stuck", "timeout": 0.3}
-    config = tiny(tmp_path, environment=section, policy__new__context=32, train__steps=1, sampler__n=3)
-    folder = Trainer(config, tmp_path / "run").run()
-    with Store.open(folder / "store.db", read_only=True) as store:
-        failed = list(store.samples(state="failed"))
-        scored = list(store.samples(scored=True))
+    folder = run(tmp_path, "run", "Stuck", environment__timeout=0.3, train__steps=1)
+    failed = samples_of(folder, state="failed")
     assert failed
     assert all(s.reward is None and s.meta["finish"] == "error" for s in failed)
     errors = {s.meta["reward_error"] for s in failed}
@@ -126,7 +112,7 @@ def test_an_environment_that_hangs_or_dies_costs_its_episodes_alone(tmp_path: Pa
         "environment again: timed out after 0.3 s",
         "environment again: its process ended with status 3",
     }
-    assert len(scored) + len(failed) == 4 * 3
+    assert len(samples_of(folder, scored=True)) + len(failed) == 4 * 3
     assert sum(m["rewards_failed"] or 0 for m in metrics(folder)) == len(failed)
     shown = page(load_run(folder))
     assert all(error in shown for error in errors)
@@ -239,37 +225,25 @@ def test_what_has_no_observations_is_refused_before_a_run(tmp_path: Path) -> Non
     with pytest.raises(Refused, match=r"objective rloo needs the tokens that an environment answered"):
         objectives.evaluate("rloo", logp, plain, streams={"observed_logp": logp}, observations=SHARE)
     with pytest.raises(Refused, match=r"answered .*there is neither \[environment\] nor data\.store"):
-        Trainer(tiny(tmp_path, objective__observations=SHARE), tmp_path / "fresh").run()
-    for name, texts, answered in (("log.db", ("7", "8"), False), ("episodes.db", ("7>7", "8>8"), True)):
+        run_tiny(tmp_path, objective__observations=SHARE)
+    for name, texts, refusal in (
+        ("log.db", ("7", "8"), pytest.raises(Refused, match=r"0 of 2 samples in .*log\.db")),
+        ("episodes.db", ("7>7", "8>8"), nullcontext()),
+    ):
+        log = {"data": {"store": str(tmp_path / name), "replay": 1.0}, "train__groups": 1}
+        [phase] = check_config(tiny(tmp_path, **log, objective__observations=SHARE))
         with Store.open(tmp_path / name) as store:
             for text in texts:
                 tokens = [1, *(int(c) if c.isdigit() else 10 for c in text)]
                 action = [0, *(c.isdigit() for c in text)]
                 store.append([Sample("001>", text, float(text[0] == "7"), tokens=tokens, action=action)])
-        changes = {"data__store": str(tmp_path / name), "data__replay": 1.0, "data__prompts": None}
-        changes |= {"objective__observations": SHARE, "train__groups": 1}
-        found = refusal(tmp_path, name, changes)
-        assert ("0 of 2 samples in" in found and "log.db" in found) is not answered
-
-
-def refusal(tmp_path: Path, name: str, changes: dict) -> str:
-    from agro.train.check import check_config
-    from agro.train.trainable import check_store
-
-    [phase] = check_config(tiny(tmp_path, **changes))
-    try:
-        with Store.open(tmp_path / name) as store:
-            check_store(phase, store)
-    except Refused as error:
-        return str(error)
-    return ""
+            with refusal:
+                check_store(phase, store)
 
 
 def test_a_run_learns_what_its_environment_answers(tmp_path: Path) -> None:
     """It always answers >, one of 11 tokens: log 11 = 2.4 nats at first."""
-    (tmp_path / "again.py").write_text(ENVIRONMENT)
-    changes = {"environment": {"name": f"{tmp_path / 'again.py'}:Again"}, "objective__observations": SHARE}
-    run = Trainer(tiny(tmp_path, train__lr=3e-2, **changes), tmp_path / "run").run()
-    found = [row["objective"]["observation_loss"] for row in metrics(run) if row["step"]]
+    rows = metrics(run(tmp_path, "run", "Again", train__lr=3e-2, objective__observations=SHARE))
+    found = [row["objective"]["observation_loss"] for row in rows if row["step"]]
     assert found[0] == pytest.approx(np.log(11), abs=0.5)
     assert found[-1] < 0.8 * found[0]

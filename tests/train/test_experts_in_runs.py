@@ -4,15 +4,23 @@ SePPO and self-play on demonstrations.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import RESPONSE_ROUNDING, before_step, copying, metrics, tiny, whole_and_resumed
+from tiny_runs import (
+    RESPONSE_ROUNDING,
+    before_step,
+    copying,
+    metrics,
+    run_id,
+    run_tiny,
+    tiny,
+    whole_and_resumed,
+)
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
@@ -22,24 +30,23 @@ from agro.train.feed import Feed, Valid
 from agro.types import Sample
 
 
-def store_of_experts(path: Path, role: str = "expert", reward: float | None = 1.0) -> str:
-    """Two responses to each prompt of a run, without log-probs."""
+def store_of_experts(path: Path, role: str = "expert", reward: float | None = 1.0, count: int = 2) -> str:
+    """So many responses to each prompt of a run, of which the first is right; without log-probs."""
     with Store.open(path) as store:
         store.append(
             Sample(f"{i:03d}>", f"{i % 10}" * (k + 1), reward=reward, role=role)
             for i in range(60)
-            for k in range(2)
+            for k in range(count)
         )
     return str(path)
 
 
 def roles(folder: Path, store: str) -> dict[int, Counter[str]]:
     """By step, how many responses of each role were drawn."""
-    found: dict[int, Counter[str]] = {}
-    run = json.loads((folder / "config.json").read_text())["run"]
+    found: dict[int, Counter[str]] = defaultdict(Counter)
     with Store.open(Path(store), read_only=True) as opened:
-        for draw in opened.draws.drawn(run):
-            found.setdefault(draw.step, Counter())[draw.role] += 1
+        for draw in opened.draws.drawn(run_id(folder)):
+            found[draw.step][draw.role] += 1
     return found
 
 
@@ -58,57 +65,44 @@ def roles(folder: Path, store: str) -> dict[int, Counter[str]]:
 def test_experts_join_the_samples_of_their_prompts(tmp_path: Path, objective: dict[str, Any]) -> None:
     """Four prompts with three samples and one of two stored responses each."""
     store = store_of_experts(tmp_path / "experts.db")
-    config = tiny(tmp_path, objective=objective, data__experts=1, data__store=store, train__steps=2)
-    Trainer(config, tmp_path / "run").run()
-    assert roles(tmp_path / "run", store) == {step: {"policy": 12, "expert": 4} for step in (1, 2)}
-    assert all(row["loss"] is not None for row in metrics(tmp_path / "run") if row["step"])
+    run = run_tiny(tmp_path, objective=objective, data__experts=1, data__store=store, train__steps=2)
+    assert roles(run, store) == {step: {"policy": 12, "expert": 4} for step in (1, 2)}
+    assert all(row["loss"] is not None for row in metrics(run) if row["step"])
 
 
 def test_unscored_experts_are_enough_where_their_rewards_are_not_read(tmp_path: Path) -> None:
     store = store_of_experts(tmp_path / "experts.db", reward=None)
     for name, experts in (("chord", {"expert": 4}), ("luffy", {})):
-        config = tiny(tmp_path, objective={"name": name}, data__experts=1, data__store=store, train__steps=1)
-        Trainer(config, tmp_path / name).run()
-        assert roles(tmp_path / name, store)[1] == {"policy": 12, **experts}
+        changes = {"objective": {"name": name}, "data__experts": 1, "data__store": store}
+        run = run_tiny(tmp_path, name, **changes, train__steps=1)
+        assert roles(run, store)[1] == {"policy": 12, **experts}
 
 
 @pytest.mark.parametrize("ratio", ["old", "behavior"])
 def test_groups_of_experts_alone_beside_fresh_ones(tmp_path: Path, ratio: str) -> None:
     """Two groups of three samples, and two of one stored response."""
     store = store_of_experts(tmp_path / "experts.db", reward=None)
-    data = {"replay": 0.5, "roles": ["expert"], "group_size": 1, "store": store}
-    changes = {f"data__{key}": value for key, value in data.items()}
-    config = tiny(tmp_path, objective={"name": "chord", "ratio": ratio}, train__steps=2, **changes)
-    Trainer(config, tmp_path / "run").run()
-    assert roles(tmp_path / "run", store) == {step: {"policy": 6, "expert": 2} for step in (1, 2)}
+    data = {"data__replay": 0.5, "data__roles": ["expert"], "data__group_size": 1, "data__store": store}
+    run = run_tiny(tmp_path, objective={"name": "chord", "ratio": ratio}, train__steps=2, **data)
+    assert roles(run, store) == {step: {"policy": 6, "expert": 2} for step in (1, 2)}
 
 
 def test_a_log_without_log_probs_is_still_refused(tmp_path: Path) -> None:
     """Of role "log" the same records are the policy's business."""
     store = store_of_experts(tmp_path / "log.db", role="log")
-    config = tiny(tmp_path, objective={"name": "luffy"}, data__replay=0.5, data__store=store)
     with pytest.raises(Refused, match=r"objective luffy needs behavior_logp: 0 of 120 rows have it"):
-        Trainer(config, tmp_path / "run").run()
-
-
-RIVALS = {"policy__reference": "sampler", "source__sync_every": 2, "source__sync_from": 3}
-
-
-def demonstrations(path: Path) -> str:
-    """The right digit for each prompt, without rewards."""
-    with Store.open(path) as store:
-        store.append(Sample(f"{i:03d}>", f"{i % 10}", role="expert") for i in range(60))
-    return str(path)
+        run_tiny(tmp_path, objective={"name": "luffy"}, data__replay=0.5, data__store=store)
 
 
 def of_rivals(folder: Path, **changes: Any) -> RunConfig:
+    """Demonstrations without rewards against samples of one of the last three copies of the policy."""
     values = {
         "objective": {"name": "seppo", "beta": 0.1, "singletons": "drop"},
-        "data__store": demonstrations(folder / f"experts{len(list(folder.glob('*.db')))}.db"),
+        "data__store": store_of_experts(folder / "experts.db", reward=None, count=1),
         "data__experts": 1,
-        "source__around": "rivals",
+        "policy__reference": "sampler",
+        "source": {"around": "rivals", "sync_every": 2, "sync_from": 3},
         "train__steps": 12,
-        **RIVALS,
     }
     return tiny(folder, **{**values, **changes})
 
@@ -117,15 +111,40 @@ def sampler_versions(run: Path) -> list[int]:
     return [row["sampler_version"] for row in metrics(run) if row["step"]]
 
 
-def test_the_rival_is_one_of_the_last_copies_drawn_anew_at_each(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def rivals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bool], list[float]]:
+    """A run, and of each step whether the reference has the weights of the copy that sampled, and how far its
+    log-probs are from those that the samples recorded."""
+    folder = tmp_path_factory.mktemp("rivals")
+    copies, differences = [], []
+
+    def look(feed: Feed, valid: Valid) -> None:
+        [version] = {sample.version for sample in valid.samples if sample.role == "policy"}
+        copy = load_file(folder / "run/weights/synced" / f"v{version:08d}" / "model.safetensors")
+        reference = feed.learner.reference.weights()
+        copies.append(all(torch.equal(copy[name], reference[name]) for name in copy))
+        batch = feed.batch(valid, 1, {"beta": 0.1}).batch
+        known = batch.mask & batch.behavior_logp.isfinite()
+        differences.append((batch.ref_logp - batch.behavior_logp)[known].abs().max().item())
+
+    with before_step(look):
+        return Trainer(of_rivals(folder), folder / "run").run(), copies, differences
+
+
+def test_the_rival_is_one_of_the_last_copies_drawn_anew_at_each(rivals) -> None:
     """A copy is made at versions 0, 2, …, 10, and each one is the newest for two steps."""
-    run = Trainer(of_rivals(tmp_path), tmp_path / "run").run()
-    versions = sampler_versions(run)
+    versions = sampler_versions(rivals[0])
     assert versions[::2] == versions[1::2]
     for newest, version in zip(range(0, 12, 2), versions[::2], strict=True):
         assert version in {newest, newest - 2, newest - 4} - {-2, -4}
     behind = {newest - version for newest, version in zip(range(4, 12, 2), versions[4::2], strict=True)}
     assert len(behind) > 1  # the rival isn't always as old
+
+
+def test_the_reference_is_the_version_that_samples(rivals) -> None:
+    _, copies, differences = rivals
+    assert copies == [True] * 12
+    assert max(differences) < RESPONSE_ROUNDING
 
 
 def test_of_one_copy_the_rival_is_the_iterate_before(tmp_path: Path) -> None:
@@ -134,41 +153,18 @@ def test_of_one_copy_the_rival_is_the_iterate_before(tmp_path: Path) -> None:
     assert sampler_versions(run) == [0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
 
 
-def test_the_reference_is_the_version_that_samples(tmp_path: Path) -> None:
-    """Its weights are those of the copy, and its log-probs those that the samples recorded."""
-    copies, differences = [], []
-
-    def look(feed: Feed, valid: Valid) -> None:
-        fresh = [sample for sample in valid.samples if sample.role == "policy"]
-        [version] = {sample.version for sample in fresh}
-        copy = load_file(tmp_path / "run/weights/synced" / f"v{version:08d}" / "model.safetensors")
-        reference = feed.learner.reference.weights()
-        copies.append(all(torch.equal(copy[name], reference[name]) for name in copy))
-        batch = feed.batch(valid, 1, {"beta": 0.1}).batch
-        known = batch.mask & batch.behavior_logp.isfinite()
-        differences.append((batch.ref_logp - batch.behavior_logp)[known].abs().max().item())
-
-    with before_step(look):
-        Trainer(of_rivals(tmp_path, train__steps=8), tmp_path / "run").run()
-    assert copies == [True] * 8
-    assert max(differences) < RESPONSE_ROUNDING
-
-
-def test_pairs_are_of_a_demonstration_and_a_sample_of_the_rival(tmp_path: Path) -> None:
+def test_pairs_are_of_a_demonstration_and_a_sample_of_the_rival(rivals) -> None:
     """Each sample against the demonstration to its prompt."""
-    config = of_rivals(tmp_path, train__steps=4)
-    run = Trainer(config, tmp_path / "run").run()
-    run_id = json.loads((run / "config.json").read_text())["run"]
-    with Store.open(config.data.store, read_only=True) as store:
+    run, _, _ = rivals
+    with Store.open(run.parent / "experts.db", read_only=True) as store:
         samples = {s.id: s for s in store.samples()}
         pairs = list(store.pairs())
-        drawn = Counter(draw.role for draw in store.draws.drawn(run_id))
-    fresh = [s for s in samples.values() if s.role == "policy"]
-    assert [pair.loser for pair in pairs] == [sample.id for sample in fresh]
+        drawn = Counter(draw.role for draw in store.draws.drawn(run_id(run)))
+    assert [pair.loser for pair in pairs] == [s.id for s in samples.values() if s.role == "policy"]
     for pair in pairs:
         winner, loser = samples[pair.winner], samples[pair.loser]
         assert (winner.role, loser.role, winner.prompt) == ("expert", "policy", loser.prompt)
-    assert drawn == {"policy": 4 * 4 * 3, "expert": 4 * 4}
+    assert drawn == {"policy": 12 * 4 * 3, "expert": 12 * 4}
 
 
 @pytest.mark.parametrize("at", [3, pytest.param(5, marks=pytest.mark.nightly)])

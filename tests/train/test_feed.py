@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from tiny_runs import before_step, metrics, tiny
+from tiny_runs import before_step, metrics, run_tiny, tiny, total_logp
 
-from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
@@ -46,8 +45,8 @@ def feed(config: RunConfig, values: StoredValues | None = None) -> Feed:
     return Feed(phase, None, learner, None, "", Activity(), values)  # type: ignore[arg-type]
 
 
-def valid_of(made: Feed, drawn: DrawnGroups) -> Valid:
-    return made.valid(drawn, ())
+def valid_of(made: Feed, *drawn: Sample, **more: Any) -> Valid:
+    return made.valid(DrawnGroups(list(drawn), **more), ())
 
 
 def samples(*versions: int) -> list[Sample]:
@@ -61,24 +60,20 @@ def samples(*versions: int) -> list[Sample]:
 
 
 def test_fresh_is_what_the_present_weights_made(tmp_path: Path) -> None:
-    valid = valid_of(feed(tiny(tmp_path)), DrawnGroups(samples(5, 4, -1)))
+    valid = valid_of(feed(tiny(tmp_path)), *samples(5, 4, -1))
     assert valid.recent(5) == [True, True, False, False, False, False]
     assert valid.recent(4) == [False, False, True, True, False, False]
     assert not valid.dropped
 
 
 def test_what_is_not_valid_is_counted_by_reason(tmp_path: Path) -> None:
-    made = feed(tiny(tmp_path))
     good, lone = samples(1), samples(3)
     unscored = good[0].replace(reward=None, id=30)
-    drawn = DrawnGroups([*good, unscored, lone[0]], [], [DamagedSample(31, lone[0].prompt_id, None)])
-    valid = valid_of(made, drawn)
+    damaged = [DamagedSample(31, lone[0].prompt_id, None)]
+    valid = valid_of(feed(tiny(tmp_path)), *good, unscored, lone[0], damaged=damaged)
     assert [s.id for s in valid.samples] == [0, 1]
-    assert valid.dropped == {
-        "no reward": 1,
-        "damaged": 1,
-        "group too small after others were dropped": 1,
-    }
+    reasons = ("no reward", "damaged", "group too small after others were dropped")
+    assert valid.dropped == dict.fromkeys(reasons, 1)
     assert all(s.tokens is not None for s in valid.samples)
 
 
@@ -87,22 +82,14 @@ def test_only_rows_whose_log_probs_are_read_must_know_over_which_tokens(tmp_path
     made = feed(tiny(tmp_path, objective={"name": "luffy"}))
     truncated = [s.replace(sampling={"temperature": 1.0, "top_p": 0.9}) for s in samples(5)]
     experts = [s.replace(role="expert") for s in truncated]
-    assert len(valid_of(made, DrawnGroups(experts)).samples) == 2
+    assert len(valid_of(made, *experts).samples) == 2
     with pytest.raises(Refused, match=r"behavior_logp.*2 don't.*sampled with top_p 0\.9"):
-        valid_of(made, DrawnGroups([*truncated, *experts]))
+        valid_of(made, *truncated, *experts)
 
 
 def batch_of(made: Feed, *versions: int) -> Batch:
     """Of the second step."""
-    valid = valid_of(made, DrawnGroups(samples(*versions)))
-    data = made.batch(valid, 2, made.phase.options(Position(step=1)))
-    assert data is not None
-    return data.batch
-
-
-def test_nothing_valid_is_no_batch(tmp_path: Path) -> None:
-    made = feed(tiny(tmp_path))
-    assert made.batch(valid_of(made, DrawnGroups([])), 1, made.phase.options(Position())) is None
+    return made.batch(valid_of(made, *samples(*versions)), 2, made.phase.options(Position(step=1))).batch
 
 
 SCHEDULED = {"name": "agro", "beta": {"start": 0.1, "end": 0.0, "steps": 1}}
@@ -142,21 +129,15 @@ def test_old_log_probs_are_the_learners_of_now(tmp_path: Path) -> None:
 
 def test_groups_are_replayed_by_the_mean_power_of_their_rewards() -> None:
     """Rewards 4 and 0 at the power ½: (2 + 10⁻³)/2, ε = 10⁻⁶; one without a reward counts nowhere."""
-    rewards = {"a": (4.0, 0.0), "b": (-1.0, None)}
-    samples = [
-        Sample(p, str(i), reward=r, prompt_id=p) for p, of in rewards.items() for i, r in enumerate(of)
-    ]
-    found = by_reward(samples, 0.5)
-    assert found["a"] == pytest.approx(math.log((2 + 1e-3) / 2), abs=1e-6)
-    assert found["b"] == pytest.approx(0.0, abs=1e-6)
+    rewards = [("a", 4.0), ("a", 0.0), ("b", -1.0), ("b", None)]
+    samples = [Sample(p, str(i), reward=r, prompt_id=p) for i, (p, r) in enumerate(rewards)]
+    assert by_reward(samples, 0.5) == pytest.approx({"a": math.log((2 + 1e-3) / 2), "b": 0.0}, abs=1e-6)
 
 
 def test_samples_of_an_episode_are_one_response() -> None:
     rows = [
-        Sample("a", "1", prompt_id="p", episode="e"),
-        Sample("a", "2", prompt_id="p", episode="e"),
-        Sample("a", "3", prompt_id="p"),
-        Sample("a", "4", prompt_id="q", episode="e"),
+        Sample("a", text, prompt_id=prompt_id, episode=episode)
+        for text, prompt_id, episode in (("1", "p", "e"), ("2", "p", "e"), ("3", "p", None), ("4", "q", "e"))
     ]
     assert [s.response for s in one_each(rows)] == ["2", "3", "4"]
     assert count_responses(rows) == {"p": 2, "q": 1}
@@ -181,16 +162,16 @@ def store(tmp_path):
 
 
 def test_sources_of_different_scales_are_refused_where_they_meet(store):
-    with pytest.raises(
-        Refused, match=r"checker go from 0 to 1, those of annotators from 1 to 5.*reward_scale"
-    ):
+    words = r"checker go from 0 to 1, those of annotators from 1 to 5.*reward_scale"
+    with pytest.raises(Refused, match=words):
         check_scales(data(), store)
     check_scales(data(reward_scale={**GRADES, "checker": {}}), store)
     check_scales(data(reward_scale=GRADES), store)  # mapped, the ranges agree
     check_scales(data(sources=["checker"]), store)
+    agro, sft = (Phase("", RunConfig.of({"objective": {"name": name}}), 0, 1) for name in ("agro", "sft"))
     with pytest.raises(Refused, match="different scales"):
-        check_store(Phase("", RunConfig.of({"objective": {"name": "agro"}}), 0, 1), store)
-    check_store(Phase("", RunConfig.of({"objective": {"name": "sft"}}), 0, 1), store)  # reads no rewards
+        check_store(agro, store)
+    check_store(sft, store)  # reads no rewards
 
 
 def test_apart_or_within_one_scale_they_may_have_any_range(tmp_path):
@@ -202,15 +183,9 @@ def test_apart_or_within_one_scale_they_may_have_any_range(tmp_path):
 
 def test_a_map_changes_rewards_and_those_of_tokens():
     [sample] = made("annotators", 5.0)
-    sample = sample.replace(
-        tokens=np.array([1, 2], np.int32),
-        action=np.array([False, True]),
-        tokenizer="t",
-        token_reward=np.array([np.nan, 4.0], np.float32),
-    )
-    [mapped] = rescaled([sample], data(reward_scale=GRADES))
-    assert mapped.reward == 1.0
-    assert mapped.token_reward[1] == 1.0
+    of_tokens = {"tokens": [1, 2], "action": [False, True], "token_reward": [math.nan, 4.0]}
+    [mapped] = rescaled([sample.replace(tokenizer="t", **of_tokens)], data(reward_scale=GRADES))
+    assert (mapped.reward, mapped.token_reward[1]) == (1.0, 1.0)
     assert rescaled(made("checker", 1.0), data(reward_scale=GRADES))[0].reward == 1.0
 
 
@@ -221,15 +196,10 @@ def test_a_step_is_refused_too_where_scales_meet_that_the_store_did_not_show():
 
 
 def test_a_run_trains_on_mapped_rewards(tmp_path, store):
-    config = tiny(
-        tmp_path,
-        data={"store": str(store.path), "replay": 1.0, "reward_scale": GRADES},
-        train__steps=1,
-        train__groups=1,
-    )
+    log = {"store": str(store.path), "replay": 1.0, "reward_scale": GRADES}
     rewards = []
     with before_step(lambda feed, valid: rewards.extend(s.reward for s in valid.samples)):
-        Trainer(config, tmp_path / "run").run()
+        run_tiny(tmp_path, data=log, train__steps=1, train__groups=1)
     assert sorted(rewards) == [0.0, 0.0, 1.0, 1.0]
 
 
@@ -242,31 +212,30 @@ def row(
     policy: Policy, response: str, episode: str | None = None, *, later: bool = False, **fields
 ) -> Sample:
     plain = policy.encode(Sample("100>", response, reward=1.0, prompt_id="p"))
-    assert plain.tokens is not None
-    assert plain.action is not None
     context = {"context_tokens": plain.tokens[~plain.action]} if later else {}
     return plain.replace(episode=episode, **context, **fields)
 
 
-def test_an_episode_that_loses_a_row_leaves_whole(tmp_path: Path, policy: Policy) -> None:
-    rows = [
-        row(policy, "1", "e"),
-        row(policy, "2" * 8, "e", later=True),
-        row(policy, "3"),
-        row(policy, "4", "f"),
-        row(policy, "5", "f", later=True),
-    ]
+def an_episode(policy: Policy, name: str = "e", second: str = "2", **fields) -> list[Sample]:
+    """Its two rows."""
+    return [row(policy, "1", name, **fields), row(policy, second, name, later=True, **fields)]
+
+
+TOO_LONG = "2" * 8
+
+
+def test_an_episode_that_loses_a_row_leaves_whole(policy: Policy) -> None:
+    rows = [*an_episode(policy, "e", TOO_LONG), row(policy, "3"), *an_episode(policy, "f", "5")]
     valid = select_valid(DrawnGroups(rows), policy.encoder, 12, {REWARD})
-    assert [s.response for s in valid.samples] == ["3", "4", "5"]
+    assert [s.response for s in valid.samples] == ["3", "1", "5"]
     assert valid.dropped == {"too long": 1, "another row of its episode was dropped": 1}
 
 
 def test_episodes_of_two_prompts_may_have_one_name(policy: Policy) -> None:
     """That of p loses a row and leaves; that of q stays, and is no part of the other one's responses."""
-    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True)]
-    others = [r.replace(prompt_id="q", reward=0.0) for r in rows]
-    assert collate([*rows, *others], 0).response.tolist() == [0, 0, 1, 1]
-    drawn = DrawnGroups([rows[0], row(policy, "2" * 8, "e", later=True), *others])
+    others = an_episode(policy, prompt_id="q", reward=0.0)
+    assert collate([*an_episode(policy), *others], 0).response.tolist() == [0, 0, 1, 1]
+    drawn = DrawnGroups([*an_episode(policy, "e", TOO_LONG), *others])
     assert [s.prompt_id for s in select_valid(drawn, policy.encoder, 12, {REWARD}).samples] == ["q", "q"]
 
 
@@ -274,23 +243,17 @@ def test_an_episode_with_a_damaged_row_leaves_whole(tmp_path: Path, policy: Poli
     with Store.open(tmp_path / "log.db") as store:
         for g in range(4):
             for e in range(3):
-                store.append(
-                    row(policy, str(i), f"{g}-{e}", later=bool(i), reward=float(e)).replace(prompt_id=str(g))
-                    for i in range(2)
-                )
+                store.append(an_episode(policy, f"{g}-{e}", prompt_id=str(g), reward=float(e)))
         store.tables.run("UPDATE samples SET response = 'x' WHERE id = 2")
-    config = tiny(tmp_path, data__store=str(tmp_path / "log.db"), data__replay=1.0, train__steps=1)
-    [found] = metrics(Trainer(config, tmp_path / "run").run())
+    log = {"data__store": str(tmp_path / "log.db"), "data__replay": 1.0}
+    [found] = metrics(run_tiny(tmp_path, **log, train__steps=1))
     assert found["dropped_reasons"] == {"damaged": 1, "another row of its episode was dropped": 1}
 
 
 def test_means_are_over_responses(policy: Policy) -> None:
     """A response of 4 tokens in two rows (each with its end token), reward 1, and one of 2, reward 0."""
-    rows = [row(policy, "1", "e"), row(policy, "2", "e", later=True), row(policy, "3", reward=0.0)]
-    rows = [
-        s.replace(meta={"finish": "stop" if s.episode else "length", "reward_parts": {"a": s.reward}})
-        for s in rows
-    ]
+    rows = an_episode(policy, meta={"finish": "stop", "reward_parts": {"a": 1.0}})
+    rows.append(row(policy, "3", reward=0.0, meta={"finish": "length", "reward_parts": {"a": 0.0}}))
     found = describe_batch(Valid(rows), 0)
     assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
     assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
@@ -304,44 +267,25 @@ def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
 
 def test_a_held_out_group_of_one_episode_is_none(tmp_path: Path, policy: Policy) -> None:
     with Store.open(tmp_path / "held.db") as store:
-        store.append([row(policy, "1", "e"), row(policy, "2", "e", later=True)])
+        store.append(an_episode(policy))
     [phase] = Phase.all(tiny(tmp_path, data__eval_store=str(tmp_path / "held.db")))
-    with pytest.raises(
-        Refused, match="expected groups of two or more scored responses, got none among 1 groups"
-    ):
+    words = "expected groups of two or more scored responses, got none among 1 groups"
+    with pytest.raises(Refused, match=words):
         HeldOutLog.load(phase, Local(policy, None, print), Activity())
 
 
 def test_a_later_row_of_another_tokenizer_is_left_out(policy: Policy) -> None:
     """Its context isn't the prompt, and only the other tokenizer knows it."""
-    policy.encode(row(policy, "1", "e").replace(tokenizer="another"))
+    first, later = an_episode(policy, tokenizer="another")
+    policy.encode(first)
     with pytest.raises(InvalidSample, match="another context than the prompt"):
-        policy.encode(row(policy, "1", "e", later=True).replace(tokenizer="another"))
-
-
-class Far:
-    """Weights away from the reference's; and what kl_ref is of that step's rows."""
-
-    def __call__(self, feed: Feed, valid: Valid) -> None:
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for p in feed.learner.policy.weights().values():
-                p.add_(0.1 * torch.randn(p.shape, generator=generator))
-        total = 0.0
-        for s in valid.samples:
-            tokens, mask = torch.tensor(s.tokens)[None].long(), torch.tensor(s.mask)[None]
-            with torch.no_grad():
-                ours, theirs = (
-                    p.streams(tokens, torch.tensor([len(s.tokens)]), mask)["logp"][mask]
-                    for p in (feed.learner.policy, feed.learner.reference)
-                )
-            total += float((ours - theirs).sum())
-        self.expected = total / len({s.episode for s in valid.samples})
+        policy.encode(later)
 
 
 def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
-    """Each sampled response is made an episode together with its neighbor of the group."""
-    real = Draws.draw_picked
+    """Each sampled response is made an episode together with its neighbor of the group, and the weights are
+    moved away from the reference's."""
+    real, expected = Draws.draw_picked, []
 
     def paired(*args, **kwargs):
         drawn = real(*args, **kwargs)
@@ -350,9 +294,16 @@ def test_kl_is_of_a_response(tmp_path: Path, monkeypatch) -> None:
         rows = [s.replace(episode=str(first[s.id].id), reward=first[s.id].reward) for s in found]
         return replace(drawn, samples=rows)
 
+    def move(feed: Feed, valid: Valid) -> None:
+        policy, reference = feed.learner.policy, feed.learner.reference
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in policy.weights().values():
+                p.add_(0.1 * torch.randn(p.shape, generator=generator))
+            ratios = [total_logp(policy, s) - total_logp(reference, s) for s in valid.samples]
+        expected.append(sum(ratios) / len({s.episode for s in valid.samples}))
+
     monkeypatch.setattr(Draws, "draw_picked", paired)
-    far = Far()
-    with before_step(far):
-        config = tiny(tmp_path, sampler__n=4, train__steps=1, guard__logp_diff=0)  # the sampler was nearer
-        [found] = metrics(Trainer(config, tmp_path / "run").run())
-    assert found["kl_ref"] == pytest.approx(far.expected, rel=1e-4)
+    with before_step(move):  # the sampler was nearer, so that nothing guards their difference
+        [found] = metrics(run_tiny(tmp_path, sampler__n=4, train__steps=1, guard__logp_diff=0))
+    assert found["kl_ref"] == pytest.approx(expected[0], rel=1e-4)

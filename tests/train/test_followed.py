@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, interrupted, metrics, tiny, weights, write_prompts
+from tiny_runs import fill_store, interrupted, metrics, run_tiny, tiny, weights, write_prompts
 
 from agro import objectives
 from agro.api.reporting_trainer import Trainer
@@ -17,7 +17,6 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.runs.rundata import Outcome, load_run
 from agro.store import Store
-from agro.train.monitors import Monitor, View
 from agro.train.monitors.guard import Best
 from agro.train.monitors.heldout import HeldOutLog
 from agro.types import Batch, Sample
@@ -25,15 +24,12 @@ from agro.types import Batch, Sample
 
 def on_a_log(folder: Path, **changes: Any) -> RunConfig:
     """Twelve stored groups, of which some are held out; no prompts and no reward function are used."""
-    if not (folder / "log.db").exists():
-        fill_store(folder / "log.db", groups=12)
-    values: dict[str, Any] = {
-        "data__store": str(folder / "log.db"),
-        "data__replay": 1.0,
-        "data__hold_out": 0.4,
-    }
-    values["evaluate__kl_samples"] = 0
-    return tiny(folder, **values, **{"evaluate__every": 1, "train__steps": 5, **changes})
+    store = folder / "log.db"
+    if not store.exists():
+        fill_store(store, groups=12)
+    data = {"data__store": str(store), "data__replay": 1.0, "data__hold_out": 0.4}
+    measured = {"evaluate__kl_samples": 0, "evaluate__every": 1, "train__steps": 5}
+    return tiny(folder, **data, **{**measured, **changes})
 
 
 @pytest.fixture
@@ -53,21 +49,23 @@ def test_the_best_on_a_log_is_kept_and_said(tmp_path: Path, given: Any, capsys) 
     out = Trainer(on_a_log(tmp_path, evaluate__keep_best=True), tmp_path / "run").run()
     assert "best eval_auc 0.800 at step 1; the end 0.790" in capsys.readouterr().err
     best = json.loads((out / "best" / "best.json").read_text())
-    assert best == {
-        "step": 1,
-        "metric": "eval_auc",
-        "eval_auc": 0.8,
-        "eval_auc_se": 0.01,
-        "eval_consistency": pytest.approx(0.2),
-    }
+    measured = {"eval_auc": 0.8, "eval_auc_se": 0.01, "eval_consistency": pytest.approx(0.2)}
+    assert best == {"step": 1, "metric": "eval_auc", **measured}
     card = (out / "best" / "README.md").read_text()
-    assert "the weights of step 1, which had the highest held-out AUC of the run" in card
-    assert "| held-out AUC before | 0.5000 ± 0.0100 |" in card
-    assert "| held-out AUC after 5 steps | 0.7900 ± 0.0100 |" in card
-    assert "| held-out AUC at step 1 | 0.8000 ± 0.0100 |" in card
-    found = Outcome.of(load_run(out))
+    for line in (
+        "the weights of step 1, which had the highest held-out AUC of the run",
+        "| held-out AUC before | 0.5000 ± 0.0100 |",
+        "| held-out AUC after 5 steps | 0.7900 ± 0.0100 |",
+        "| held-out AUC at step 1 | 0.8000 ± 0.0100 |",
+    ):
+        assert line in card
+    run = load_run(out)
+    found = Outcome.of(run)
     assert found is not None
     assert found.has_model
+    position = json.loads((out / "checkpoints" / "step-00000005" / "position.json").read_text())
+    state, row = position["monitors"][Best.name], run.rows[run.best_row]
+    assert (state["value"], state["step"]) == (row["eval_auc"], row["step"]) == (0.8, 1)
 
 
 def test_a_lower_metric_is_followed_downwards(tmp_path: Path, given: Any, capsys) -> None:
@@ -80,11 +78,8 @@ def test_a_lower_metric_is_followed_downwards(tmp_path: Path, given: Any, capsys
 def test_patience_on_a_log_ends_the_run_also_when_it_was_resumed(tmp_path: Path, given: Any) -> None:
     config = on_a_log(tmp_path, evaluate__patience=3, evaluate__keep_best=True)
     plain = Trainer(config, tmp_path / "plain").run()
-    assert metrics(plain)[-1]["step"] == 4
-
-    interrupted(config, tmp_path / "run", 2)
-    out = Trainer(config, tmp_path / "run", resume=True).run()
-    assert metrics(out)[-1]["step"] == 4
+    out = Trainer(config, interrupted(config, tmp_path / "run", 2), resume=True).run()
+    assert metrics(plain)[-1]["step"] == metrics(out)[-1]["step"] == 4
     assert weights(out) == weights(plain)
     best = [(run / "best" / "model.safetensors").read_bytes() for run in (out, plain)]
     assert best[0] == best[1]
@@ -108,38 +103,27 @@ def test_a_kl_ends_a_run_and_a_larger_one_continues_it(tmp_path: Path) -> None:
     assert [m["eval_kl_ref"] for m in metrics(out)] == free
 
 
-def test_held_out_data_are_measured_before_they_are_followed(tmp_path: Path) -> None:
+def test_held_out_data_are_measured_before_they_are_followed(tmp_path: Path, monkeypatch) -> None:
     """One monitor fills the row that the next one reads."""
     held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
-    seen: list[list[str]] = []
-
-    class Order(Monitor):
-        def after(self, view: View) -> None:
-            seen.append([type(m).__name__ for m in trainer.parts[1]])
-
-    trainer = Trainer(
-        on_a_log(tmp_path, data__eval_prompts=held, train__steps=1), tmp_path / "run", monitors=[Order()]
-    )
-    build = trainer._parts
+    build, built = Trainer._parts, []
 
     def parts(*args: Any) -> Any:
-        trainer.parts = build(*args)
-        return trainer.parts
+        built.append(build(*args))
+        return built[0]
 
-    trainer._parts = parts  # type: ignore[method-assign]
-    trainer.run()
-    names = seen[0]
+    monkeypatch.setattr(Trainer, "_parts", parts)
+    Trainer(on_a_log(tmp_path, data__eval_prompts=held, train__steps=1), tmp_path / "run").run()
+    names = [type(monitor).__name__ for monitor in built[0][1]]
     assert names.index("Best") > max(names.index("HeldOutPrompts"), names.index("HeldOutLog"))
     assert names.index("Best") < names.index("Record")
 
 
 def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:
-    with_equal = tmp_path / "equal"
-    with_equal.mkdir()
-    fill_store(with_equal / "log.db", groups=12, size=1)
-    fill_store(with_equal / "log.db", groups=12, size=1)
+    for _ in range(2):
+        fill_store(tmp_path / "log.db", groups=12, size=1)
     with pytest.raises(Refused, match="eval_auc can't be measured on these held-out groups"):
-        Trainer(on_a_log(with_equal, evaluate__patience=2), with_equal / "run").run()
+        Trainer(on_a_log(tmp_path, evaluate__patience=2), tmp_path / "run").run()
 
 
 def test_a_phase_may_measure_for_the_others(tmp_path: Path) -> None:
@@ -149,31 +133,20 @@ def test_a_phase_may_measure_for_the_others(tmp_path: Path) -> None:
         {"name": "a", "train": {"steps": 1}},
         {"name": "b", "data": {"eval_store": str(tmp_path / "held.db")}, "train": {"steps": 2}},
     ]
-    config = tiny(tmp_path, phases=phases, evaluate__keep_best=True, evaluate__every=1)
-    out = Trainer(config, tmp_path / "run").run()
+    out = run_tiny(tmp_path, phases=phases, evaluate__keep_best=True, evaluate__every=1)
     assert json.loads((out / "best" / "best.json").read_text())["metric"] == "eval_auc"
 
 
-def test_the_state_of_the_best_is_that_of_the_rows(tmp_path: Path) -> None:
-    out = Trainer(on_a_log(tmp_path), tmp_path / "run").run()
-    position = json.loads((out / "checkpoints" / "step-00000005" / "position.json").read_text())
-    run = load_run(out)
-    assert run.best_row is not None
-    best = run.rows[run.best_row]
-    state = position["monitors"][Best.name]
-    assert (state["value"], state["step"]) == (best["eval_auc"], best["step"])
-
-
 def logged(folder: Path, rewards: tuple[float, float], **changes: Any) -> RunConfig:
-    """A log of two responses to each of 40 prompts, one of each reward."""
+    """Of a log of two responses to each of 40 prompts, one of each reward."""
     with Store.open(folder / "log.db") as store:
         store.append(
             Sample(f"{g:03d}>", str(g % 10) * (1 + i), reward=reward, source="someone")
             for g in range(40)
             for i, reward in enumerate(rewards)
         )
-    data: dict[str, Any] = {"store": str(folder / "log.db"), "replay": 1.0}
-    data["eval_prompts"] = write_prompts(folder / "held.jsonl", range(60, 84))
+    held = write_prompts(folder / "held.jsonl", range(60, 84))
+    data = {"store": str(folder / "log.db"), "replay": 1.0, "eval_prompts": held}
     options = {"name": "agro", "beta": 0.1, "baseline_shift": "measured"}
     return tiny(folder, **{"data": data, "objective": options, **changes})
 
@@ -187,8 +160,8 @@ def test_it_is_how_much_the_log_is_better_and_falls_to_0(tmp_path: Path) -> None
     assert start["baseline_shift"] == pytest.approx(shift, rel=1e-6)
     assert shift > 0.3
     assert [row["baseline_shift"] for row in rows] == pytest.approx([shift * (1 - i / 6) for i in range(6)])
-    interrupted(config, tmp_path / "again", 3)
-    assert weights(Trainer(config, tmp_path / "again", resume=True).run()) == weights(run)
+    again = Trainer(config, interrupted(config, tmp_path / "again", 3), resume=True).run()
+    assert weights(again) == weights(run)
     options = config.objective.model_copy(update={"baseline_shift": 0.0})
     plain = Trainer(config.model_copy(update={"objective": options}), tmp_path / "plain").run()
     assert weights(plain) != weights(run)
@@ -210,9 +183,8 @@ def test_there_is_none_where_the_author_isnt_better_or_that_isnt_known(
 
 
 def test_without_a_reward_the_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = logged(tmp_path, (0.0, 1.0), train__steps=1, evaluate__kl_samples=0)
-    data = config.data.model_copy(update={"eval_prompts": None})
-    run = Trainer(config.model_copy(update={"data": data}), tmp_path / "run").run()
+    unmeasured = {"data__eval_prompts": None, "evaluate__kl_samples": 0}
+    run = Trainer(logged(tmp_path, (0.0, 1.0), train__steps=1, **unmeasured), tmp_path / "run").run()
     assert metrics(run)[-1]["baseline_shift"] == 0.0
     assert "objective.baseline_shift: no reward measures the start" in capsys.readouterr().err
 

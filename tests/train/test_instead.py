@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import fill_store, tiny, write_toml
+from tiny_runs import fill_store, run_tiny, tiny, write_toml
 
-from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
@@ -35,59 +34,52 @@ def judged(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{100 + i}>", "chosen": "1", "rejected": "2"} for i in range(count)]
 
 
-def commands(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.startswith("  agro ")]
+def imported(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of a run on a log that has these rows too."""
+    done("import", write_log(folder / "log.jsonl", rows), "--store", folder / "log.db")
+    return {"data": {"store": str(folder / "log.db"), "replay": 1.0}}
+
+
+def trained_by(found: Any) -> dict[str, str]:
+    """By its recipe, each command that was printed: agro import LOG --store DB && agro train NAME."""
+    lines = [line.strip() for line in found.stdout.splitlines() if line.startswith("  agro ")]
+    return {shlex.split(line)[8]: line for line in lines}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("start")
-    return Trainer(tiny(folder, train__steps=1), folder / "run").run() / "model"
+    return run_tiny(tmp_path_factory.mktemp("start"), train__steps=1) / "model"
 
 
 @pytest.mark.parametrize(
-    ("rows", "names", "changes"),
+    ("rows", "names", "wrong"),
     [
-        (single(12), ["dro", "kto", "feedback"], []),
-        (single(12), ["dro", "kto", "feedback"], ["--recipe", "log"]),
-        (judged(6), ["dpo", "pairs"], []),
-        (judged(6), ["dpo", "pairs"], ["--objective", "grpo"]),
+        (single(12), ["dro", "kto", "feedback"], "--recipe=log"),
+        (judged(6), ["dpo", "pairs"], "--objective=grpo"),
     ],
 )
 def test_check_prints_commands_that_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: Path,
-    rows: list[dict[str, Any]],
-    names: list[str],
-    changes: list[str],
+    tmp_path: Path, monkeypatch, model: Path, rows: list[dict[str, Any]], names: list[str], wrong: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = write_log(tmp_path / "my log.jsonl", rows)  # the name has to be quoted
-    found = agro("check", log.name, "--model", model, *changes)
-    assert found.exit_code == (2 if changes else 0)
-    printed = commands(found.stdout)
-    assert [
-        shlex.split(line)[8] for line in printed
-    ] == names  # agro import LOG --store DB && agro train NAME
-    if changes:
-        assert f"recipe {names[-1]}, which trains on" in found.stderr
-        assert f"(agro check {log.name} prints" in found.stderr
-        return
-    for line in printed:
-        for part in line.split(" && "):
-            short = ["train.steps=1"] if " train " in part else []
-            done(*shlex.split(part)[1:], *short)
-    for name in names:
+    refused = agro("check", log.name, "--model", model, wrong)
+    assert refused.exit_code == 2
+    assert f"recipe {names[-1]}, which trains on" in refused.stderr
+    assert f"(agro check {log.name} prints" in refused.stderr
+    found = agro("check", log.name, "--model", model)
+    assert found.exit_code == 0
+    assert list(trained_by(found)) == list(trained_by(refused)) == names
+    for name, line in trained_by(found).items():
+        imports, trains = line.split(" && ")
+        done(*shlex.split(imports)[1:])
+        done(*shlex.split(trains)[1:], "train.steps=1")
         assert (tmp_path / "runs" / name / "model").is_dir()
     assert RunConfig.load(tmp_path / "runs" / names[-1] / "config.json").train.groups == len(rows)
 
 
 def test_training_is_refused_with_the_recipe(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", single(6))
-    done("import", log, "--store", tmp_path / "log.db")
-    changes = {"data__prompts": None, "data__store": str(tmp_path / "log.db"), "data__replay": 1.0}
-    config = write_toml(tmp_path / "recipe.json", tiny(tmp_path, **changes))
+    config = write_toml(tmp_path / "recipe.json", tiny(tmp_path, **imported(tmp_path, single(6))))
     found = agro("train", config, "--out", tmp_path / "run")
     assert found.exit_code == 2
     assert "recipe feedback, which trains on single responses" in found.stderr
@@ -97,15 +89,13 @@ def test_training_is_refused_with_the_recipe(tmp_path: Path) -> None:
 def test_too_few_groups_beside_many_single_responses(tmp_path: Path) -> None:
     """One group to compare, and eight prompts of one response: the draw refuses, and says what takes them."""
     fill_store(tmp_path / "log.db", groups=1)
-    done("import", write_log(tmp_path / "log.jsonl", single(9)[1:]), "--store", tmp_path / "log.db")
-    values = {"data__prompts": None, "data__store": str(tmp_path / "log.db"), "data__replay": 1.0}
     with pytest.raises(Refused, match=r"expected 4 groups(.|\n)*, or recipe feedback"):
-        Trainer(tiny(tmp_path, **values, objective__singletons="drop"), tmp_path / "run").run()
+        run_tiny(tmp_path, **imported(tmp_path, single(9)[1:]), objective__singletons="drop")
 
 
 def test_groups_are_compared_as_they_are(tmp_path: Path) -> None:
     fill_store(tmp_path / "log.db", groups=4)
-    done("import", write_log(tmp_path / "log.jsonl", single(7)[4:]), "--store", tmp_path / "log.db")
+    imported(tmp_path, single(7)[4:])
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         assert store.counts().groups == 7  # three of them of one response: not half
         assert instead(store) == ""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from tiny_runs import logp_rounding, metrics, tiny
+from tiny_runs import logp_rounding, metrics, run_tiny, samples_of, tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -154,40 +154,39 @@ def test_the_gradient_is_that_of_renormalized_logits(name: str, micro: int) -> N
 @pytest.mark.parametrize("name", ["grpo", "gspo", "topr"])
 def test_a_run_with_ratios_records_kept_sets_and_replays_them(tmp_path: Path, name: str) -> None:
     settings = {"sampler__top_p": 0.7, "objective": {"name": name}, "train__steps": 2}
-    run = Trainer(tiny(tmp_path, **settings), tmp_path / "run").run()
+    run = run_tiny(tmp_path, **settings)
     for row in metrics(run):  # of engine and learner: over the vocabulary it is up to -ln .7
         assert row["logp_diff_max"] < logp_rounding(run)
         assert row["objective"].get("ratio_max", 1.0) == pytest.approx(1, abs=logp_rounding(run))
-    with Store.open(run / "store.db", read_only=True) as store:
-        samples = list(store.samples())
-        store.export(tmp_path / "log.parquet")
-        store.export(tmp_path / "log.jsonl")
+    samples = samples_of(run)
     assert all(s.kept is not None and (s.kept_count[s.action] > 0).all() for s in samples)
     assert all("keep_sets" not in s.sampling for s in samples)
     for ending in ("parquet", "jsonl"):
+        with Store.open(run / "store.db", read_only=True) as store:
+            store.export(tmp_path / f"log.{ending}")
         with Store.open(tmp_path / f"{ending}.db") as store:
             import_files(store, [tmp_path / f"log.{ending}"])
             assert list(store.samples()) == samples
-    log = {"data__store": str(tmp_path / "jsonl.db"), "data__replay": 1.0}
-    Trainer(tiny(tmp_path, **settings, **log), tmp_path / "replay").run()
-    found = CliRunner().invoke(app, ["check", str(tmp_path / "jsonl.db"), "--objective", name])
+    log = str(tmp_path / "jsonl.db")
+    run_tiny(tmp_path, "replay", **settings, data__store=log, data__replay=1.0)
+    found = CliRunner().invoke(app, ["check", log, "--objective", name])
     assert found.exit_code == 0
-    shown = CliRunner().invoke(app, ["store", "show", str(tmp_path / "jsonl.db"), "--limit", "1"])
+    shown = CliRunner().invoke(app, ["store", "show", log, "--limit", "1"])
     first = samples[0].kept_count[samples[0].kept_count > 0]
     assert f"kept sets of {first.mean():.1f} ids" in shown.stdout
 
 
 def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorded(tmp_path: Path) -> None:
-    config = tiny(tmp_path, sampler__top_p=0.7, train__steps=1)
-    run = Trainer(config, tmp_path / "run").run()
+    """Recording them changes no token, also in other batches."""
+    settings = {"sampler__top_p": 0.7, "train__steps": 1}
+    run = run_tiny(tmp_path, **settings)
+    again = run_tiny(tmp_path, "kept", sampler__keep_sets=True, sampler__batch=5, **settings)
     assert metrics(run)[0]["logp_diff_max"] is None
-    with Store.open(run / "store.db", read_only=True) as store:
-        assert all(s.kept is None for s in store.samples())
-    kept = tiny(tmp_path, sampler__top_p=0.7, sampler__keep_sets=True, train__steps=1)
-    again = Trainer(kept, tmp_path / "kept").run()
+    assert {(s.kept is None, s.truncation) for s in samples_of(run)} == {(True, "top_p 0.7")}
+    assert {(s.kept is None, s.truncation) for s in samples_of(again)} == {(False, "")}
+    tokens = [{s.meta["index"]: s.tokens.tolist() for s in samples_of(folder)} for folder in (run, again)]
+    assert tokens[0] == tokens[1]
     assert metrics(again)[0]["loss"] == metrics(run)[0]["loss"]
-    with Store.open(again / "store.db", read_only=True) as store:
-        assert all(s.kept is not None for s in store.samples())
 
 
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
@@ -197,20 +196,18 @@ def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
 
 
 def test_they_are_recorded_where_a_phase_of_the_run_has_ratios(tmp_path: Path) -> None:
-    def records(objectives: list[dict[str, Any]], **changes: Any) -> list[bool]:
+    def records(*objectives: dict[str, Any], **changes: Any) -> list[bool]:
         named = [{"name": f"p{i}", "objective": x} for i, x in enumerate(objectives)]
         phases = Phase.all(tiny(tmp_path, phases=named, **{"sampler__top_p": 0.8, **changes}))
-        of_phases = [recording(phases, phase) for phase in phases]
-        return [config.sampler.records_kept for config in of_phases]
+        return [recording(phases, phase).sampler.records_kept for phase in phases]
 
     agro, sft, grpo = {"name": "agro", "beta": 0.1}, {"name": "sft"}, {"name": "grpo"}
-    old = {"name": "grpo", "ratio": "old"}
-    assert records([agro, sft]) == [False, False]
-    assert records([agro, grpo]) == [True, True]  # the second may draw what the first sampled
-    assert records([old]) == [True]
-    assert records([grpo], sampler__keep_sets=False) == [False]
-    assert records([agro], sampler__keep_sets=True) == [True]
-    assert records([grpo], sampler__top_p=1.0) == [False]
+    assert records(agro, sft) == [False, False]
+    assert records(agro, grpo) == [True, True]  # the second may draw what the first sampled
+    assert records({"name": "grpo", "ratio": "old"}) == [True]
+    assert records(grpo, sampler__keep_sets=False) == [False]
+    assert records(agro, sampler__keep_sets=True) == [True]
+    assert records(grpo, sampler__top_p=1.0) == [False]
 
 
 @pytest.mark.parametrize(
@@ -228,27 +225,24 @@ def test_a_note_says_what_log_probs_are_over(
 ) -> None:
     [phase] = Phase.all(tiny(tmp_path, objective=objective, **{"sampler__top_p": 0.8, **changes}))
     found = describe([phase], phase)
-    assert found == (None if note is None else found)
-    assert note is None or f"phase train: sampled with top_p 0.8; {note}" in str(found)
+    assert found is None if note is None else f"phase train: sampled with top_p 0.8; {note}" in found
 
 
 def test_reference_log_probs_over_kept_sets_are_cached_by_themselves(tmp_path: Path) -> None:
     """The same samples, with and without: the cache never gives the ones for the others."""
-    log = {"data__store": str(tmp_path / "log.db"), "policy__cache_reference": True}
-    grpo = {"name": "grpo", "beta": 0.1}
-    settings = {**log, "sampler__top_p": 0.7, "train__steps": 2}
-    Trainer(tiny(tmp_path, **settings, objective=grpo), tmp_path / "one").run()
-    replay = {**settings, "data__replay": 1.0}
-    Trainer(tiny(tmp_path, **replay, objective={"name": "agro", "beta": 0.1}), tmp_path / "two").run()
-    plain = tiny(tmp_path, **replay, objective={"name": "agro", "beta": 0.1})
-    plain = plain.model_copy(update={"policy": plain.policy.model_copy(update={"cache_reference": False})})
-    Trainer(plain, tmp_path / "three").run()
-    losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("two", "three")]
-    np.testing.assert_allclose(losses[0], losses[1], **rounding(losses[1]))
+    settings = {"data__store": str(tmp_path / "log.db"), "sampler__top_p": 0.7, "train__steps": 2}
+
+    def losses(name: str, objective: str, replay: float, cache: bool) -> list[float]:
+        changes = {"objective": {"name": objective, "beta": 0.1}, "data__replay": replay}
+        run = run_tiny(tmp_path, name, **settings, **changes, policy__cache_reference=cache)
+        return [row["loss"] for row in metrics(run)]
+
+    losses("one", "grpo", 0.0, cache=True)
+    expected = losses("three", "agro", 1.0, cache=False)
+    np.testing.assert_allclose(losses("two", "agro", 1.0, cache=True), expected, **rounding(expected))
     with Store.open(tmp_path / "log.db", read_only=True) as store:
         keys = {key for (key,) in store.tables.run("SELECT DISTINCT key FROM reference_logp")}
-    assert len(keys) == 2
-    assert sum(key.endswith(OVER_KEPT) for key in keys) == 1
+    assert sorted(key.endswith(OVER_KEPT) for key in keys) == [False, True]
 
 
 def test_kept_sets_of_another_tokenizer_are_dropped_and_unknown_ids_are_refused() -> None:
@@ -262,21 +256,3 @@ def test_kept_sets_of_another_tokenizer_are_dropped_and_unknown_ids_are_refused(
     count[sample.action.argmax()] += 1
     with pytest.raises(Refused, match="kept: expected ids below 15, got 999"):
         made.encode(sample.replace(kept=kept, kept_count=count))
-
-
-def test_recording_changes_no_token() -> None:
-    made = policy()
-    plain = Rollout(made.encoder, HF(made)).sample(
-        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8), seed=1
-    )
-    alone = Rollout(made.encoder, HF(made)).sample(
-        [Prompt("1>")], 8, SamplerConfig(max_new=8, top_p=0.8, keep_sets=True, batch=3), seed=1
-    )
-    by_index = {s.meta["index"]: s for s in plain}
-    for s in alone:
-        other = by_index[s.meta["index"]]
-        assert s.tokens.tolist() == other.tokens.tolist()
-        assert s.kept_count[s.action].min() > 0
-        assert other.kept is None
-        assert not s.truncation
-        assert other.truncation == "top_p 0.8"

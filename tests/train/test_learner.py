@@ -4,17 +4,17 @@ when memory runs out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
-from tiny_runs import metrics, tiny, weights
+from tiny_runs import metrics, run_tiny, tiny, weights
 
 from agro import objectives
-from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig, TrainConfig
+from agro.config import PolicyConfig, RunConfig, TrainConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.models.reference import load_reference
@@ -32,65 +32,66 @@ REFERENCES = {
 }
 
 
-def batch(learner: Local) -> Batch:
+def batch(local: Local) -> Batch:
     samples = [
         Sample(f"{p}>", text, reward=float(i)) for p in (1, 2) for i, text in enumerate(("1", "234", "55"))
     ]
-    return collate([learner.encoder.encode(s) for s in samples], 0)
+    drawn = collate([local.encoder.encode(s) for s in samples], 0)
+    return drawn.replace(ref_logp=local.logp(drawn, "reference"))
 
 
-def learner(config: RunConfig, seed: int = 0, *, valued: bool = False) -> Local:
-    policy = Policy.load(config.policy, seed=seed)
-    if valued:
+def learner(config: RunConfig) -> Local:
+    policy = Policy.load(config.policy, seed=0)
+    if config.objective.name == "dro":
         policy.add_value()
     made = Local(policy, load_reference(config.policy, policy), print)
     made.enter(config, began=None, resumed=None)
     return made
 
 
-def take_step(local: Local, number: int) -> float:
+def take_step(local: Local, number: int, check: Callable[[], None] = lambda: None) -> float:
     name, options = local.config.objective.name, local.config.objective.options
-    drawn = batch(local)
-    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
     resolved = objectives.get(name).resolve(name, options)
-    loss = local.gradient(drawn, name, resolved, lambda: None).evaluation.loss
+    loss = local.gradient(batch(local), name, resolved, check).evaluation.loss
     local.move(1e-2)
     local.follow(number)
     return loss
 
 
 def all_weights(local: Local) -> list[torch.Tensor]:
-    assert local.reference is not None
-    parts = (
-        local.policy.weights(),
-        local.policy.trained(),
-        local.policy.value_weights(),
-        local.reference.weights(),
-    )
+    policy, reference = local.policy, local.reference
+    parts = (policy.weights(), policy.trained(), policy.value_weights(), reference.weights())
     return [w.detach().clone() for part in parts for w in part.values()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def saved(local: Local, folder: Path) -> Path:
+    folder.mkdir()
+    local.save(folder)
+    return folder
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("objective", ["agro", "dro"])
 def test_what_is_saved_continues_bit_by_bit(tmp_path: Path, reference: str, objective: str) -> None:
     """Weights, value, moments, a moving reference, the limits of a pass: three more steps are the same."""
-    valued = objective == "dro"
-    changes = {**REFERENCES[reference], "objective": {"name": objective, "beta": 0.1}}
-    config = tiny(tmp_path, **changes)
-    first = learner(config, valued=valued)
+    config = tiny(tmp_path, **REFERENCES[reference], objective={"name": objective, "beta": 0.1})
+    first = learner(config)
     for number in range(1, 4):
         take_step(first, number)
     first.micro.sequences = 1  # as after memory ran out
-    (tmp_path / "saved").mkdir()
-    first.save(tmp_path / "saved")
-    second = learner(config, valued=valued)
-    second.load(tmp_path / "saved", first.version)
-    second.enter(config, began=None, resumed=tmp_path / "saved")
+    folder = saved(first, tmp_path / "saved")
+    second = learner(config)
+    second.load(folder, first.version)
+    second.enter(config, began=None, resumed=folder)
     assert (second.version, second.micro.sequences) == (3, 1)
-    assert all(torch.equal(a, b) for a, b in zip(all_weights(first), all_weights(second), strict=True))
+    assert same(all_weights(first), all_weights(second))
     for number in range(4, 7):
         assert take_step(first, number) == take_step(second, number)
-    assert all(torch.equal(a, b) for a, b in zip(all_weights(first), all_weights(second), strict=True))
+    assert same(all_weights(first), all_weights(second))
     assert first.version == second.version == 6
 
 
@@ -125,16 +126,12 @@ def test_mixed_weights_move_and_add_up_in_float32(tmp_path: Path) -> None:
 
 
 def test_a_phase_begins_with_new_moments_and_its_own_reference(tmp_path: Path) -> None:
-    config = tiny(tmp_path, policy__reference="phase")
-    local = learner(config)
+    local = learner(tiny(tmp_path, policy__reference="phase"))
     take_step(local, 1)
-    (tmp_path / "saved").mkdir()
-    local.save(tmp_path / "saved")
+    folder, drawn, key = saved(local, tmp_path / "saved"), batch(local), local.reference_key
     assert local.optimizer.adam.state
-    drawn = batch(local)
     assert not torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
-    key = local.reference_key
-    local.enter(config, began=tmp_path / "saved", resumed=None)
+    local.enter(local.config, began=folder, resumed=None)
     assert not local.optimizer.adam.state
     assert torch.equal(local.logp(drawn), local.logp(drawn, "reference"))
     assert local.reference_key != key
@@ -154,42 +151,30 @@ def test_log_probs_are_the_streams(tmp_path: Path) -> None:
 
 def test_the_value_is_clipped_by_itself(tmp_path: Path) -> None:
     """A large gradient of the value leaves the policy's, which is within the limit, as it is."""
-    local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0), valued=True)
-    own, value = local.policy.weights().values(), local.policy.value_weights().values()
-    for all_weights, size in ((own, 0.5), (value, 4.0)):
-        for w in all_weights:
-            w.grad = torch.full_like(w, size / sum(v.numel() for v in all_weights) ** 0.5)  # of norm `size`
-
-    def norm(all_weights: Iterable[torch.Tensor]) -> float:
-        return float(torch.cat([w.grad.flatten() for w in all_weights if w.grad is not None]).norm())
-
+    local = learner(tiny(tmp_path, objective={"name": "dro", "beta": 0.1}, train__clip=1.0))
+    own, value = (list(of().values()) for of in (local.policy.weights, local.policy.value_weights))
+    for parts, norm in ((own, 0.5), (value, 4.0)):
+        for w in parts:
+            w.grad = torch.full_like(w, norm / sum(v.numel() for v in parts) ** 0.5)
     assert local.optimizer.clip() == pytest.approx(0.5)
-    assert (norm(own), norm(value)) == pytest.approx((0.5, 1.0))
+    norms = [float(torch.cat([w.grad.flatten() for w in parts]).norm()) for parts in (own, value)]
+    assert norms == pytest.approx([0.5, 1.0])
 
 
 def test_a_check_that_raises_leaves_weights_and_version(tmp_path: Path) -> None:
     local = learner(tiny(tmp_path))
-    before, drawn = all_weights(local), batch(local)
-    drawn = drawn.replace(ref_logp=local.logp(drawn, "reference"))
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    options = objectives.get("agro").resolve("agro", {"beta": 0.1})
+    before = all_weights(local)
     with pytest.raises(KeyboardInterrupt):
-        local.gradient(drawn, "agro", options, stop)
+        take_step(local, 1, check=Mock(side_effect=KeyboardInterrupt))
     assert local.version == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, all_weights(local), strict=True))
+    assert same(before, all_weights(local))
 
 
 def test_what_is_published_is_the_model(tmp_path: Path) -> None:
-    from agro.config import PolicyConfig
-
     local = learner(tiny(tmp_path))
     take_step(local, 1)
     local.publish(tmp_path / "published")
-    other = Policy.load(PolicyConfig(model=str(tmp_path / "published")))
-    found = other.weights()
+    found = Policy.load(PolicyConfig(model=str(tmp_path / "published"))).weights()
     assert all(torch.equal(w, found[name]) for name, w in local.policy.weights().items())
 
 
@@ -204,27 +189,29 @@ def test_denormal_numbers_are_zero_inside_and_as_before_outside() -> None:
     assert float(small * 0.5) > 0
 
 
-LENGTH = [3, 9, 4, 8, 2, 7]
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "blocks", "parts"),
+    [
+        (None, 16, [[i] for i in range(6)], [[1], [3, 5], [2, 0, 4]]),  # with padding 9; 2 × 8; 3 × 4
+        (2, 16, [[i] for i in range(6)], [[1], [3, 5], [2, 0], [4]]),
+        (None, 5, [[0], [1]], [[1], [0]]),  # one that is too long goes alone
+        (None, 24, [[0, 2], [3, 5], [4]], [[3, 5], [0, 2, 4]]),  # 2 × 8, for 4 × 8 is too much
+        (None, 15, [[0, 2], [3, 5]], None),  # blocks stay together or don't fit
+    ],
+)
+def test_passes_of_so_many_sequences_and_tokens(
+    sequences: int | None, tokens: int, blocks: list[list[int]], parts: list[list[int]] | None
+) -> None:
+    assert MicroBatch(sequences, tokens).pack(blocks, [3, 9, 4, 8, 2, 7]) == parts
 
 
-def test_tokens_count_with_their_padding() -> None:
-    parts = MicroBatch(None, 16).pack([[i] for i in range(6)], LENGTH)
-    assert parts == [[1], [3, 5], [2, 0, 4]]  # 9; 2 × 8; 3 × 4
-    assert MicroBatch(2, 16).pack([[i] for i in range(6)], LENGTH) == [[1], [3, 5], [2, 0], [4]]
-    assert MicroBatch(None, 5).pack([[0], [1]], LENGTH) == [[1], [0]]  # one that is too long goes alone
-
-
-def test_blocks_stay_together_or_do_not_fit() -> None:
-    # 2 × 8, for 4 × 8 is too much.
-    assert MicroBatch(None, 24).pack([[0, 2], [3, 5], [4]], LENGTH) == [[3, 5], [0, 2, 4]]
-    assert MicroBatch(None, 15).pack([[0, 2], [3, 5]], LENGTH) is None
-
-
-def test_defaults() -> None:
-    assert MicroBatch.of(TrainConfig(micro_batch=3)).tokens is None
-    assert (MicroBatch.of(TrainConfig()).sequences, MicroBatch.of(TrainConfig()).tokens) == (None, 2048)
-    only = MicroBatch.of(TrainConfig(micro_tokens=100))
-    assert (only.sequences, only.tokens) == (None, 100)
+@pytest.mark.parametrize(
+    ("config", "sequences", "tokens"),
+    [({"micro_batch": 3}, 3, None), ({}, None, 2048), ({"micro_tokens": 100}, None, 100)],
+)
+def test_limits_of_a_configuration(config: dict, sequences: int | None, tokens: int | None) -> None:
+    micro = MicroBatch.of(TrainConfig(**config))
+    assert (micro.sequences, micro.tokens) == (sequences, tokens)
 
 
 def test_it_halves_until_the_work_fits_and_says_so() -> None:
@@ -244,24 +231,18 @@ def test_it_halves_until_the_work_fits_and_says_so() -> None:
 
 
 def test_other_errors_pass_and_a_single_sequence_is_the_end() -> None:
-    def fails() -> None:
-        raise RuntimeError("shape mismatch")
-
     with pytest.raises(RuntimeError, match="shape"):
-        MicroBatch(4).within_memory(fails, 4)
+        MicroBatch(4).within_memory(Mock(side_effect=RuntimeError("shape mismatch")), 4)
     with pytest.raises(Refused, match=r"single sequence .*allocate.*train\.gradient_checkpointing"):
         MicroBatch(4).within_memory(lambda: torch.empty(10**15), 4)  # what the CPU's allocator really says
-
-
-def run(folder: Path, name: str, **changes) -> Path:
-    return Trainer(tiny(folder, train__steps=3, **changes), folder / name).run()
 
 
 def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(
     tmp_path: Path, monkeypatch
 ) -> None:
     """Memory runs out at the second pass of a step, when the first has left its gradient."""
-    whole = run(tmp_path, "whole", train__micro_batch=6)
+    changes = {"train__micro_batch": 6, "train__steps": 3}
+    whole = run_tiny(tmp_path, "whole", **changes)
     forward, seen = step._forward, []
 
     def scarce(policy, batch, rows, *rest):
@@ -271,29 +252,33 @@ def test_out_of_memory_in_the_middle_of_a_backward_changes_nothing_but_rounding(
         return forward(policy, batch, rows, *rest)
 
     monkeypatch.setattr(step, "_forward", scarce)
-    cut = run(tmp_path, "cut", train__micro_batch=6)
+    cut = run_tiny(tmp_path, "cut", **changes)
     assert 6 in seen
     assert seen[-1] <= 3
     for a, b in zip(metrics(whole), metrics(cut), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert [a["loss"], a["grad_norm"]] == pytest.approx([b["loss"], b["grad_norm"]], rel=1e-4)
 
 
 def test_recomputing_and_offloading_change_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("agro.train.step.SMALL", 1)
-    plain = weights(run(tmp_path, "plain"))
-    assert weights(run(tmp_path, "offloaded", train__offload=["activations", "optimizer"])) == plain
-    assert weights(run(tmp_path, "recomputed", train__gradient_checkpointing=True)) == plain
+    plain, offloaded, recomputed = (
+        weights(run_tiny(tmp_path, name, train__steps=3, **changes))
+        for name, changes in (
+            ("plain", {}),
+            ("offloaded", {"train__offload": ["activations", "optimizer"]}),
+            ("recomputed", {"train__gradient_checkpointing": True}),
+        )
+    )
+    assert plain == offloaded == recomputed
 
 
 def test_a_model_that_cannot_recompute_is_refused(tokenizer) -> None:
     sizes = {"n_embd": 16, "dff": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
     model = transformers.CTRLLMHeadModel(transformers.CTRLConfig(vocab_size=13, **sizes))
-    learner = Local(Policy(model, tokenizer), None, print)
-    learner.enter(RunConfig(), began=None, resumed=None)
-    config = RunConfig.of({"train": {"gradient_checkpointing": True}})
+    local = Local(Policy(model, tokenizer), None, print)
+    local.enter(RunConfig(), began=None, resumed=None)
     with pytest.raises(Refused, match=r"train\.gradient_checkpointing: CTRLLMHeadModel"):
-        learner.enter(config, began=None, resumed=None)
+        local.enter(RunConfig.of({"train": {"gradient_checkpointing": True}}), began=None, resumed=None)
 
 
 def test_recomputing_keeps_less(tiny) -> None:

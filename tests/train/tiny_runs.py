@@ -11,13 +11,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rounding import rounding
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted
 from agro.io.worker import load_file
+from agro.models.policy import Policy
 from agro.rewards import function
 from agro.store import Store
 from agro.train.feed import Feed, Valid
@@ -119,9 +122,11 @@ def by_someone(groups: int = 8, size: int = 4, **fields: Any) -> list[Sample]:
     ]
 
 
-def fill_store(path: Path, groups: int = 8, size: int = 4, **fields: Any) -> None:
+def fill_store(path: Path, groups: int = 8, size: int = 4, **fields: Any) -> dict[str, Any]:
+    """A log of texts and rewards alone; returns the settings of a run that trains on it alone."""
     with Store.open(path) as store:
         store.append(by_someone(groups, size, **fields))
+    return {"data__store": str(path), "data__replay": 1.0}
 
 
 def log_alone(folder: Path, samples: Iterable[Sample] | None = None, **data: Any) -> dict[str, Any]:
@@ -137,14 +142,37 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def is_mean(row: dict[str, Any], name: str, values: Any, rel: float) -> None:
+    """A metric is the mean over groups, and its `_se` the standard error."""
+    error = np.std(values, ddof=1) / len(values) ** 0.5
+    assert (row[name], row[f"{name}_se"]) == pytest.approx((np.mean(values), error), rel=rel)
+
+
 def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
+def run_id(run: Path) -> str:
+    return str(json.loads((run / "config.json").read_text())["run"])
+
+
+def samples_of(run: Path, **which: Any) -> list[Sample]:
+    """Those of the run's own store."""
+    with Store.open(run / "store.db", read_only=True) as store:
+        return list(store.samples(**which))
+
+
 def logp_rounding(run: Path) -> float:
     """How far the log-probs of a run's samples may be from the learner's, in nats."""
-    with Store.open(run / "store.db", read_only=True) as store:
-        return rounding(*(s.behavior_logp for s in store.samples()))["atol"]
+    return rounding(*(s.behavior_logp for s in samples_of(run)))["atol"]
+
+
+def total_logp(policy: Policy, sample: Sample) -> float:
+    """log π(y|x) from the model's own logits."""
+    s = policy.encode(sample)
+    ids = torch.tensor(s.tokens)[None].long()
+    logp = torch.log_softmax(policy.model(ids).logits[0, :-1].double(), -1).gather(1, ids[0, 1:, None])[:, 0]
+    return float(logp[torch.tensor(s.action[1:])].detach().sum())
 
 
 # How far a log-prob of a response may be from itself, in nats: it is −4 log 12, about −10, for four tokens of
@@ -188,10 +216,11 @@ class InterruptAfter(Monitor):
             signal.raise_signal(signal.SIGINT)
 
 
-def interrupted(config: RunConfig, folder: Path, at: int) -> None:
+def interrupted(config: RunConfig, folder: Path, at: int) -> Path:
     """The run in `folder` ends by Ctrl-C after step `at`."""
     with pytest.raises(Interrupted):
         Trainer(config, folder, monitors=[InterruptAfter(at)]).run()
+    return folder
 
 
 def whole_and_resumed(make: Callable[[Path], RunConfig], folder: Path, at: int) -> tuple[Path, Path]:
