@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -29,3 +31,9 @@ def refused(*args: object) -> str:
     result = agro(*args)
     assert result.exit_code == 2, result.output
     return result.stderr
+
+
+def write_rows(path: Path, rows: Iterable[object]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from running import done, refused, report_of
+from running import done, refused, report_of, write_rows
 
 from agro.config import NewModel
 from agro.models.pretrained import new_model
@@ -18,12 +17,10 @@ from agro.store import Store
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models a and b, prompts, and 40 responses of a to each of 5 prompts, scored by their first digit."""
     here = tmp_path_factory.mktemp("off_policy")
+    new = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=32)
     for seed, name in enumerate("ab"):
-        new_model(
-            here / name, NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=32), seed
-        )
-    rows = ({"prompt": f"{i}>", "answer": str(i)} for i in range(5))
-    (here / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new_model(here / name, new, seed)
+    write_rows(here / "prompts.jsonl", ({"prompt": f"{i}>", "answer": str(i)} for i in range(5)))
     asked = ("--model", here / "a", "--prompts", here / "prompts.jsonl", "-n", 40, "--max-new", 3)
     done("sample", *asked, "--out", here / "log.db")
     with Store.open(here / "log.db") as store:
@@ -42,10 +39,8 @@ def test_of_its_own_log_a_model_is_worth_what_it_got(folder: Path) -> None:
 def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None:
     """200 responses of a: the interval of b's value holds the share of its own 600 responses, made here."""
     out = folder / "own.db"
-    done(
-        *("sample", "--model", folder / "b", "--prompts", folder / "prompts.jsonl", "-n", 120),
-        *("--max-new", 3, "--out", out),
-    )
+    given = ("--model", folder / "b", "--prompts", folder / "prompts.jsonl", "-n", 120)
+    done("sample", *given, "--max-new", 3, "--out", out)
     with Store.open(out) as store:
         own = np.mean([s.response[:1] < "5" for s in store.samples()])
     asked = ("eval", "--model", folder / "b", "--log", folder / "log.db")
@@ -58,9 +53,8 @@ def test_another_model_is_worth_what_its_own_responses_get(folder: Path) -> None
 
 
 def test_what_cant_be_estimated_says_what_to_do(folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
     rows = ({"prompt": f"{i}>", "response": "1", "reward": i % 2} for i in range(5))
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = write_rows(tmp_path / "log.jsonl", rows)
     said = done("eval", "--model", folder / "a", "--log", log).stdout
     assert "Not estimable: the log has no log-probs of what wrote it for 5 of its 5 responses" in said
     assert "agro eval --model M --prompts FILE --reward NAME" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import done, refused, report_of
+from running import done, refused, report_of, write_rows
 
 from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
@@ -31,9 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def prompts(path: Path, start: int = 0, count: int = 12) -> Path:
-    rows = ({"prompt": f"{i}>", "answer": str(i % 10)} for i in range(start, start + count))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, ({"prompt": f"{i}>", "answer": str(i % 10)} for i in range(start, start + count)))
 
 
 class Killed(Rollout):
@@ -93,8 +91,8 @@ def test_several_sets_at_once(models: list[Path], tmp_path: Path, monkeypatch: A
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(models: list[Path], tmp_path: Path) -> None:
-    path = prompts(tmp_path / "long.jsonl", count=1)
-    path.write_text(path.read_text() + json.dumps({"prompt": "1" * 4001, "answer": "1"}) + "\n")
+    rows = [{"prompt": "1>", "answer": "1"}, {"prompt": "1" * 4001, "answer": "1"}]
+    path = write_rows(tmp_path / "long.jsonl", rows)
     said = refused("eval", "--model", models[0], "--prompts", path, "--reward", "exact")
     assert f"{path}:2: prompt" in said
     assert "leave no room" in said
@@ -107,8 +105,7 @@ def test_models_are_compared_on_sets_of_prompts(models: list[Path], tmp_path: Pa
     found = report_of(*command, *options)
     assert [(s["name"], s["n"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     for side, model in zip("ab", models, strict=True):
-        said = report_of(
-            *("eval", "--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2)
-        )
+        given = ("--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2)
+        said = report_of("eval", *given)
         assert found["sets"][0][side] == pytest.approx(said["reward_mean"]["value"])
     assert "models are compared with --prompts" in refused("compare", *models)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import done, refused, report_of
+from running import done, refused, report_of, write_rows
 
 from agro import objectives
 from agro.cli import COMMANDS
@@ -57,9 +57,8 @@ def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch
 def test_a_folder_with_files_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "expected an empty folder or a new one" in refused("init", tmp_path)
-    assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in refused(
-        "init", tmp_path / "new", "--task", "chess"
-    )
+    said = refused("init", tmp_path / "new", "--task", "chess")
+    assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in said
 
 
 def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypatch) -> None:
@@ -162,9 +161,8 @@ def test_help_and_completion_import_no_torch() -> None:
 
 
 def test_what_is_missing_is_refused(tmp_path: Path) -> None:
-    prompts, empty = tmp_path / "prompts.jsonl", tmp_path / "empty.jsonl"
-    prompts.write_text('{"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}\n')
-    empty.touch()
+    row = {"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}
+    prompts, empty = (write_rows(tmp_path / f"{len(rows)}.jsonl", rows) for rows in ([row], []))
     store, run = tmp_path / "store.db", tmp_path / "run"
     done("import", prompts, "--store", store)
     run.mkdir()

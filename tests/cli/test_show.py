@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import sys
@@ -21,21 +20,24 @@ ALARM = "\x1b]0;owned\x07"
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     tokens = {"tokens": [1, 5, 6, 7], "action": [False, False, True, True]}
+    samples = [
+        Sample("2+2=", "4", 1.0, source="gpt", role="expert", **tokens),
+        Sample("2+2=", "five", 0.0, source="ours", role="policy", version=7),
+        Sample("2+2=", "[bold]x[/bold]" + ALARM, None, source="ours", role="policy"),
+        Sample("3+3=", "6 of course", 0.5, source="gpt"),
+        Sample([{"role": "user", "content": "Say Hello"}], "hello\ud800", -1.0),
+    ]
     with Store.open(tmp_path / "s.db") as store:
-        store.append(
-            [
-                Sample("2+2=", "4", 1.0, source="gpt", role="expert", **tokens),
-                Sample("2+2=", "five", 0.0, source="ours", role="policy", version=7),
-                Sample("2+2=", "[bold]x[/bold]" + ALARM, None, source="ours", role="policy"),
-                Sample("3+3=", "6 of course", 0.5, source="gpt"),
-                Sample([{"role": "user", "content": "Say Hello"}], "hello\ud800", -1.0),
-            ]
-        )
+        store.append(samples)
     return tmp_path / "s.db"
 
 
+def show(store: Path, *args: object) -> dict:
+    return report_of("store", "show", store, *args)
+
+
 def ids(store: Path, *args: object) -> list[int]:
-    return [s["id"] for s in json.loads(done("store", "show", store, "--json", *args).stdout)["samples"]]
+    return [s["id"] for s in show(store, *args)["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -60,23 +62,23 @@ def test_filters(store: Path, args: tuple, found: list[int]) -> None:
 
 
 def test_a_prompt_by_its_id(store: Path) -> None:
-    prompt = report_of("store", "show", store)["samples"][3]["prompt_id"]
+    prompt = show(store)["samples"][3]["prompt_id"]
     assert ids(store, "--prompt-id", prompt) == [4]
     assert ids(store, "--prompt-id", prompt, "--newest") == [4]
 
 
 def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> None:
-    found = report_of("store", "show", store, "--limit", 4)
+    found = show(store, "--limit", 4)
     assert (found["samples_in_store"], found["more"]) == (5, True)
     assert found["samples"][0]["tokens"] == [1, 5, 6, 7]
-    assert report_of("store", "show", store, "--limit", 5)["more"] is False
-    assert report_of("store", "show", store, "--reward", "9:", "--groups")["groups"] == []
+    assert show(store, "--limit", 5)["more"] is False
+    assert show(store, "--reward", "9:", "--groups")["groups"] == []
 
 
 def test_groups_have_their_best_or_newest_response_first(store: Path) -> None:
-    groups = report_of("store", "show", store, "--groups")["groups"]
+    groups = show(store, "--groups")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
-    groups = report_of("store", "show", store, "--groups", "--newest", "--reward", "0:")["groups"]
+    groups = show(store, "--groups", "--newest", "--reward", "0:")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [2, 1]]
 
 
@@ -110,9 +112,8 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
 
 
 def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
-    assert "--reward '1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "1")
-    assert "--reward '5:2': expected LOW:HIGH" in refused("store", "show", store, "--reward", "5:2")
-    assert "--reward 'nan:1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "nan:1")
+    for value in ("1", "5:2", "nan:1"):
+        assert f"--reward '{value}': expected LOW:HIGH" in refused("store", "show", store, "--reward", value)
     assert "--source 'gtp': expected one of" in refused("store", "show", store, "--source", "gtp")
     assert "none.db" in refused("store", "show", tmp_path / "none.db")
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,29 +25,27 @@ from agro.config import NewModel, SamplerConfig
 from agro.models.adapters import merged_with
 from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
-from agro.models.published import Form, publish
-from agro.rollout.engines import Request
+from agro.models.published import Form
+from agro.rollout.engines import Continuation, Engine, Request
 from agro.rollout.engines.hf import HF
 
 NEW = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=16)
 FORM: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
 
 
-def moved(policy: Policy, folder: Path, way: str, nats: float = 0.1) -> Path:
-    """Weights published for a way to push them, after all that are trained moved by about `nats`."""
-    with torch.no_grad():
-        for weight in policy.weights().values():
-            weight.add_(torch.randn_like(weight) * nats)
-    folder.mkdir()
-    publish(policy, folder, FORM[way])
-    return folder
+def decoded(
+    engine: Engine, count: int = 1, ids: Sequence[int] = (1, 2), room: int = 3, **sampler: Any
+) -> list[Continuation]:
+    """What an engine makes of so many equal requests."""
+    waiting = deque(Request(i, list(ids), room) for i in range(count))
+    return list(engine.decode(waiting, SamplerConfig(**sampler), seed=0))
 
 
 class StandIn:
     """Its state: the policy that it serves, what was asked of it, and how many requests are yet to fail."""
 
     def __init__(self, policy: Policy) -> None:
-        self.engine = HF(policy)
+        self.engine, self.url = HF(policy), ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.fail = 0
         self.how = "status"  # or "hang up", "drip the head", "drip the body", "abort"
@@ -295,8 +293,9 @@ def serving(policy: Policy, port: int = 0) -> Iterator[tuple[str, StandIn]]:
     server = Listener(("127.0.0.1", port), type("Of", (Handler,), {"state": state}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        yield state.url, state
     finally:
         server.shutdown()
         thread.join()
