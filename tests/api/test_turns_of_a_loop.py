@@ -141,13 +141,12 @@ def test_what_the_host_lacks_ends_no_turn(tmp_path: Path, start: Path, monkeypat
 
 def test_a_killed_turn_goes_on(tmp_path: Path, start: Path) -> None:
     """It ends with the weights that it has without a kill."""
+    asked = [*settings(tmp_path, start), "train.checkpoint_every=2"]
+    given = {}
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-        fill(tmp_path / name / "s.db")
-    asked = [*settings(tmp_path, start), "train.checkpoint_every=2"]
-    given = {
-        n: ["loop", str(tmp_path / n / "s.db"), *asked, "--model", str(start)] for n in ("killed", "whole")
-    }
+        store = fill(tmp_path / name / "s.db")
+        given[name] = ["loop", store, *asked, "--model", str(start)]
     metrics = tmp_path / "killed/s.loop/1/metrics.jsonl"
     said = tmp_path / "said"
     process = forked.Process([sys.executable, "-m", "agro", *given["killed"]], stdout=said, stderr=said)

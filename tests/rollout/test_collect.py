@@ -114,9 +114,7 @@ def test_ids_are_by_number_and_samples_are_scored(tmp_path: Path, encoder: Encod
     assert {s.sampling["seed"] for s in ordered} == {11}
 
 
-def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(
-    tmp_path: Path, encoder: Encoder
-) -> None:
+def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(tmp_path: Path, encoder) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.append([Sample("another", "x", prompt_id="b")])
         with pytest.raises(Refused, match="prompt_id: expected b to name one prompt, 'another'"):
