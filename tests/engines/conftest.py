@@ -39,6 +39,10 @@ class Bench:
     def policy(self, **settings) -> Policy:
         return Policy.load(PolicyConfig(model=self.start, **settings))
 
+    def tuned(self) -> Policy:
+        """The model with an adapter."""
+        return Policy.load(PolicyConfig(model=self.start, lora=LoRA(rank=2)), seed=1)
+
     def server(self, policy: Policy | None = None) -> StandIn:
         _, state = self.opened.enter_context(serving(policy or self.policy()))
         return state
@@ -52,8 +56,8 @@ class Bench:
         return engine
 
     def pushing(self, way: str, **settings) -> tuple[Policy, StandIn, Server]:
-        """A policy, a server, and an engine that pushes the policy's weights to it."""
-        policy, state = self.policy(), self.server()
+        """A policy, of adapters with one, a server, and an engine that pushes the policy's weights to it."""
+        policy, state = self.tuned() if way == "adapter" else self.policy(), self.server()
         return policy, state, self.engine(policy, state, push=way, **settings)
 
     def moved(self, policy: Policy, version: int, way: str, nats: float = 0.1) -> Path:
@@ -74,6 +78,5 @@ def bench(start, tmp_path):
 
 
 @pytest.fixture
-def tuned(start) -> Policy:
-    """The model with an adapter."""
-    return Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)), seed=1)
+def tuned(bench) -> Policy:
+    return bench.tuned()

@@ -191,25 +191,23 @@ def test_the_generator_is_splitmix64():
     assert splitmix64(1234567) == 6457827717110365317
 
 
-def test_numbers_are_a_function_of_seed_response_and_position():
-    gamma = 0x9E3779B97F4A7C15
-    for seed, response, position in ((0, 0, 0), (7, 3, 5), (2**63, 2**40, 900)):
-        state = splitmix64(seed)
-        state = splitmix64((state + gamma * response) & MASK)
-        state = splitmix64((state + gamma * position) & MASK)
-        assert uniforms(seed, [response], position + 1)[0, position] == (state >> 13) / 2**51
+def plain_uniform(seed: int, response: int, position: int) -> float:
+    gamma, state = 0x9E3779B97F4A7C15, splitmix64(seed & MASK)
+    for number in (response, position):
+        state = splitmix64((state + gamma * number) & MASK)
+    return (state >> 13) / 2**51
 
 
-def test_neither_neighbors_nor_lengths_matter():
-    many = uniforms(3, [5, 0, 9], 20)
-    assert np.array_equal(uniforms(3, [9], 7)[0], many[2, :7])
-    assert not np.array_equal(uniforms(4, [9], 7)[0], many[2, :7])
-
-
-def test_a_seed_counts_modulo_64_bits_and_positions_start_at_0():
-    assert np.array_equal(uniforms(2**64 + 7, [3], 5), uniforms(7, [3], 5))
-    assert np.array_equal(uniforms(7, [3], 5), uniforms(7, [3], 5, 0))
-    assert np.array_equal(uniforms(7, [3], 5)[:, 2:], uniforms(7, [3], 3, [2]))
+@pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 + 7])  # which counts modulo 64 bits
+@pytest.mark.parametrize("responses", [[0], [3], [5, 0, 2**40]])
+def test_numbers_are_a_function_of_seed_response_and_position_alone(seed, responses):
+    """Neither of neighbors nor of lengths."""
+    expected = np.array([[plain_uniform(seed, r, t) for t in range(20)] for r in responses])
+    assert np.array_equal(uniforms(seed, responses, 20), expected)
+    assert np.array_equal(uniforms(seed, responses, 5, 0), expected[:, :5])
+    starts = [900 + i for i in range(len(responses))]
+    later = [[plain_uniform(seed, r, start + t) for t in range(3)] for r, start in zip(responses, starts)]
+    assert np.array_equal(uniforms(seed, responses, 3, starts), later)
 
 
 def test_numbers_are_even_and_unrelated():

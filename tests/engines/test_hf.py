@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 import transformers
 from rounding import rounding
 from sampling import PROMPTS, assert_same, by_index, check_behavior, end_with, rollout, trainer_logp, windowed
+from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 
 from agro.config import NewModel, PolicyConfig, SamplerConfig
@@ -366,30 +368,25 @@ NAMES = ("stories260K", "babyllama_char105")
 
 @contextmanager
 def without_a_layer(model):
-    layers, count = model.model.layers, model.config.num_hidden_layers
-    model.model.layers, model.config.num_hidden_layers = layers[:-1], count - 1
-    try:
+    layers, count = model.model.layers[:-1], model.config.num_hidden_layers - 1
+    with patch.object(model.model, "layers", layers), patch.object(model.config, "num_hidden_layers", count):
         yield
-    finally:
-        model.model.layers, model.config.num_hidden_layers = layers, count
 
 
 @contextmanager
 def with_a_stale_head(model):
     head = model.lm_head.weight
-    before = head.detach().clone()
     noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0)).to(head)
+    before = head.detach().clone()
     head.data.add_(0.1 * head.std() * noise)
-    try:
-        yield
-    finally:
-        head.data.copy_(before)
+    yield
+    head.data.copy_(before)
 
 
 @contextmanager
 def with_a_wrong_mask(model):
     """Each token sees the two before it alone."""
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = functional.scaled_dot_product_attention
 
     def near(query, key, value, **kwargs):
         size = key.shape[-2]
@@ -397,11 +394,8 @@ def with_a_wrong_mask(model):
         kwargs |= {"attn_mask": seen[-query.shape[-2] :], "is_causal": False}
         return attend(query, key, value, **kwargs)
 
-    torch.nn.functional.scaled_dot_product_attention = near
-    try:
+    with patch.object(functional, "scaled_dot_product_attention", near):
         yield
-    finally:
-        torch.nn.functional.scaled_dot_product_attention = attend
 
 
 DEFECTS = {f.__name__: f for f in (without_a_layer, with_a_stale_head, with_a_wrong_mask)}

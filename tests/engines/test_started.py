@@ -150,11 +150,6 @@ PROBE = ["/v1/completions"] * 4
 SAMPLE, ADAPTER, RELOAD = ["/v1/completions"], "/v1/load_lora_adapter", "/collective_rpc"
 
 
-def sleeping(bench, policy: Policy, level: int) -> tuple[Server, StandIn]:
-    state = bench.server()
-    return bench.engine(policy, state, sleep=True, level=level), state
-
-
 def paths(state: StandIn) -> list[str]:
     """Those asked for since the last call."""
     found = [path for path, _ in state.asked]
@@ -168,9 +163,9 @@ def version_of(engine: Server) -> int:
     return done.version
 
 
-def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench, tuned) -> None:
+def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench) -> None:
     """A push waits for the wake; a wake without one probes what is there."""
-    engine, state = sleeping(bench, tuned, level=1)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=1)
     engine.sleep()
     assert paths(state) == ["/sleep?level=1"]
     engine.load(bench.moved(tuned, 1, "adapter"), 1)
@@ -187,9 +182,9 @@ def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench, tuned) ->
 
 
 @pytest.mark.parametrize("pushes", [False, True])
-def test_a_wake_that_loses_the_adapter_is_refused(bench, tuned, pushes: bool) -> None:
+def test_a_wake_that_loses_the_adapter_is_refused(bench, pushes: bool) -> None:
     """vLLM's issue 53888: it answers under the adapter's name, with the model alone. Also after a push."""
-    engine, state = sleeping(bench, tuned, level=1)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=1)
     engine.load(bench.moved(tuned, 1, "adapter"), 1)
     version_of(engine)
     state.loses = True
@@ -201,16 +196,15 @@ def test_a_wake_that_loses_the_adapter_is_refused(bench, tuned, pushes: bool) ->
     assert paths(state) == ["/wake_up", *([ADAPTER] if pushes else []), *PROBE]
 
 
-def test_what_level_2_forgets_is_brought_again(bench, tuned) -> None:
+def test_what_level_2_forgets_is_brought_again(bench) -> None:
     """All weights by each push; of an adapter's model by loading it again, before the cache is there."""
-    policy = bench.policy()
-    engine, state = sleeping(bench, policy, level=2)
+    policy, state, engine = bench.pushing("reload", sleep=True, level=2)
     engine.load(bench.moved(policy, 1, "reload"), 1)
     awake = ["/wake_up", RELOAD, "/reset_prefix_cache", *PROBE, *SAMPLE, "/sleep?level=2"]
     for _ in range(2):
         assert version_of(engine) == 1
         assert paths(state) == awake
-    engine, state = sleeping(bench, tuned, level=2)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=2)
     engine.load(bench.moved(tuned, 2, "adapter"), 2)
     wake = ["/wake_up?tags=weights", RELOAD, "/wake_up?tags=kv_cache"]
     for loaded in ([ADAPTER], []):
@@ -218,8 +212,8 @@ def test_what_level_2_forgets_is_brought_again(bench, tuned) -> None:
         assert paths(state) == [*wake, *loaded, *PROBE, *SAMPLE, "/sleep?level=2"]
 
 
-def test_a_server_that_cannot_sleep_is_named(bench, tuned) -> None:
-    engine, state = sleeping(bench, tuned, level=1)
+def test_a_server_that_cannot_sleep_is_named(bench) -> None:
+    _, state, engine = bench.pushing("adapter", sleep=True, level=1)
     state.without = ("/sleep?level=1",)
     words = r"engine\.sleep: .*isn't there.*VLLM_SERVER_DEV_MODE=1 and --enable-sleep"
     with pytest.raises(Refused, match=words):

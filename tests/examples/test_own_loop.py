@@ -24,7 +24,7 @@ def test_it_learns_and_keeps_what_it_saw(tmp_path: Path) -> None:
     new_model(tmp_path / "base", new, 0)
     prompts, reward, out = tmp_path / "prompts.jsonl", tmp_path / "share.py", tmp_path / "out"
     texts = ("a", "b", "c", "d", "ab", "cd", "ba", "dc")
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\\n" for text in texts))
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     reward.write_text(
         "def share(completions, **columns):\n"
         "    return [text.count('a') / max(1, len(text)) for text in completions]\n"
