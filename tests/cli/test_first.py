@@ -116,13 +116,15 @@ for command, variables in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told), contextlib.suppress(SystemExit):
         agro.cli.main()
     print(json.dumps([said.getvalue(), told.getvalue(), "torch._C" in sys.modules]))
+    for name in variables:
+        del os.environ[name]
 """
 
 
-def in_one_process(*commands: Sequence[object], **variables: str) -> list[tuple[str, str]]:
-    """stdout and stderr of each; none of them imports torch. `variables`: of the environment of the last."""
-    asked = [(list(map(str, command)), {}) for command in commands]
-    asked[-1][1].update(variables)
+def in_one_process(*commands: Sequence[str], variables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
+    """stdout and stderr of each; none of them imports torch. `variables`: of the environment of further
+    calls, without arguments."""
+    asked = [*((command, {}) for command in commands), *(((), of_call) for of_call in variables)]
     ended = subprocess.run(
         [sys.executable, "-c", SEVERAL, json.dumps(asked)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -130,13 +132,13 @@ def in_one_process(*commands: Sequence[object], **variables: str) -> list[tuple[
         text=True,
     )
     found = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(found) == len(commands), ended.stderr
-    assert [command for command, (*_, torch) in zip(commands, found, strict=True) if torch] == []
+    assert len(found) == len(asked), ended.stderr
+    assert [command for command, (*_, torch) in zip(asked, found, strict=True) if torch] == []
     return [(said, told) for said, told, _ in found]
 
 
 def test_help_and_completion_import_no_torch() -> None:
-    helped, version, _, *refused, printed = in_one_process(
+    helped, version, _, *refused, printed, sourced, asked = in_one_process(
         ("--help",),
         ("--version",),
         ("objectives", "agro"),
@@ -149,14 +151,15 @@ def test_help_and_completion_import_no_torch() -> None:
         ("eval", "--log", "no.db", "--model", "m"),
         ("train", "fresh", "--resume"),
         ("--show-completion", "bash"),
+        variables=[
+            {"_AGRO_COMPLETE": "source_bash"},
+            {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro ra", "COMP_CWORD": "1"},
+        ],
     )
     assert helped == (done("--help").stdout, "")
     assert version[0] == done("--version").stdout == f"agro-rl {__version__}\n"
     assert all(told.startswith("agro: ") for _, told in refused[1:])
-    [sourced] = in_one_process((), _AGRO_COMPLETE="source_bash")
     assert "_AGRO_COMPLETE" in printed[0] + sourced[0]
-    words = {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro ra", "COMP_CWORD": "1"}
-    [asked] = in_one_process((), **words)
     assert asked[0].split() == ["race", "rate"]
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from running import done, refused, report_of
+from running import done, on_terminal, refused, report_of
 
 from agro.store import Store
 from agro.types import Sample
@@ -122,25 +118,15 @@ def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> Non
     path = tmp_path / "s.db"
     with Store.open(path) as store:
         store.append(Sample(f"p{i}", "x" * 200) for i in range(2000))
-    shown = [pager_output(path, pager) for pager in ("cat", "head -c 100")]
-    assert shown[0].count(b"sample ") == 2000
-    assert 0 < shown[1].count(b"sample ") < 10
+    (all_of_it, code), (first, left) = (
+        on_terminal("store", "show", path, PAGER=pager, COLUMNS="80") for pager in ("cat", "head -c 100")
+    )
+    assert code == left == 0
+    assert all_of_it.count("sample ") == 2000
+    assert 0 < first.count("sample ") < 10
 
 
-def pager_output(path: Path, pager: str) -> bytes:
-    """What `agro store show` writes to a terminal whose PAGER is this program."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ.update(PAGER=pager, TERM="dumb", COLUMNS="80")
-        os.execv(sys.executable, [sys.executable, "-m", "agro", "store", "show", str(path)])
-    written = b""
-    with suppress(OSError):  # the terminal's other end was closed
-        while part := os.read(terminal, 1 << 16):
-            written += part
-    assert os.waitpid(child, 0)[1] == 0
-    return written
-
-
-def test_a_terminal_says_that_nothing_fits(store: Path) -> None:
-    Store.open(store.with_name("empty.db")).close()
-    assert b"none of 0 samples fits" in pager_output(store.with_name("empty.db"), "cat")
+def test_a_terminal_says_that_nothing_fits(tmp_path: Path) -> None:
+    Store.open(tmp_path / "empty.db").close()
+    said, _ = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")
+    assert "none of 0 samples fits" in said
