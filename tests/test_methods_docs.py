@@ -117,9 +117,7 @@ def test_what_is_named_for_others_exists() -> None:
         ("gradient_accumulation_steps", 2, "train.groups, in prompts, sets it here"),
     ],
 )
-def test_a_name_of_another_library_is_answered_at_every_door(
-    key: str, value: Any, said: str, tmp_path: Path
-) -> None:
+def test_a_name_of_another_library_is_answered_at_every_door(key, value, said, tmp_path) -> None:
     """On the command line, in a file, in a phase, and as an argument of `agro.train`."""
     text = json.dumps(value)
     with pytest.raises(Refused, match=f"command line: unknown key {key}; {re.escape(said)}"):
@@ -241,9 +239,7 @@ def test_a_phase_that_is_given_another_objective_keeps_what_it_has(tmp_path: Pat
         (["objective.name=dpo", "loss_type=grpo"], "loss_type", "objective.name"),
     ],
 )
-def test_both_names_of_a_setting_are_refused_on_the_command_line(
-    items: list[str], theirs: str, ours: str
-) -> None:
+def test_both_names_of_a_setting_are_refused_on_the_command_line(items, theirs, ours) -> None:
     words = f"command line: {theirs} is {ours} here, which is given too"
     with pytest.raises(Refused, match=words):
         RunConfig.load("fresh", items)

@@ -100,9 +100,7 @@ def test_a_log_is_imported_for_the_race(tmp_path: Path, model: Path) -> None:
         assert store.counts().samples == len(rows)  # not imported twice
 
 
-def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(tmp_path, model) -> None:
     fill(tmp_path / "log.db")
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
@@ -183,9 +181,7 @@ def test_what_is_complete_is_not_run_again(tmp_path: Path, model: Path, monkeypa
         ("fresh", ["fresh", "rloo", "reinforce"]),
     ],
 )
-def test_every_kind_of_data_has_candidates_that_train(
-    tmp_path: Path, model: Path, kind: str, names: list[str]
-) -> None:
+def test_every_kind_of_data_has_candidates_that_train(tmp_path, model, kind: str, names: list[str]) -> None:
     source: dict[str, Any] = {"data__prompts": write_prompts(tmp_path / "prompts.jsonl", range(60))}
     if kind == "feedback":
         source = {"data__store": fill(tmp_path / "log.db", size=1)}

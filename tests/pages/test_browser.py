@@ -136,9 +136,7 @@ def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -
     assert browser.ask("document.documentElement.scrollWidth") > 1400
 
 
-def test_the_policy_of_the_page_stops_what_would_slip_through(
-    browser: Browser, page: Path, tmp_path: Path
-) -> None:
+def test_the_policy_of_the_page_stops_what_would_slip_through(browser, page, tmp_path) -> None:
     """Were a response not escaped, the content security policy would still run and load nothing."""
     path = tmp_path / "slipped.html"
     escaped = str(escape(EVIL))
