@@ -138,12 +138,14 @@ class StandIn:
         with torch.no_grad():
             return own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
 
+    def _score(self, ids: list[int]) -> dict[str, Any]:
+        scores = [{str(token): {"logprob": x}} for token, x in zip(ids[1:], self._logp(ids), strict=True)]
+        return {"choices": [{"prompt_logprobs": [None, *scores]}]}
+
     def _complete(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self._choose(body.get("model"))
         if "prompt_logprobs" in body:
-            ids = body["prompt"]
-            scores = [{str(token): {"logprob": x}} for token, x in zip(ids[1:], self._logp(ids), strict=True)]
-            return {"choices": [{"prompt_logprobs": [None, *scores]}]}
+            return self._score(body["prompt"])
         if path == "/v1/completions":
             return {"choices": [self._sample(body)]}
         choice = self._sample(body["sampling_params"] | {"prompt": body["token_ids"]})
