@@ -47,14 +47,8 @@ class OnGpu(torch.Tensor):
 
     @staticmethod
     def __new__(cls, real: torch.Tensor) -> OnGpu:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            real.size(),
-            strides=real.stride(),
-            storage_offset=real.storage_offset(),
-            dtype=real.dtype,
-            device=CUDA,
-        )
+        layout = {"strides": real.stride(), "storage_offset": real.storage_offset(), "dtype": real.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, real.size(), **layout, device=CUDA)
         made.held = real.detach()
         return made
 
@@ -136,15 +130,8 @@ def _load_guard() -> tuple[Any, str]:
     if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
         library.parent.mkdir(exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
-        options = [
-            "-shared",
-            "-fPIC",
-            "-std=c++20",
-            f"-I{folder}/include",
-            f"-L{folder}/lib",
-            "-ltorch_cpu",
-            "-lc10",
-        ]
+        libraries = [f"-I{folder}/include", f"-L{folder}/lib", "-ltorch_cpu", "-lc10"]
+        options = ["-shared", "-fPIC", "-std=c++20", *libraries]
         subprocess.run([compiler, str(source), "-o", str(made), *options], check=True, timeout=120)
         made.replace(library)
     return ctypes.CDLL(str(library)), ""
@@ -157,16 +144,10 @@ _LIBRARY, MISSING = _load_guard()  # why there can't be a pretended GPU
 def pretended_gpu() -> Iterator[Gpu]:
     """A machine with such a GPU."""
     gpu = Gpu()
+    answers = {"is_available": True, "device_count": 1, "_lazy_init": None, "empty_cache": None}
+    answers |= {"synchronize": None, "get_rng_state": None, "set_rng_state": None}
     with ExitStack() as stack:
-        for name, value in (
-            ("_lazy_init", None),
-            ("is_available", True),
-            ("device_count", 1),
-            ("empty_cache", None),
-            ("synchronize", None),
-            ("get_rng_state", None),
-            ("set_rng_state", None),
-        ):
+        for name, value in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, lambda *args, value=value: value))
         for name in ("tensor", "as_tensor"):
             stack.enter_context(patch.object(torch, name, partial(_moved, getattr(torch, name))))

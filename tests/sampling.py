@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,16 @@ from rounding import rounding
 
 from agro.models.policy import Policy
 from agro.rollout import Rollout
+from agro.rollout.engines import Continuation
 from agro.rollout.engines.hf import HF
 from agro.types import Prompt, Sample
 
 PROMPTS = [Prompt("ab"), Prompt(""), Prompt("abc def gh a" * 2), Prompt("h", columns={"answer": "e"})]
+
+
+def windowed(name: str) -> dict[str, int]:
+    """Changes of a small model's configuration: these architectures have layers that see a window."""
+    return {"sliding_window": 8} if name in ("Mistral", "Gemma2", "Gemma3") else {}
 
 
 def rollout(policy: Policy, version: int = -1) -> Rollout:
@@ -48,3 +55,17 @@ def check_behavior(policy: Policy, samples: Iterable[Sample]) -> None:
     tolerance = rounding(*(s.behavior_logp for s in samples))
     for s in samples:
         np.testing.assert_allclose(s.behavior_logp, trainer_logp(policy, s), **tolerance)
+
+
+def assert_same(own: Mapping[int, Any], expected: Mapping[int, Any]) -> None:
+    """Responses by number: the same tokens, and their log-probs as far as rounding lets them be."""
+    assert own.keys() == expected.keys()
+    log_probs = {i: logp_of(one) for i, one in expected.items()}
+    tolerance = rounding(*log_probs.values())
+    for i, one in expected.items():
+        assert own[i].tokens.tolist() == one.tokens.tolist()
+        np.testing.assert_allclose(logp_of(own[i]), log_probs[i], **tolerance)
+
+
+def logp_of(one: Sample | Continuation) -> np.ndarray:
+    return one.behavior_logp if isinstance(one, Sample) else one.logp

@@ -44,21 +44,12 @@ OWN = {  # instead of these
     "dapo": [*SMALL, "data.spread=false"],  # the rewards of a random model don't differ
     "mbrcsl": [
         *(f"phases.{name}.train.steps=1" for name in ("imitate", "stitch")),
-        *(
-            "phases.imitate.train.groups=2",
-            "phases.stitch.source.options.expansions=3",
-            "phases.stitch.source.options.theta=0",
-        ),
-        *("train.groups=2", "sampler.max_new=2", "train.warmup=1"),
+        *(f"phases.stitch.source.options.{option}" for option in ("expansions=3", "theta=0")),
+        *("phases.imitate.train.groups=2", "train.groups=2", "sampler.max_new=2", "train.warmup=1"),
     ],
     "multi_turn": [
-        "phases.sft.train.steps=1",
-        "phases.sft.train.groups=4",
-        "phases.episodes.train.steps=2",
-        "train.groups=2",
-        "sampler.n=3",
-        "policy.new.layers=1",
-        "data.eval_prompts=one.jsonl",
+        *("phases.sft.train.steps=1", "phases.sft.train.groups=4", "phases.episodes.train.steps=2"),
+        *("train.groups=2", "sampler.n=3", "policy.new.layers=1", "data.eval_prompts=one.jsonl"),
     ],
     "nested_reft": [*SMALL, "sampler.skip_layers=0.9"],  # of one layer between the first and the last
     "one_response": ["train.steps=2", "train.groups=3", "sampler.max_new=4", "train.warmup=1"],
@@ -66,11 +57,7 @@ OWN = {  # instead of these
         *(f"phases.{name}.train.steps=1" for name in ("sft", "onpolicy", "offpolicy")),
         *("train.groups=2", "sampler.n=3", "sampler.max_new=4", "train.warmup=1"),
     ],
-    "remix": [
-        *SMALL[1:],
-        "phases.mixed.train.steps=2",
-        "phases.reincarnated.train.steps=1",
-    ],
+    "remix": [*SMALL[1:], "phases.mixed.train.steps=2", "phases.reincarnated.train.steps=1"],
 }
 
 
@@ -93,38 +80,26 @@ def here(tmp_path, models, monkeypatch) -> Path:
     monkeypatch.setattr("agro.api.reporting_trainer.report", lambda folder: folder)
     for name in ("MODEL", "Qwen", "examples"):
         Path(name).symlink_to((ROOT if name == "examples" else models) / name)
-    prompts = ({"prompt": f"{i}+1=", "answer": str(i + 1), "hint": f"{i}, then 1"} for i in range(6))
-    write("prompts.jsonl", prompts)
-    for name, numbers in (("train", range(6)), ("test", range(6, 9))):
-        solutions = ({"problem": f"{i}+1=", "solution": rf"\boxed{{{i + 1}}}", "level": "1"} for i in numbers)
+    sums = [(f"{i}+1=", str(i + 1)) for i in range(9)]
+    write("prompts.jsonl", ({"prompt": q, "answer": a, "hint": f"{q} {a}"} for q, a in sums[:6]))
+    for name, part in (("train", sums[:6]), ("test", sums[6:])):
+        solutions = ({"problem": q, "solution": rf"\boxed{{{a}}}", "level": "1"} for q, a in part)
         write(f"{name}.jsonl", solutions)
     of_500 = {"problem": "9+1=", "solution": r"\boxed{10}", "answer": "10", "subject": "Algebra", "level": 1}
     write("math500.jsonl", [of_500])
-    write("logged_prompts.jsonl", ({"prompt": f"{i}>"} for i in range(4)))  # those of log.jsonl
+    write(
+        "experts.jsonl", ({"prompt": q, "response": "x", "reward": 1, "role": "expert"} for q, _ in sums[:6])
+    )
     write("one.jsonl", [{"prompt": "1*1=", "answer": "1"}])
-    write(
-        "log.jsonl",
-        ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i in range(4) for j in range(3)),
-    )
+    write("logged_prompts.jsonl", ({"prompt": f"{i}>"} for i in range(4)))  # those of log.jsonl
+    pairs = [(i, j) for i in range(4) for j in range(3)]
+    write("log.jsonl", ({"prompt": f"{i}>", "response": "x" * j, "reward": j % 2} for i, j in pairs))
     write("ratings.jsonl", ({"prompt": f"{i}>", "response": "x" * i, "reward": i % 5} for i in range(1, 9)))
-    write(
-        "experts.jsonl",
-        ({"prompt": f"{i}+1=", "response": "x", "reward": 1, "role": "expert"} for i in range(6)),
-    )
-    write(
-        "preferences.jsonl",
-        (
-            {
-                "prompt": f"{i}>",
-                "chosen": "x" * (j + 1),
-                "rejected": "y",
-                "votes_chosen": j + 1,
-                "votes_rejected": 1,
-            }
-            for i in range(4)
-            for j in range(3)
-        ),
-    )
+    preferences = []
+    for i, j in pairs:
+        judged = {"prompt": f"{i}>", "chosen": "x" * (j + 1), "rejected": "y"}
+        preferences.append(judged | {"votes_chosen": j + 1, "votes_rejected": 1})
+    write("preferences.jsonl", preferences)
     Path("my_reward.py").write_text(
         "def score(completions, **columns):\n    return [len(t) % 3 for t in completions]\n\n\n"
         "def meaning(completions, **columns):\n    return [len(t) for t in completions]\n"
@@ -181,11 +156,6 @@ def phases(run: str) -> list[RunConfig]:
     return [config.phase(name) for name in config.phase_names]
 
 
-def test_every_objective_has_a_recipe_of_its_name() -> None:
-    for name in objectives.names():
-        assert RunConfig.load(name).objective.name == name
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_is_valid_in_each_phase_as_its_objective_is(recipe: str) -> None:
     config = RunConfig.load(recipe)
@@ -229,20 +199,17 @@ def test_the_text_of_a_declared_recipe_is_what_its_entry_declares(name: str) -> 
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_valid_with_what_its_head_gives(recipe: str) -> None:
+def test_a_head_says_what_it_is_and_what_is_required(recipe: str) -> None:
+    """And gives a command whose settings are valid."""
+    assert len(head(recipe)[0]) > 20
+    assert any(line.startswith(" Required: ") for line in head(recipe))
     [(path, *overrides, flag, _)] = [c[2:] for c in commands(recipe) if c[:2] == ["agro", "train"]]
     assert (path, flag) == (recipe, "--out")
     config = RunConfig.load(path, [*overrides, *OWN.get(recipe, SMALL)])
     assert all(config.phase(name).train.steps <= 2 for name in config.phase_names)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_head_says_what_it_is_and_what_is_required(recipe: str) -> None:
-    assert len(head(recipe)[0]) > 20
-    assert any(line.startswith(" Required: ") for line in head(recipe))
-
-
-def test_recipes_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_of_an_installed_package(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "ours.toml").write_text("# For our logs.\n#   agro train ours\n[objective]\nname = 'grpo'\n")
     (tmp_path / "their_recipes.py").write_text("from pathlib import Path\nFOLDER = Path(__file__).parent\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from budgets import budgets, main, sizes
 
 
@@ -13,9 +12,7 @@ def test_nothing_is_larger_than_it_may_be() -> None:
     assert over == {}, "make it smaller, or raise `now` in tools/budgets.toml with the reason beside it"
 
 
-def test_what_is_too_large_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_too_large_is_shown(monkeypatch, capsys) -> None:
     monkeypatch.setattr("budgets.sizes", lambda: dict.fromkeys(budgets(), 10**6))
     assert main() == 1
     assert capsys.readouterr().out.count("more than it may be") == len(budgets())

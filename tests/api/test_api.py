@@ -104,14 +104,11 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
     assert rewards[-1] > 2
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     config = config_of("run")
-    assert config["policy"]["model"] == "run/inputs/model"
-    assert config["data"]["prompts"] == "run/inputs/prompts.jsonl"
-    assert config["reward"]["name"] == "object:lambda"
+    inputs = config["policy"]["model"], config["data"]["prompts"], config["reward"]["name"]
+    assert inputs == ("run/inputs/model", "run/inputs/prompts.jsonl", "object:lambda")
     assert config["objective"]["beta"] == 0.1
-    text = tokenizer.decode(
-        trained.model.generate(**tokenizer("1>", return_tensors="pt"), max_new_tokens=3)[0]
-    )
-    assert "0" in text
+    prompt = tokenizer("1>", return_tensors="pt")
+    assert "0" in tokenizer.decode(trained.model.generate(**prompt, max_new_tokens=3)[0])
     assert trained.store.counts().samples == 20 * 8 * 8
     found = trained.evaluate(prompts=["1>", "2>"], n=4)
     assert (found["prompts"], found["n"]) == (2, 4)
@@ -126,29 +123,51 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
         agro.Trained("run", {"object:lambda": fails}).evaluate(prompts=["1>"], n=2)
 
 
-@pytest.mark.report
-def test_a_notebook_shows_the_page_and_the_figure(objects) -> None:
-    trained = agro.train(objects, PROMPTS, counted, eval_prompts=["9>"], out="run", **SMALL)
-    frame = trained._repr_html_()
+@pytest.fixture(scope="module")
+def finished(objects, tmp_path_factory):
+    """A run with its page, which several tests look at."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    return agro.train(objects, PROMPTS, counted, eval_prompts=["9>"], out=str(out), **SMALL)
+
+
+def test_a_notebook_shows_the_page_and_the_figure(finished) -> None:
+    frame = finished._repr_html_()
     assert frame.startswith('<iframe srcdoc="')
     assert frame.count('"') == 8, "quotation marks of the page end no attribute"
     assert "&lt;svg" in frame
-    figure = trained.plot()
+    figure = finished.plot()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["reward", "KL, nats per response"]
     training = next(line for line in figure.axes[0].lines if line.get_label() == "training")
-    measured = [row["reward_mean"] for row in rows(trained) if row["reward_mean"] is not None]
+    measured = [row["reward_mean"] for row in rows(finished) if row["reward_mean"] is not None]
     assert training.get_ydata().tolist() == measured
     assert figure._repr_png_().startswith(base64.b64decode("iVBORw0KGgo="))
 
 
-def test_metrics_are_a_dataframe_where_pandas_is(objects, monkeypatch) -> None:
-    trained = agro.train(objects, PROMPTS, counted, out="run", **SMALL)
-
+def test_metrics_are_a_dataframe_where_pandas_is(finished, monkeypatch) -> None:
     class Pandas:
         DataFrame = staticmethod(lambda rows: ("frame", len(rows)))
 
     monkeypatch.setitem(sys.modules, "pandas", Pandas)
-    assert trained.metrics == ("frame", 3)
+    assert finished.metrics == ("frame", 4)  # step 0 is the evaluation of the start
+
+
+def test_the_command_line_says_that_a_function_is_gone(finished) -> None:
+    config = agro.RunConfig.load(finished.folder / "config.json")
+    with pytest.raises(agro.Refused, match="was a function of the Python process"):
+        agro.Trainer(config, "again").run()
+
+
+def test_push_to_hub_uploads_the_model(finished, monkeypatch) -> None:
+    pushed = []
+
+    def push(folder, train) -> str:
+        pushed.append((folder, train.push, train.push_private))
+        return "address"
+
+    monkeypatch.setattr("agro.api.check_push", lambda train: None)
+    monkeypatch.setattr("agro.api.push", push)
+    assert finished.push_to_hub("me/mine", private=False) == "address"
+    assert pushed == [(finished.folder / "model", "me/mine", False)]
 
 
 def test_a_log_of_dictionaries_is_the_store(objects, capsys) -> None:
@@ -166,9 +185,8 @@ def test_a_log_of_dictionaries_is_the_store(objects, capsys) -> None:
 
 def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     """Nothing is imported by a guess that nobody looked at; toxicity is lower for the better ones."""
-    rows = [
-        {"q": f"What is {i}?", "a": f"It is {j}", "toxicity": float(j)} for i in range(4) for j in range(3)
-    ]
+    pairs = [(i, j) for i in range(4) for j in range(3)]
+    rows = [{"q": f"What is {i}?", "a": f"It is {j}", "toxicity": float(j)} for i, j in pairs]
     with pytest.raises(agro.Refused, match=r"log_map=agro\.propose") as refused:
         agro.train(objects, log=rows, out="run", **SMALL)
     assert "upper, the best (toxicity → reward):\n  0.0 → 0: What is" in str(refused.value)
@@ -205,9 +223,8 @@ def test_what_was_refused_leaves_nothing_behind(objects) -> None:
     wrong = {**SMALL, "data__hold_out": 0.999999}
     with pytest.raises(agro.Refused):
         agro.train(objects, log=rows, out="run", **wrong)
-    trained = agro.train(
-        objects, log=[*rows, {**rows[0], "response": "3"}], out="run", **(SMALL | {"train__groups": 1})
-    )
+    log = [*rows, {**rows[0], "response": "3"}]
+    trained = agro.train(objects, log=log, out="run", **(SMALL | {"train__groups": 1}))
     assert sorted(s.response for s in trained.store.samples()) == ["2", "2", "3"]
     with pytest.raises(agro.Refused, match="there is a run in this folder"):
         agro.train(objects, log=rows, out="run", **SMALL)
@@ -349,24 +366,6 @@ def test_a_mistake_is_refused(given, message, objects) -> None:
         agro.train(**(usual | SMALL | given))
 
 
-def test_the_command_line_says_that_a_function_is_gone(objects) -> None:
-    agro.train(objects, PROMPTS, lambda completions: [1.0] * len(completions), out="run", **SMALL)
-    with pytest.raises(agro.Refused, match="was a function of the Python process"):
-        agro.Trainer(agro.RunConfig.load("run/config.json"), "again").run()
-
-
-def test_push_to_hub_uploads_the_model(objects, monkeypatch) -> None:
-    trained = agro.train(objects, PROMPTS, counted, out="run", **SMALL)
-    pushed = []
-    monkeypatch.setattr("agro.api.check_push", lambda train: None)
-    monkeypatch.setattr(
-        "agro.api.push",
-        lambda folder, train: pushed.append((folder, train.push, train.push_private)) or "address",
-    )
-    assert trained.push_to_hub("me/mine", private=False) == "address"
-    assert pushed == [(Path("run/model"), "me/mine", False)]
-
-
 def test_three_arguments_are_enough(objects, capsys) -> None:
     """The recipe fresh, β = min(.01, 2.56 / 256 tokens) for rewards of 0 to 1; the rate is at most 1e-3."""
     trained = agro.train(objects, PROMPTS, counted, train__steps=1, train__groups=4, out="run")
@@ -375,7 +374,7 @@ def test_three_arguments_are_enough(objects, capsys) -> None:
     assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
     assert "note: train.lr = auto, found at the first step" in said
     assert re.search(r"train\.lr = [\d.e-]+, at which the first update changes the policy by", said)
-    config = json.loads((trained.folder / "config.json").read_text())
+    config = config_of(trained.folder)
     assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, "auto")
     assert (config["objective"]["baseline"], config["train"]["gain_ratio"]) == ("step", 0.75)
 
@@ -399,18 +398,10 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
 
 def test_names_of_trl_are_arguments(objects, monkeypatch, capsys) -> None:
     monkeypatch.setattr(aliases, "_said", set())
-    trained = agro.train(
-        objects,
-        train_dataset=PROMPTS,
-        reward_funcs=[counted],
-        loss_type="grpo",
-        num_generations=4,
-        train__groups=4,
-        max_completion_length=3,
-        learning_rate=1e-3,
-        train__steps=1,
-    )
-    config = json.loads((trained.folder / "config.json").read_text())
+    given = {"train_dataset": PROMPTS, "reward_funcs": [counted], "loss_type": "grpo", "num_generations": 4}
+    sizes = {"max_completion_length": 3, "learning_rate": 1e-3, "train__groups": 4, "train__steps": 1}
+    trained = agro.train(objects, **given, **sizes)
+    config = config_of(trained.folder)
     assert (config["train"]["groups"], config["sampler"]["n"], config["sampler"]["max_new"]) == (4, 4, 3)
     assert config["objective"]["name"] == "grpo"
     said = capsys.readouterr().err
@@ -440,19 +431,18 @@ def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> 
     """TRL's names that mean the same are taken, and out and what is written anyway."""
     monkeypatch.chdir(tmp_path)
     sizes = {"max_steps": 2, "train__groups": 4, "max_completion_length": 3, "num_generations": 2}
-    agro.train(objects, PROMPTS, counted, fit="1h", output_dir="run", logging_steps=1, **sizes)
+    fitted = functools.partial(agro.train, objects, PROMPTS, counted, fit="1h", output_dir="run")
+    fitted(logging_steps=1, **sizes)
     said = capsys.readouterr().err
     assert "--fit chose train.warmup" not in said  # there is none to shorten
     assert "--fit chose nothing" in said
     assert "2 steps take about" in said
     assert "TRL's logging_steps is not needed: every step is written" in said
-    config = json.loads(Path("run/config.json").read_text())
+    config = config_of("run")
     assert (config["train"]["steps"], config["train"]["lr"]) == (2, "auto")
     # The same arguments continue it, though steps and groups had been chosen.
     for name in ("max_steps", "train__groups"):
         del sizes[name]
-    agro.train(objects, PROMPTS, counted, fit="1h", output_dir="run", resume=True, **sizes)
+    fitted(resume=True, **sizes)
     with pytest.raises(Refused, match=r"train\.groups was 4, now it is 5"):
-        agro.train(
-            objects, PROMPTS, counted, fit="1h", output_dir="run", resume=True, train__groups=5, **sizes
-        )
+        fitted(resume=True, train__groups=5, **sizes)

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
-from running import done, refused
+from running import done, refused, write_rows
 from tiny_runs import tiny, write_prompts
 
 from agro.api.race import ENOUGH, NOTHING, Race, candidates, conclusion, default_for, key_values, settings_of
@@ -37,20 +37,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fill(path: Path, size: int = 4, prompts: int = 20) -> str:
     """The answer to all prompts is 7."""
     with Store.open(path) as store:
-        store.append(
-            Sample(f"{100 + g}>", "7" * 3 if i % 2 == 0 else str(i), reward=float(i % 2 == 0), source="log")
-            for g in range(prompts)
-            for i in range(g % 2 if size == 1 else 0, size + (g % 2 if size == 1 else 0))
-        )
+        for g in range(prompts):
+            first = g % 2 if size == 1 else 0
+            store.append(row(g, i) for i in range(first, first + size))
     return str(path)
 
 
+def row(group: int, i: int) -> Sample:
+    return Sample(f"{100 + group}>", str(i) if i % 2 else "777", reward=float(i % 2 == 0), source="log")
+
+
 def overrides(folder: Path, model: Path, held_out: int = 20, **changes: Any) -> list[str]:
-    lines = [json.dumps({"prompt": f"{300 + i}>", "answer": "7"}) + "\n" for i in range(held_out)]
-    (folder / "held_out.jsonl").write_text("".join(lines))
+    prompts = ({"prompt": f"{300 + i}>", "answer": "7"} for i in range(held_out))
     values = {
         "policy.model": model,
-        "data.eval_prompts": folder / "held_out.jsonl",
+        "data.eval_prompts": write_rows(folder / "held_out.jsonl", prompts),
         "reward.name": REWARD,
         "sampler.max_new": 3,
         "train.steps": STEPS,
@@ -86,28 +87,20 @@ def test_half_train_on_and_the_best_to_the_end(tmp_path: Path, model: Path) -> N
 
 
 def test_a_log_is_imported_for_the_race(tmp_path: Path, model: Path) -> None:
-    rows = [
-        {"prompt": f"{100 + g}>", "response": "7" * 3 if i % 2 == 0 else str(i), "reward": float(i % 2 == 0)}
-        for g in range(20)
-        for i in range(4)
-    ]
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = [row(g, i) for g in range(20) for i in range(4)]
+    rows = [{"prompt": s.prompt, "response": s.response, "reward": s.reward} for s in samples]
+    log = write_rows(tmp_path / "log.jsonl", rows)
     asked = ["race", log, *overrides(tmp_path, model), "--rate", "1e-3", "--out", tmp_path / "race", "--json"]
     found = done(*asked)
     record = json.loads(found.stdout)
     assert record["default"] == "log"
     assert "taken: 80 samples" in found.stderr
-    with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
-        assert sum(1 for _ in store.samples()) == len(rows)
     assert json.loads(done(*asked).stdout) == record
     with Store.open(tmp_path / "race" / "log.db", read_only=True) as store:
-        assert sum(1 for _ in store.samples()) == len(rows)  # not imported twice
+        assert store.counts().samples == len(rows)  # not imported twice
 
 
-def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_recipe_takes_part_besides_and_shares_what_is_not_of_its_method(tmp_path, model) -> None:
     fill(tmp_path / "log.db")
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
@@ -149,39 +142,35 @@ def test_a_log_is_there_and_named_once(tmp_path: Path, model: Path) -> None:
 
 
 def test_two_logs_are_refused(tmp_path: Path) -> None:
-    assert "expected one log or recipe, got a.jsonl and b.jsonl" in refused(
-        "race", "a.jsonl", "b.jsonl", "--out", tmp_path / "race"
-    )
+    two = ("race", "a.jsonl", "b.jsonl", "--out", tmp_path / "race")
+    assert "expected one log or recipe, got a.jsonl and b.jsonl" in refused(*two)
 
 
-def test_what_is_complete_is_not_run_again(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_complete_is_not_run_again(tmp_path: Path, model: Path, monkeypatch) -> None:
     asked = overrides(tmp_path, model, data__store=fill(tmp_path / "log.db"))
-    runs, plain = [], BaseTrainer.run
+    runs, plain, most = [], BaseTrainer.run, 4
 
     def run(trainer: BaseTrainer) -> Path:
-        if len(runs) == 4 and trainer.out not in {out for out, _ in runs}:
+        if len(runs) == most and trainer.out not in {out for out, _ in runs}:
             raise KeyboardInterrupt
         runs.append((trainer.out, trainer.config.train.steps))
         return plain(trainer)
 
+    def race(*more: str) -> Race:
+        return Race([*asked, *more], tmp_path / "race", (1e-3, 1e-2), lambda text: None)
+
     monkeypatch.setattr(BaseTrainer, "run", run)
-    race = Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None)
     with pytest.raises(KeyboardInterrupt):
-        race.run()
+        race().run()
     assert len(runs) == 4
-    monkeypatch.setattr(
-        BaseTrainer, "run", lambda t: (runs.append((t.out, t.config.train.steps)), plain(t))[1]
-    )
-    record = Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None).run()
-    assert len(runs) == len(set(runs))
-    assert len(runs) == 6 + 3 + (record["winner"] is not None)
+    most = -1
+    record = race().run()
+    assert len(runs) == len(set(runs)) == 6 + 3 + (record["winner"] is not None)
     again = len(runs)
-    assert Race(asked, tmp_path / "race", (1e-3, 1e-2), lambda text: None).run() == record
+    assert race().run() == record
     assert len(runs) == again
     with pytest.raises(Refused, match="this race has other settings"):
-        Race([*asked, "train.seed=1"], tmp_path / "race", (1e-3, 1e-2)).run()
+        race("train.seed=1").run()
 
 
 @pytest.mark.parametrize(
@@ -192,16 +181,14 @@ def test_what_is_complete_is_not_run_again(
         ("fresh", ["fresh", "rloo", "reinforce"]),
     ],
 )
-def test_every_kind_of_data_has_candidates_that_train(
-    tmp_path: Path, model: Path, kind: str, names: list[str]
-) -> None:
+def test_every_kind_of_data_has_candidates_that_train(tmp_path, model, kind: str, names: list[str]) -> None:
     source: dict[str, Any] = {"data__prompts": write_prompts(tmp_path / "prompts.jsonl", range(60))}
     if kind == "feedback":
         source = {"data__store": fill(tmp_path / "log.db", size=1)}
     if kind == "pairs":
-        lines = [{"prompt": f"{100 + i}>", "chosen": str(i % 10), "rejected": "x0"[-1]} for i in range(1, 10)]
-        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        done("import", tmp_path / "pairs.jsonl", "--store", tmp_path / "pairs.db")
+        lines = [{"prompt": f"{100 + i}>", "chosen": str(i), "rejected": "0"} for i in range(1, 10)]
+        log = write_rows(tmp_path / "pairs.jsonl", lines)
+        done("import", log, "--store", tmp_path / "pairs.db")
         source = {"data__store": tmp_path / "pairs.db"}
     race = Race(overrides(tmp_path, model, **source), tmp_path / "race", (1e-3,), lambda text: None)
     rows = race.run()["rows"]
@@ -272,7 +259,7 @@ def test_a_race_without_a_judge_or_data_is_refused(tmp_path: Path, model: Path) 
     assert not (tmp_path / "race").exists()  # before any candidate is tried
     with pytest.raises(Refused, match=r"either data\.store, .* got neither"):
         default_for(DataConfig())
-    (tmp_path / "held_out.jsonl").write_text('{"prompt": "300>"}\n{"prompt": "301>"}\n')  # no answers
+    write_rows(tmp_path / "held_out.jsonl", [{"prompt": "300>"}, {"prompt": "301>"}])  # no answers
     exact = [item for item in asked if not item.startswith("reward.")]
     said = refused("race", *exact, "--rate", "1e-3", "--out", tmp_path / "race")
     assert "no candidate can train" in said

@@ -100,9 +100,7 @@ def test_what_is_not_shown_is_not_promoted(tmp_path: Path, start: Path, without,
     assert served(tmp_path) == (start / "model", 3)
 
 
-def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(
-    tmp_path: Path, start: Path, after_a_turn: Path
-) -> None:
+def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(tmp_path, start, after_a_turn) -> None:
     found = continued(after_a_turn, tmp_path, start)
     with found._edited() as record:
         record.served.append(1)
@@ -110,9 +108,7 @@ def test_nothing_is_promoted_over_a_model_that_it_did_not_begin_with(
     assert LoopRecord.read(found.folder).turns[0].reason.startswith("Another model is served now")
 
 
-def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(
-    tmp_path: Path, start: Path
-) -> None:
+def test_data_that_nothing_can_learn_from_are_refused_and_the_next_turn_begins(tmp_path, start) -> None:
     """With another model, where the first one was mistyped: no turn has trained on it."""
     with Store.open(tmp_path / "s.db") as store:
         store.append(Sample(f"{i}>", "7", source="log") for i in range(4))
@@ -141,13 +137,12 @@ def test_what_the_host_lacks_ends_no_turn(tmp_path: Path, start: Path, monkeypat
 
 def test_a_killed_turn_goes_on(tmp_path: Path, start: Path) -> None:
     """It ends with the weights that it has without a kill."""
+    asked = [*settings(tmp_path, start), "train.checkpoint_every=2"]
+    given = {}
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-        fill(tmp_path / name / "s.db")
-    asked = [*settings(tmp_path, start), "train.checkpoint_every=2"]
-    given = {
-        n: ["loop", str(tmp_path / n / "s.db"), *asked, "--model", str(start)] for n in ("killed", "whole")
-    }
+        store = fill(tmp_path / name / "s.db")
+        given[name] = ["loop", store, *asked, "--model", str(start)]
     metrics = tmp_path / "killed/s.loop/1/metrics.jsonl"
     said = tmp_path / "said"
     process = forked.Process([sys.executable, "-m", "agro", *given["killed"]], stdout=said, stderr=said)
@@ -181,9 +176,7 @@ def test_it_waits_for_new_rewards(tmp_path: Path, start: Path, monkeypatch) -> N
     thread.join()
 
 
-def test_what_is_deleted_or_away_meanwhile_keeps_no_turn_back(
-    tmp_path: Path, start: Path, monkeypatch
-) -> None:
+def test_what_is_deleted_or_away_meanwhile_keeps_no_turn_back(tmp_path, start, monkeypatch) -> None:
     counts = iter([100, 60, Lost("no PostgreSQL answers"), 110, 90, 130, 500])
 
     def count(_: Loop) -> int:

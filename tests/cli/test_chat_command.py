@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from running import done, refused
+from running import done, on_terminal, refused
 from typer.testing import CliRunner, Result
 
 from agro.api.reporting_trainer import Trainer
@@ -137,44 +132,12 @@ def test_the_result_is_exported_in_16_bits(run: Path, tmp_path: Path) -> None:
     assert "there is such a file or folder" in refused("export", run, tmp_path / "merged")
 
 
-def on_terminal(arguments: list[str], replies: list[tuple[str, str]]) -> tuple[str, int]:
-    """What agro prints where each question, the end of what is on the terminal, is answered; and its exit
-    code."""
-    main, other = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agro", *arguments],
-        **dict.fromkeys(("stdin", "stdout", "stderr"), other),
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-    )
-    os.close(other)
-    said, waiting = "", list(replies)
-    with os.fdopen(main, "rb+", buffering=0) as terminal:
-        while part := _read(terminal):
-            said += part.decode()
-            if waiting and said.endswith(waiting[0][0]):
-                terminal.write(f"{waiting.pop(0)[1]}\n".encode())
-    if waiting:
-        process.kill()
-    assert not waiting, said
-    return said, process.wait(timeout=60)
-
-
-def _read(terminal) -> bytes:
-    """Nothing where the process has ended, or says nothing for a minute."""
-    if not select.select([terminal], [], [], 60)[0]:
-        return b""
-    try:
-        return terminal.read(4096)
-    except OSError:
-        return b""
-
-
 def test_answers_are_asked_for_and_rated_on_a_terminal(run: Path, tmp_path: Path) -> None:
     """A terminal of its own (pty)."""
     asked = "better (1, 2, 0 for a tie, Enter to leave it out): "
     replies = [("> ", "1>"), (asked, "2"), ("> ", "2>"), (asked, "0"), ("> ", "/quit")]
     store = tmp_path / "chat.db"
-    said, code = on_terminal(["chat", str(run), "--against", "start", "--store", str(store)], replies)
+    said, code = on_terminal("chat", run, "--against", "start", "--store", store, replies=replies)
     assert code == 0, said
     assert f"agro train pairs policy.model={run / 'model'} data.store={store}" in said
     assert "ties 1" in said

@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from running import agro, done, write_rows
 
-from agro.cli import app
 from agro.config import RunConfig
 from agro.train import trainable
 from agro.train.check import check_config
@@ -26,10 +25,8 @@ ROWS = [
 ]
 
 
-def run(folder: Path, rows: list[dict], *options: str):
-    log = folder / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CliRunner().invoke(app, ["check", str(log), *options])
+def run(folder: Path, rows: list[dict], *options: object):
+    return agro("check", write_rows(folder / "log.jsonl", rows), *options)
 
 
 def test_the_summary_and_json_say_the_same(tmp_path):
@@ -60,9 +57,8 @@ def test_a_log_that_needs_a_map_is_for_import(tmp_path):
 def test_held_out_prompts_that_the_log_has_are_named(tmp_path):
     question = "Which of the rivers that flow into the sea at the town of the old bridge is the longest one{}"
     held = [{"id": "same", "prompt": "0>"}, {"id": "copy", "prompt": question.format("?")}, {"prompt": "9>"}]
-    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
     rows = [{**ROWS[0], "prompt": question.format(", please?")}, *ROWS]
-    found = run(tmp_path, rows, "--held-out", str(tmp_path / "held.jsonl"))
+    found = run(tmp_path, rows, "--held-out", write_rows(tmp_path / "held.jsonl", held))
     assert "1 of 3 held-out prompts are prompts of the store, and 1 are near-copies" in found.stdout
     assert "(same, copy)" in found.stdout
 
@@ -91,17 +87,17 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
 
 def rows_of(kind: str) -> list[dict]:
     """40 prompts that share no five letters."""
-    texts = [
-        " ".join(chr(97 + (g * 7 + i * i) % 26) * (2 + g % 5) for i in range(6)) + str(g) for g in range(40)
-    ]
-    parts = {
-        "groups": [{"response": f"r{i}", "reward": float(i == 0)} for i in range(3)],
-        "single": [{"response": "r"}],
-        "pairs": [{"chosen": "a", "rejected": "b"}],
-        "demonstrations": [{"response": "r"}],
-    }[kind]
-    rows = [{"prompt": text, **part} for text in texts for part in parts]
-    return [row | {"reward": g % 5} for g, row in enumerate(rows)] if kind == "single" else rows
+    rows = []
+    for g in range(40):
+        letters = " ".join(chr(97 + (g * 7 + i * i) % 26) * (2 + g % 5) for i in range(6))
+        parts = {
+            "groups": [{"response": f"r{i}", "reward": float(i == 0)} for i in range(3)],
+            "single": [{"response": "r", "reward": g % 5}],
+            "pairs": [{"chosen": "a", "rejected": "b"}],
+            "demonstrations": [{"response": "r"}],
+        }
+        rows += [{"prompt": f"{letters}{g}", **part} for part in parts[kind]]
+    return rows
 
 
 RECOMMENDED = {
@@ -123,7 +119,7 @@ def test_the_recommended_commands_are_those_of_runs_that_are_not_refused(tmp_pat
     for each in recommended:
         imported, _, train = each["command"].partition(" && ")
         if not Path("log.db").exists():
-            assert CliRunner().invoke(app, shlex.split(imported)[1:]).exit_code == 0
+            done(*shlex.split(imported)[1:])
         _, _, recipe, *settings, _, _ = shlex.split(train)
         config = RunConfig.load(recipe, settings)
         for phase in check_config(config):  # what a run does before it loads a model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import done, refused, report_of
+from running import done, refused, report_of, write_rows
 
 from agro import objectives
 from agro.cli import COMMANDS
@@ -57,9 +57,8 @@ def test_a_task_trains_as_its_readme_says(task: str, tmp_path: Path, monkeypatch
 def test_a_folder_with_files_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "expected an empty folder or a new one" in refused("init", tmp_path)
-    assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in refused(
-        "init", tmp_path / "new", "--task", "chess"
-    )
+    said = refused("init", tmp_path / "new", "--task", "chess")
+    assert "expected one of digits, own-log, chat, multi-turn, got 'chess'" in said
 
 
 def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypatch) -> None:
@@ -117,13 +116,15 @@ for command, variables in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told), contextlib.suppress(SystemExit):
         agro.cli.main()
     print(json.dumps([said.getvalue(), told.getvalue(), "torch._C" in sys.modules]))
+    for name in variables:
+        del os.environ[name]
 """
 
 
-def in_one_process(*commands: Sequence[object], **variables: str) -> list[tuple[str, str]]:
-    """stdout and stderr of each; none of them imports torch. `variables`: of the environment of the last."""
-    asked = [(list(map(str, command)), {}) for command in commands]
-    asked[-1][1].update(variables)
+def in_one_process(*commands: Sequence[str], variables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
+    """stdout and stderr of each; none of them imports torch. `variables`: of the environment of further
+    calls, without arguments."""
+    asked = [*((command, {}) for command in commands), *(((), of_call) for of_call in variables)]
     ended = subprocess.run(
         [sys.executable, "-c", SEVERAL, json.dumps(asked)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -131,13 +132,13 @@ def in_one_process(*commands: Sequence[object], **variables: str) -> list[tuple[
         text=True,
     )
     found = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(found) == len(commands), ended.stderr
-    assert [command for command, (*_, torch) in zip(commands, found, strict=True) if torch] == []
+    assert len(found) == len(asked), ended.stderr
+    assert [command for command, (*_, torch) in zip(asked, found, strict=True) if torch] == []
     return [(said, told) for said, told, _ in found]
 
 
 def test_help_and_completion_import_no_torch() -> None:
-    helped, version, _, *refused, printed = in_one_process(
+    helped, version, _, *refused, printed, sourced, asked = in_one_process(
         ("--help",),
         ("--version",),
         ("objectives", "agro"),
@@ -150,21 +151,21 @@ def test_help_and_completion_import_no_torch() -> None:
         ("eval", "--log", "no.db", "--model", "m"),
         ("train", "fresh", "--resume"),
         ("--show-completion", "bash"),
+        variables=[
+            {"_AGRO_COMPLETE": "source_bash"},
+            {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro ra", "COMP_CWORD": "1"},
+        ],
     )
     assert helped == (done("--help").stdout, "")
     assert version[0] == done("--version").stdout == f"agro-rl {__version__}\n"
     assert all(told.startswith("agro: ") for _, told in refused[1:])
-    [sourced] = in_one_process((), _AGRO_COMPLETE="source_bash")
     assert "_AGRO_COMPLETE" in printed[0] + sourced[0]
-    words = {"_AGRO_COMPLETE": "complete_bash", "COMP_WORDS": "agro ra", "COMP_CWORD": "1"}
-    [asked] = in_one_process((), **words)
     assert asked[0].split() == ["race", "rate"]
 
 
 def test_what_is_missing_is_refused(tmp_path: Path) -> None:
-    prompts, empty = tmp_path / "prompts.jsonl", tmp_path / "empty.jsonl"
-    prompts.write_text('{"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}\n')
-    empty.touch()
+    row = {"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}
+    prompts, empty = (write_rows(tmp_path / f"{len(rows)}.jsonl", rows) for rows in ([row], []))
     store, run = tmp_path / "store.db", tmp_path / "run"
     done("import", prompts, "--store", store)
     run.mkdir()

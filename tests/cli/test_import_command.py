@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from running import agro, done, refused, report_of
+from running import agro, done, refused, report_of, write_rows
 
 from agro.store import Store
 
@@ -17,9 +17,7 @@ def log(folder: Path) -> Path:
     for i in range(4):
         user, text = ("alice", "mail a@b.org, AKIAIOSFODNN7EXAMPLE") if i % 2 else ("bob", "fine")
         rows.append({"prompt": f"Q{i // 2}", "response": f"{text} {i}", "reward": i, "user": user, "x": i})
-    path = folder / "log.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(folder / "log.jsonl", rows)
 
 
 def test_drop_and_redact(tmp_path: Path) -> None:
@@ -51,11 +49,10 @@ def test_a_preview_is_redacted_too(tmp_path: Path) -> None:
 
 def test_a_file_controls_no_terminal(tmp_path: Path) -> None:
     """Names of columns set a title and cleared the screen; a preview had C1 and U+202E as they were."""
-    file = tmp_path / "log.jsonl"
     record = {"a\u202eb": "1+1?", "c\x1b]0;x\x07": "2", "d\x1b[2J": 1.0}
-    file.write_text(json.dumps(record) + "\n" + json.dumps(record | {"d\x1b[2J": 0.0}) + "\n")
-    known = tmp_path / "known.jsonl"
-    known.write_text(json.dumps({"prompt": "1\x9b2J", "response": "2\u202e3", "reward": 1.0}) + "\n")
+    file = write_rows(tmp_path / "log.jsonl", [record, record | {"d\x1b[2J": 0.0}])
+    shown = {"prompt": "1\x9b2J", "response": "2\u202e3", "reward": 1.0}
+    known = write_rows(tmp_path / "known.jsonl", [shown])
     outputs = [agro("import", file, "--guess"), agro("import", file, "--preview"), agro("check", file)]
     preview = agro("import", known, "--preview")
     for result in [*outputs, preview]:
@@ -116,10 +113,9 @@ def test_what_forget_needs(tmp_path: Path) -> None:
 
 
 def test_rewards_that_are_words(tmp_path: Path) -> None:
-    path, store = tmp_path / "log.jsonl", tmp_path / "s.db"
-    words = ("up", "down", None, "sideways")
-    rows = [{"prompt": "Q", "response": str(i), "thumbs": word} for i, word in enumerate(words)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store, words = tmp_path / "s.db", ("up", "down", None, "sideways")
+    rows = ({"prompt": "Q", "response": str(i), "thumbs": word} for i, word in enumerate(words))
+    path = write_rows(tmp_path / "log.jsonl", rows)
     how = ("import", path, "--map", "reward=thumbs", "--reward-map", "up=1,down=-1")
     result = done(*how, "--store", store)
     assert "taken: 3 samples (2 with a reward)" in result.stdout

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from running import done, refused, report_of
+from running import done, on_terminal, refused, report_of
 
 from agro.store import Store
 from agro.types import Sample
@@ -21,21 +16,24 @@ ALARM = "\x1b]0;owned\x07"
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     tokens = {"tokens": [1, 5, 6, 7], "action": [False, False, True, True]}
+    samples = [
+        Sample("2+2=", "4", 1.0, source="gpt", role="expert", **tokens),
+        Sample("2+2=", "five", 0.0, source="ours", role="policy", version=7),
+        Sample("2+2=", "[bold]x[/bold]" + ALARM, None, source="ours", role="policy"),
+        Sample("3+3=", "6 of course", 0.5, source="gpt"),
+        Sample([{"role": "user", "content": "Say Hello"}], "hello\ud800", -1.0),
+    ]
     with Store.open(tmp_path / "s.db") as store:
-        store.append(
-            [
-                Sample("2+2=", "4", 1.0, source="gpt", role="expert", **tokens),
-                Sample("2+2=", "five", 0.0, source="ours", role="policy", version=7),
-                Sample("2+2=", "[bold]x[/bold]" + ALARM, None, source="ours", role="policy"),
-                Sample("3+3=", "6 of course", 0.5, source="gpt"),
-                Sample([{"role": "user", "content": "Say Hello"}], "hello\ud800", -1.0),
-            ]
-        )
+        store.append(samples)
     return tmp_path / "s.db"
 
 
+def show(store: Path, *args: object) -> dict:
+    return report_of("store", "show", store, *args)
+
+
 def ids(store: Path, *args: object) -> list[int]:
-    return [s["id"] for s in json.loads(done("store", "show", store, "--json", *args).stdout)["samples"]]
+    return [s["id"] for s in show(store, *args)["samples"]]
 
 
 @pytest.mark.parametrize(
@@ -60,23 +58,23 @@ def test_filters(store: Path, args: tuple, found: list[int]) -> None:
 
 
 def test_a_prompt_by_its_id(store: Path) -> None:
-    prompt = report_of("store", "show", store)["samples"][3]["prompt_id"]
+    prompt = show(store)["samples"][3]["prompt_id"]
     assert ids(store, "--prompt-id", prompt) == [4]
     assert ids(store, "--prompt-id", prompt, "--newest") == [4]
 
 
 def test_json_is_one_document_that_says_whether_there_is_more(store: Path) -> None:
-    found = report_of("store", "show", store, "--limit", 4)
+    found = show(store, "--limit", 4)
     assert (found["samples_in_store"], found["more"]) == (5, True)
     assert found["samples"][0]["tokens"] == [1, 5, 6, 7]
-    assert report_of("store", "show", store, "--limit", 5)["more"] is False
-    assert report_of("store", "show", store, "--reward", "9:", "--groups")["groups"] == []
+    assert show(store, "--limit", 5)["more"] is False
+    assert show(store, "--reward", "9:", "--groups")["groups"] == []
 
 
 def test_groups_have_their_best_or_newest_response_first(store: Path) -> None:
-    groups = report_of("store", "show", store, "--groups")["groups"]
+    groups = show(store, "--groups")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[1, 2, 3], [4], [5]]
-    groups = report_of("store", "show", store, "--groups", "--newest", "--reward", "0:")["groups"]
+    groups = show(store, "--groups", "--newest", "--reward", "0:")["groups"]
     assert [[r["id"] for r in g["responses"]] for g in groups] == [[4], [2, 1]]
 
 
@@ -110,9 +108,8 @@ def test_what_is_cut_is_said(tmp_path: Path) -> None:
 
 
 def test_refusals_say_what_was_expected(store: Path, tmp_path: Path) -> None:
-    assert "--reward '1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "1")
-    assert "--reward '5:2': expected LOW:HIGH" in refused("store", "show", store, "--reward", "5:2")
-    assert "--reward 'nan:1': expected LOW:HIGH" in refused("store", "show", store, "--reward", "nan:1")
+    for value in ("1", "5:2", "nan:1"):
+        assert f"--reward '{value}': expected LOW:HIGH" in refused("store", "show", store, "--reward", value)
     assert "--source 'gtp': expected one of" in refused("store", "show", store, "--source", "gtp")
     assert "none.db" in refused("store", "show", tmp_path / "none.db")
 
@@ -121,25 +118,15 @@ def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> Non
     path = tmp_path / "s.db"
     with Store.open(path) as store:
         store.append(Sample(f"p{i}", "x" * 200) for i in range(2000))
-    shown = [pager_output(path, pager) for pager in ("cat", "head -c 100")]
-    assert shown[0].count(b"sample ") == 2000
-    assert 0 < shown[1].count(b"sample ") < 10
+    (all_of_it, code), (first, left) = (
+        on_terminal("store", "show", path, PAGER=pager, COLUMNS="80") for pager in ("cat", "head -c 100")
+    )
+    assert code == left == 0
+    assert all_of_it.count("sample ") == 2000
+    assert 0 < first.count("sample ") < 10
 
 
-def pager_output(path: Path, pager: str) -> bytes:
-    """What `agro store show` writes to a terminal whose PAGER is this program."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ.update(PAGER=pager, TERM="dumb", COLUMNS="80")
-        os.execv(sys.executable, [sys.executable, "-m", "agro", "store", "show", str(path)])
-    written = b""
-    with suppress(OSError):  # the terminal's other end was closed
-        while part := os.read(terminal, 1 << 16):
-            written += part
-    assert os.waitpid(child, 0)[1] == 0
-    return written
-
-
-def test_a_terminal_says_that_nothing_fits(store: Path) -> None:
-    Store.open(store.with_name("empty.db")).close()
-    assert b"none of 0 samples fits" in pager_output(store.with_name("empty.db"), "cat")
+def test_a_terminal_says_that_nothing_fits(tmp_path: Path) -> None:
+    Store.open(tmp_path / "empty.db").close()
+    said, _ = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")
+    assert "none of 0 samples fits" in said

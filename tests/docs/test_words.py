@@ -60,7 +60,7 @@ def keys() -> set[str]:
 
 
 KNOWN = keys()
-SECTIONS = "|".join(RunConfig.model_fields)
+SECTIONS = "|".join(RunConfig.model_fields.keys() - {"phases"})  # of which each has its own names
 
 
 def words() -> set[str]:
@@ -87,24 +87,25 @@ def needs(name: str, options: dict) -> list[str]:
 WORDS = words()
 
 
+CHECKS = (
+    (rf"(?<![\w./-])(?:phases\.\w+\.)?((?:{SECTIONS})(?:\.[a-z_]+)+)", KNOWN, "no configuration key {}"),
+    (r"^\[+([a-z_.]+)\]+$", KNOWN, "no section {}"),
+    (r"^[a-z]+(?:_[a-z]+)+$", WORDS, "{} is no metric, key, field or name"),
+)
+KINDS = {f"agro.{kind}" for kind in get_args(plugins.Kind)}  # of entry points
+
+
 def wrong(text: str) -> str:
     """What is wrong with a text in backticks, or nothing."""
-    checks = (wrong_key, wrong_section, wrong_command, wrong_word, wrong_name, wrong_file)
-    return next(filter(None, (check(text) for check in checks)), "")
-
-
-def wrong_key(text: str) -> str:
-    for key in re.findall(rf"(?<![\w./-])(?:phases\.\w+\.)?((?:{SECTIONS})(?:\.[a-z_]+)+)", text):
-        if key not in KNOWN and not key.startswith("phases."):
-            return f"no configuration key {key}"
-    return ""
-
-
-def wrong_section(text: str) -> str:
-    for section in re.findall(r"^\[+([a-z_.]+)\]+$", text):
-        if section not in KNOWN:
-            return f"no section {section}"
-    return ""
+    for pattern, known, words in CHECKS:
+        for found in re.findall(pattern, text):
+            if found not in known:
+                return words.format(found)
+    if re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text):
+        return "" if (ROOT / text).exists() else f"no file {text}"
+    if re.fullmatch(r"agro(_papers)?(\.\w+)+", text) and text not in KINDS:
+        return missing(text)
+    return wrong_command(text)
 
 
 def wrong_command(text: str) -> str:
@@ -119,23 +120,6 @@ def wrong_command(text: str) -> str:
         if option not in known | {"--help", "--version"}:
             return f"no option {option}"
     return ""
-
-
-def wrong_word(text: str) -> str:
-    if re.fullmatch(r"[a-z]+(_[a-z]+)+", text) and text not in WORDS:
-        return f"{text} is no metric, key, field or name"
-    return ""
-
-
-def wrong_name(text: str) -> str:
-    if text in {f"agro.{kind}" for kind in get_args(plugins.Kind)}:  # of entry points
-        return ""
-    return missing(text) if re.fullmatch(r"agro(_papers)?(\.\w+)+", text) else ""
-
-
-def wrong_file(text: str) -> str:
-    path = re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text)
-    return f"no file {text}" if path and not (ROOT / text).exists() else ""
 
 
 def missing(name: str) -> str:

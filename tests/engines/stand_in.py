@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,29 +25,27 @@ from agro.config import NewModel, SamplerConfig
 from agro.models.adapters import merged_with
 from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
-from agro.models.published import Form, publish
-from agro.rollout.engines import Request
+from agro.models.published import Form
+from agro.rollout.engines import Continuation, Engine, Request
 from agro.rollout.engines.hf import HF
 
 NEW = NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=16)
 FORM: dict[str, Form] = {"reload": "explicit_head", "transfer": "model", "adapter": "adapter"}
 
 
-def moved(policy: Policy, folder: Path, way: str, nats: float = 0.1) -> Path:
-    """Weights published for a way to push them, after all that are trained moved by about `nats`."""
-    with torch.no_grad():
-        for weight in policy.weights().values():
-            weight.add_(torch.randn_like(weight) * nats)
-    folder.mkdir()
-    publish(policy, folder, FORM[way])
-    return folder
+def decoded(
+    engine: Engine, count: int = 1, ids: Sequence[int] = (1, 2), room: int = 3, **sampler: Any
+) -> list[Continuation]:
+    """What an engine makes of so many equal requests."""
+    waiting = deque(Request(i, list(ids), room) for i in range(count))
+    return list(engine.decode(waiting, SamplerConfig(**sampler), seed=0))
 
 
 class StandIn:
     """Its state: the policy that it serves, what was asked of it, and how many requests are yet to fail."""
 
     def __init__(self, policy: Policy) -> None:
-        self.engine = HF(policy)
+        self.engine, self.url = HF(policy), ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.fail = 0
         self.how = "status"  # or "hang up", "drip the head", "drip the body", "abort"
@@ -62,7 +60,6 @@ class StandIn:
         self.dead = False  # whether it hangs up on every request
         self.adapters: dict[str, str] = {}  # folder by name
         self.labels = ["default"]  # versions of the model itself, the newest last
-        self.announced: list[str] = []  # by /init_weight_transfer_engine
         self.asleep = 0  # the level of its sleep
         self.loses = False  # whether it serves the model alone after a wake, under the name of any adapter
         self.lost = False
@@ -78,7 +75,7 @@ class StandIn:
             folder = body.get("model_path") or body.get("kwargs", own)["weights_path"]
             self._take(sorted(Path(folder).glob("*.safetensors")))
         elif path == "/init_weight_transfer_engine":
-            self.announced = body["init_info"]["names"]
+            assert body["init_info"]["names"]
         elif path == "/update_weights":
             self._take([Path(file) for file in body["update_info"]["files"]])
         elif path in ("/finish_weight_update", "/update_weight_version"):
@@ -86,11 +83,11 @@ class StandIn:
                 self.failing_updates -= 1
                 raise BrokenPipeError
             self.labels.append(body.get("weight_version") or body["new_version"])
-        elif path.removeprefix("/v1") == "/load_lora_adapter":
+        elif path.endswith("/load_lora_adapter"):
             if body["lora_name"] in self.adapters:
                 raise ValueError("The lora adapter has already been loaded")
             self.adapters[body["lora_name"]] = body["lora_path"]
-        elif path.removeprefix("/v1") == "/unload_lora_adapter":
+        elif path.endswith("/unload_lora_adapter"):
             del self.adapters[body["lora_name"]]
         return {}
 
@@ -123,6 +120,7 @@ class StandIn:
         if self.asleep:
             self.base = {k: v.clone() for k, v in model.state_dict().items()}
 
+    @torch.no_grad()
     def _choose(self, name: str | None) -> None:
         """Serve the adapter of this name, or else the model itself."""
         if name in self.adapters and self.lost:
@@ -135,16 +133,19 @@ class StandIn:
             tuned = merged_with(copy.deepcopy(model), self.adapters[name])
             model.load_state_dict(tuned.state_dict())
 
+    def _logp(self, ids: list[int]) -> list[float]:
+        """Of each token after the first, at temperature 1."""
+        with torch.no_grad():
+            return own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
+
     def _score(self, ids: list[int]) -> dict[str, Any]:
-        logp = own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
-        entries = [{str(token): {"logprob": x}} for token, x in zip(ids[1:], logp, strict=True)]
-        return {"choices": [{"prompt_logprobs": [None, *entries]}]}
+        scores = [{str(token): {"logprob": x}} for token, x in zip(ids[1:], self._logp(ids), strict=True)]
+        return {"choices": [{"prompt_logprobs": [None, *scores]}]}
 
     def _complete(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        with torch.no_grad():
-            self._choose(body.get("model"))
-            if "prompt_logprobs" in body:
-                return self._score(body["prompt"])
+        self._choose(body.get("model"))
+        if "prompt_logprobs" in body:
+            return self._score(body["prompt"])
         if path == "/v1/completions":
             return {"choices": [self._sample(body)]}
         choice = self._sample(body["sampling_params"] | {"prompt": body["token_ids"]})
@@ -158,52 +159,37 @@ class StandIn:
         return {"choices": [choice]}
 
     def _sglang(self, body: dict[str, Any]) -> dict[str, Any]:
+        def entries(logp: list[float | None], ids: list[int]) -> list[list[Any]]:
+            return [[x, token, None] for token, x in zip(ids, logp, strict=True)]
+
         self._choose(body.get("lora_path"))
         ids, settings = body["input_ids"], body["sampling_params"]
         if body["logprob_start_len"] == 0:
-            with torch.no_grad():
-                logp = own_logp(self.engine.policy.model, torch.tensor(ids), 1.0)[0].tolist()
-            entries = [[x, token, None] for token, x in zip(ids, [None, *logp], strict=True)]
-            meta = {"finish_reason": {"type": "length"}, "input_token_logprobs": entries}
+            scores = entries([None, *self._logp(ids)], ids)
+            meta = {"finish_reason": {"type": "length"}, "input_token_logprobs": scores}
             return {"output_ids": [0], "meta_info": meta}
         names = {"max_tokens": settings["max_new_tokens"], "seed": settings["sampling_seed"]}
         choice = self._sample({**settings, **names, "prompt": ids})
-        logp = choice["logprobs"]["token_logprobs"]
-        entries = [[x, token, None] for token, x in zip(choice["token_ids"], logp, strict=True)]
-        meta = {"finish_reason": {"type": choice["finish_reason"]}, "output_token_logprobs": entries}
+        scores = entries(choice["logprobs"]["token_logprobs"], choice["token_ids"])
+        meta = {"finish_reason": {"type": choice["finish_reason"]}, "output_token_logprobs": scores}
         return {"output_ids": choice["token_ids"], "meta_info": meta}
 
     def _sample(self, body: dict[str, Any]) -> dict[str, Any]:
-        sampler = SamplerConfig(
-            temperature=body["temperature"],
-            top_p=body["top_p"],
-            top_k=max(0, body["top_k"]),
-            min_p=body["min_p"],
-            max_new=body["max_tokens"],
-            stop=tuple(body["stop"] or ()),
-        )
+        same = {name: body[name] for name in ("temperature", "top_p", "min_p")}
+        top_k, stop = max(0, body["top_k"]), tuple(body["stop"] or ())
+        sampler = SamplerConfig(**same, top_k=top_k, max_new=body["max_tokens"], stop=stop)
         request = Request(0, body["prompt"], body["max_tokens"])
         (done,) = self.engine.decode(deque([request]), sampler, body["seed"])
         ids = done.tokens.tolist()
         text = self.engine.policy.encoder.decode(ids, body["prompt"])
-        ended = ids[-1] in body["stop_token_ids"] or any(stop in text for stop in body["stop"] or ())
-        logp = self._raw(body["prompt"], ids) if self.raw else done.logp.tolist()
-        choice = {
-            "token_ids": ids,
-            "logprobs": {"token_logprobs": logp},
-            "finish_reason": "stop" if ended else "length",
-        }
+        ended = ids[-1] in body["stop_token_ids"] or any(each in text for each in stop)
+        logp = self._logp([*body["prompt"], *ids])[-len(ids) :] if self.raw else done.logp.tolist()
+        finish = "stop" if ended else "length"
+        choice = {"token_ids": ids, "logprobs": {"token_logprobs": logp}, "finish_reason": finish}
         if self.completions == self.spoil:
             self.change(choice)
         self.completions += 1
         return choice
-
-    def _raw(self, prompt: list[int], ids: list[int]) -> list[float]:
-        tokens = torch.tensor([[*prompt, *ids]])
-        mask = torch.arange(tokens.shape[1])[None] >= len(prompt)
-        with torch.no_grad():
-            streams = self.engine.policy.streams(tokens, torch.tensor([tokens.shape[1]]), mask)
-        return streams["logp"][mask].tolist()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -295,8 +281,9 @@ def serving(policy: Policy, port: int = 0) -> Iterator[tuple[str, StandIn]]:
     server = Listener(("127.0.0.1", port), type("Of", (Handler,), {"state": state}))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", state
+        yield state.url, state
     finally:
         server.shutdown()
         thread.join()

@@ -25,11 +25,6 @@ from agro.rollout.engines.draw import draw, kept_sets, truncate, uniforms
 PROBS = [0.05, 0.4, 0.1, 0.25, 0.2]
 
 
-def kept(**options) -> list[int]:
-    z = truncate(torch.tensor([PROBS]).log(), SamplerConfig(**options))
-    return torch.nonzero(z[0].isfinite())[:, 0].tolist()
-
-
 @pytest.mark.parametrize(
     ("options", "tokens"),
     [
@@ -50,7 +45,8 @@ def kept(**options) -> list[int]:
     ],
 )
 def test_what_truncation_keeps(options, tokens):
-    assert kept(**options) == tokens
+    z = truncate(torch.tensor([PROBS]).log(), SamplerConfig(**options))
+    assert torch.nonzero(z[0].isfinite())[:, 0].tolist() == tokens
 
 
 def test_ties_with_the_kth_token_are_kept():
@@ -74,13 +70,8 @@ def test_truncation_is_that_of_transformers():
     g = torch.Generator().manual_seed(0)
     logits = torch.randn((200, 50), generator=g) * 3
     options = SamplerConfig(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05)
-    expected = logits.clone()
-    for warp in (
-        TemperatureLogitsWarper(0.7),
-        TopKLogitsWarper(20),
-        TopPLogitsWarper(0.9),
-        MinPLogitsWarper(0.05),
-    ):
+    expected = TemperatureLogitsWarper(0.7)(None, logits.clone())
+    for warp in (TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)):
         expected = warp(None, expected)
     found = truncate(logits / 0.7, options)
     assert torch.equal(found == -math.inf, expected == -math.inf)
@@ -171,24 +162,17 @@ def test_greedy_takes_the_likeliest_token_with_certainty():
 
 
 @pytest.mark.parametrize(
-    ("options", "field"),
+    ("field", "value"),
     [
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"temperature": math.inf}, "temperature"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"max_new": 0}, "max_new"),
-        ({"batch": 0}, "batch"),
-        ({"stop": "end"}, "stop"),
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf)),
+        *(("top_k", -1), ("top_p", 1.1), ("min_p", -0.1), ("max_new", 0), ("batch", 0), ("stop", "end")),
     ],
 )
-def test_options_out_of_range_are_refused(options, field):
+def test_options_out_of_range_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
-        SamplerConfig(**options)
+        SamplerConfig(**{field: value})
     with pytest.raises(Refused, match=rf"sampler\.{field}"):
-        RunConfig.of({"sampler": options})
+        RunConfig.of({"sampler": {field: value}})
 
 
 MASK = 2**64 - 1
@@ -203,30 +187,27 @@ def splitmix64(state: int) -> int:
 
 
 def test_the_generator_is_splitmix64():
-    assert (
-        splitmix64(1234567) == 6457827717110365317
-    )  # the first output for this seed in published test vectors
+    """The first output for this seed in published test vectors."""
+    assert splitmix64(1234567) == 6457827717110365317
 
 
-def test_numbers_are_a_function_of_seed_response_and_position():
-    gamma = 0x9E3779B97F4A7C15
-    for seed, response, position in ((0, 0, 0), (7, 3, 5), (2**63, 2**40, 900)):
-        state = splitmix64(seed)
-        state = splitmix64((state + gamma * response) & MASK)
-        state = splitmix64((state + gamma * position) & MASK)
-        assert uniforms(seed, [response], position + 1)[0, position] == (state >> 13) / 2**51
+def plain_uniform(seed: int, response: int, position: int) -> float:
+    gamma, state = 0x9E3779B97F4A7C15, splitmix64(seed & MASK)
+    for number in (response, position):
+        state = splitmix64((state + gamma * number) & MASK)
+    return (state >> 13) / 2**51
 
 
-def test_neither_neighbors_nor_lengths_matter():
-    many = uniforms(3, [5, 0, 9], 20)
-    assert np.array_equal(uniforms(3, [9], 7)[0], many[2, :7])
-    assert not np.array_equal(uniforms(4, [9], 7)[0], many[2, :7])
-
-
-def test_a_seed_counts_modulo_64_bits_and_positions_start_at_0():
-    assert np.array_equal(uniforms(2**64 + 7, [3], 5), uniforms(7, [3], 5))
-    assert np.array_equal(uniforms(7, [3], 5), uniforms(7, [3], 5, 0))
-    assert np.array_equal(uniforms(7, [3], 5)[:, 2:], uniforms(7, [3], 3, [2]))
+@pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 + 7])  # which counts modulo 64 bits
+@pytest.mark.parametrize("responses", [[0], [3], [5, 0, 2**40]])
+def test_numbers_are_a_function_of_seed_response_and_position_alone(seed, responses):
+    """Neither of neighbors nor of lengths."""
+    expected = np.array([[plain_uniform(seed, r, t) for t in range(20)] for r in responses])
+    assert np.array_equal(uniforms(seed, responses, 20), expected)
+    assert np.array_equal(uniforms(seed, responses, 5, 0), expected[:, :5])
+    starts = [900 + i for i in range(len(responses))]
+    later = [[plain_uniform(seed, r, start + t) for t in range(3)] for r, start in zip(responses, starts)]
+    assert np.array_equal(uniforms(seed, responses, 3, starts), later)
 
 
 def test_numbers_are_even_and_unrelated():
@@ -235,9 +216,8 @@ def test_numbers_are_even_and_unrelated():
     assert u.max() < 1
     n = u.size
     counts = np.histogram(u, 100, (0, 1))[0]
-    assert ((counts - n / 100) ** 2).sum() / (
-        n / 100
-    ) < 160  # chi-squared with 99 degrees of freedom: p = 1e-4
+    chi_squared = ((counts - n / 100) ** 2).sum() / (n / 100)
+    assert chi_squared < 160  # with 99 degrees of freedom: p = 1e-4
     for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1]), (u, uniforms(1, range(400), 250))):
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / np.sqrt(n)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rounding import rounding
-from sampling import PROMPTS, by_index, end_with, rollout
+from sampling import PROMPTS, assert_same, by_index, end_with, rollout, trainer_logp, windowed
 from tiers import some
 
 from agro.config import SamplerConfig
@@ -42,10 +42,7 @@ def test_tokens_and_log_probs_are_those_of_the_model(tiny, name):
     end_with(policy, 5)
     own, plain = decoded(policy, True), decoded(policy, False)
     assert len({len(d.tokens) for d in plain.values()}) > 3
-    tolerance = rounding(*(d.logp for d in plain.values()))
-    for number, d in plain.items():
-        assert own[number].tokens.tolist() == d.tokens.tolist()
-        np.testing.assert_allclose(own[number].logp, d.logp, **tolerance)
+    assert_same(own, plain)
 
 
 def test_the_weights_of_now_are_used(tiny):
@@ -56,10 +53,7 @@ def test_the_weights_of_now_are_used(tiny):
         for parameter in policy.model.parameters():
             parameter.mul_(1.2)
     after = {d.request.number: d for d in engine.decode(deque(REQUESTS), SamplerConfig(), 3)}
-    plain = decoded(policy, False)
-    tolerance = rounding(*(d.logp for d in plain.values()))
-    for number, d in plain.items():
-        np.testing.assert_allclose(after[number].logp, d.logp, **tolerance)
+    assert_same(after, decoded(policy, False))
 
 
 def test_bfloat16_is_as_close_to_the_trainer_as_transformers_is(tiny):
@@ -100,17 +94,13 @@ def test_a_modified_model_is_not_fused(tiny, change):
     assert not is_fusable(policy)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("GPT2", {}),
-        ("Gemma2", {}),
-        ("Mistral", {"sliding_window": 8}),
-        ("Llama", {"hidden_act": "gelu"}),
-    ],
-)
-def test_other_models_are_not_fused(tiny, name, changes):
-    assert not HF(tiny(name, **changes)).fused
+@pytest.mark.parametrize("name", ["GPT2", "Gemma2", "Mistral"])
+def test_other_models_are_not_fused(tiny, name):
+    assert not HF(tiny(name, **windowed(name))).fused
+
+
+def test_other_activations_are_not_fused(tiny):
+    assert not HF(tiny(hidden_act="gelu")).fused
 
 
 def test_a_step_that_computes_something_else_is_not_used(tiny, monkeypatch):
@@ -122,8 +112,7 @@ NAMES = ["Llama", "GPT2", "Gemma3"]
 
 
 def deep(tiny, name: str = "Llama", layers: int = 6) -> Policy:
-    changes = {"sliding_window": 8} if name == "Gemma3" else {}
-    policy = tiny(name, num_hidden_layers=layers, **changes)
+    policy = tiny(name, num_hidden_layers=layers, **windowed(name))
     end_with(policy, 5)
     return policy
 
@@ -145,21 +134,16 @@ def without_layers(policy: Policy, skipped: list[int]) -> Policy:
 @pytest.mark.parametrize("batch", some([5, 64], every=2))
 def test_log_probs_are_those_of_the_policy_without_the_layers(tiny, name, batch):
     policy = deep(tiny, name)
-    samples = list(
-        rollout(policy).sample(PROMPTS, 6, SamplerConfig(max_new=30, batch=batch, skip_layers=0.5))
-    )
+    options = SamplerConfig(max_new=30, batch=batch, skip_layers=0.5)
+    samples = list(rollout(policy).sample(PROMPTS, 6, options))
     (layers,) = {tuple(s.sampling["skipped_layers"]) for s in samples}
     assert len(layers) == 2  # half of the 4 between the first and the last
     assert {0, 5}.isdisjoint(layers)
     shallow = without_layers(policy, list(layers))
     tolerance = rounding(*(s.behavior_logp for s in samples))
     for s in samples:
-        tokens = torch.tensor(s.tokens[None].astype(np.int64))
-        given = tokens, torch.tensor([tokens.shape[1]]), torch.tensor(s.action[None])
-        with torch.no_grad():
-            own, full = (p.streams(*given)["logp"][0].numpy() for p in (shallow, policy))
-        np.testing.assert_allclose(s.behavior_logp, own, **tolerance)
-        assert np.abs(s.behavior_logp - full)[s.action].max() > 0.01
+        np.testing.assert_allclose(s.behavior_logp, trainer_logp(shallow, s), **tolerance)
+        assert np.abs(s.behavior_logp - trainer_logp(policy, s))[s.action].max() > 0.01
 
 
 def test_each_batch_skips_others_and_a_seed_repeats_them(tiny):
@@ -230,9 +214,8 @@ def test_a_layer_that_has_its_own_forward_gets_it_back(tiny):
 
 
 def test_a_share_of_less_than_half_a_layer_is_refused(tiny):
-    with pytest.raises(
-        Refused, match=r"sampler.skip_layers: 0.1 of the 4 layers of LlamaForCausalLM .* none"
-    ):
+    words = r"sampler.skip_layers: 0.1 of the 4 layers of LlamaForCausalLM .* none"
+    with pytest.raises(Refused, match=words):
         next(rollout(deep(tiny)).sample(PROMPTS, 1, SamplerConfig(skip_layers=0.1)))
     with pytest.raises(Refused, match=r"0.9 of the 0 layers"):
         next(rollout(deep(tiny, layers=2)).sample(PROMPTS, 1, SamplerConfig(skip_layers=0.9)))

@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 from collections import deque
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from rounding import rounding
-from sampling import PROMPTS, by_index, check_behavior, end_with, rollout, trainer_logp
+from sampling import PROMPTS, assert_same, by_index, check_behavior, end_with, rollout, trainer_logp, windowed
+from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 
 from agro.config import NewModel, PolicyConfig, SamplerConfig
@@ -27,10 +29,21 @@ ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
 WINDOWED = ["Mistral", "Gemma2", "Gemma3"]
 
 
+def decoded(engine, requests, sampler=None, seed=3) -> dict[int, Continuation]:
+    """Continuations by the numbers of their requests."""
+    return {d.request.number: d for d in engine.decode(deque(requests), sampler or SamplerConfig(), seed)}
+
+
+def scripted(monkeypatch, tokens) -> None:
+    """Let these tokens be drawn one after another."""
+    script = iter(tokens)
+    monkeypatch.setattr(decoding_rows, "draw", lambda *_: (torch.tensor([next(script)]), torch.zeros(1)))
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES + WINDOWED)
 @pytest.mark.parametrize("batch", [64, 5])
 def test_behavior_log_probs_are_the_trainers(tiny, name, batch):
-    policy = tiny(name, **({"sliding_window": 8} if name in WINDOWED else {}))
+    policy = tiny(name, **windowed(name))
     samples = list(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=batch)))
     assert len(samples) == 16
     check_behavior(policy, samples)
@@ -51,46 +64,38 @@ def test_behavior_log_probs_of_a_bfloat16_policy(tiny, name):
 def test_behavior_log_probs_are_of_what_was_really_sampled_from(tiny):
     policy = tiny(temperature=0.5)
     options = SamplerConfig(temperature=0.5, top_k=3, max_new=20)
-    tempered = {s.meta["index"]: s for s in rollout(policy).sample(PROMPTS, 4, options)}
     found, expected = [], []
-    for s in tempered.values():
+    for s in rollout(policy).sample(PROMPTS, 4, options):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor(s.tokens[None].astype(np.int64))).logits[0]
         for t in np.flatnonzero(s.action):
-            logits = (
-                policy.model(input_ids=torch.tensor(s.tokens[None, :t].astype(np.int64)))
-                .logits[0, -1]
-                .detach()
-            )
-            best = torch.log_softmax((logits / 0.5).topk(3).values, 0).tolist()
-            place = logits.topk(3).indices.tolist().index(int(s.tokens[t]))
+            best = logits[t - 1].topk(3)
+            place = best.indices.tolist().index(int(s.tokens[t]))
             found.append(s.behavior_logp[t])
-            expected.append(best[place])
+            expected.append(torch.log_softmax(best.values / 0.5, 0)[place].item())
     np.testing.assert_allclose(found, expected, **rounding(expected))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
     monkeypatch.setattr(decoding_rows, "_SLACK", 1)  # the columns are used up again and again
-    policy = tiny(name, **({"sliding_window": 8} if name == "Gemma3" else {}))
-    alone = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=1), seed=3))
-    tolerance = rounding(*(s.behavior_logp for s in alone.values()))
+    policy = tiny(name, **windowed(name))
+
+    def sampled(batch, seed=3):
+        options = SamplerConfig(max_new=30, batch=batch)
+        return by_index(rollout(policy).sample(PROMPTS, 4, options, seed=seed))
+
+    alone = sampled(1)
     for batch in (64, 7, 2):
-        others = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30, batch=batch), seed=3))
-        for i, s in alone.items():
-            assert s.tokens.tolist() == others[i].tokens.tolist()
-            np.testing.assert_allclose(s.behavior_logp, others[i].behavior_logp, **tolerance)
-    other_seed = by_index(rollout(policy).sample(PROMPTS, 4, SamplerConfig(max_new=30), seed=4))
+        assert_same(sampled(batch), alone)
+    other_seed = sampled(64, seed=4)
     assert any(s.response != other_seed[i].response for i, s in alone.items())
     assert len({s.response for s in alone.values()}) > 12  # responses to one prompt differ
 
 
 def as_each_alone(engine: HF, requests: list[Request], sampler: SamplerConfig, together: dict) -> None:
     """Continuations by number have the tokens and log-probs that each request has by itself."""
-    alone = {r.number: next(iter(engine.decode(deque([r]), sampler, 3))) for r in requests}
-    assert together.keys() == alone.keys()
-    tolerance = rounding(*(d.logp for d in alone.values()))
-    for number, d in together.items():
-        assert d.tokens.tolist() == alone[number].tokens.tolist()
-        np.testing.assert_allclose(d.logp, alone[number].logp, **tolerance)
+    assert_same(together, {r.number: decoded(engine, [r], sampler)[r.number] for r in requests})
 
 
 def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
@@ -100,8 +105,7 @@ def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch
     end_with(policy)
     requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
     engine = HF(policy)
-    together = {d.request.number: d for d in engine.decode(deque(requests), sampler, 3)}
-    as_each_alone(engine, requests, sampler, together)
+    as_each_alone(engine, requests, sampler, decoded(engine, requests, sampler))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -132,13 +136,13 @@ def test_a_response_that_is_continued_is_the_one_that_was_not_interrupted(tiny):
 
 def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
     """Rounded to float32 it would be 1, beyond the last token."""
-    policy = tiny()
-    largest = 1 - 2.0**-51
-    monkeypatch.setattr(
-        decoding_rows, "uniforms", lambda _, numbers, n, *more: np.full((len(numbers), n), largest)
-    )
-    (done,) = HF(policy).decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(max_new=3), 0)
-    assert done.tokens.max() < 13
+    engine, largest = HF(tiny()), 1 - 2.0**-51
+
+    def noise(_, numbers, n, *more):
+        return np.full((len(numbers), n), largest)
+
+    monkeypatch.setattr(decoding_rows, "uniforms", noise)
+    assert decoded(engine, [Request(0, [1, 4], 3)])[0].tokens.max() < 13
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -172,35 +176,22 @@ def test_end_tokens_end_a_response_and_stay_in_it(tiny):
         assert s.meta["finish"] == ("stop" if ends else "length")
 
 
-def test_a_stop_text_may_lie_across_bytes(tmp_path):
+def test_a_stop_text_may_lie_across_bytes(monkeypatch):
     policy = Policy.load(PolicyConfig(new=NewModel(hidden=16, layers=1, heads=2, context=64), device="cpu"))
     wanted = policy.tokenizer("aéb", add_special_tokens=False)["input_ids"]  # é is two tokens
-    script = iter([*wanted, *wanted])
-
-    def scripted(logits, noise, options):
-        return torch.tensor([next(script)]), torch.zeros(1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        sampler = rollout(policy)
-        patch.setattr(decoding_rows, "draw", scripted)
-        (s,) = sampler.sample([Prompt("x")], 1, SamplerConfig(max_new=8, stop=("é",)))
+    sampler = rollout(policy)
+    scripted(monkeypatch, [*wanted, *wanted])
+    (s,) = sampler.sample([Prompt("x")], 1, SamplerConfig(max_new=8, stop=("é",)))
     assert s.response == "a"
     assert s.tokens[s.action].tolist() == wanted[:3]
 
 
 @pytest.mark.parametrize("between", [0, 1, 60])
-def test_a_stop_text_may_have_special_tokens_inside(tiny, between):
-    policy = tiny(max_position_embeddings=256)
+def test_a_stop_text_may_have_special_tokens_inside(tiny, between, monkeypatch):
+    sampler = rollout(tiny(max_position_embeddings=256))
     wanted = [5, 4, *[0, 1] * between, 5, 6]  # "babc" with <pad> and <bos> inside "ab"
-    script = iter(wanted)
-
-    def scripted(logits, noise, options):
-        return torch.tensor([next(script)]), torch.zeros(1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        sampler = rollout(policy)
-        patch.setattr(decoding_rows, "draw", scripted)
-        (s,) = sampler.sample([Prompt("h")], 1, SamplerConfig(max_new=len(wanted), stop=("ab",)))
+    scripted(monkeypatch, wanted)
+    (s,) = sampler.sample([Prompt("h")], 1, SamplerConfig(max_new=len(wanted), stop=("ab",)))
     assert s.response == "b"
     assert s.tokens[s.action].tolist() == wanted[:-1]
     assert s.meta["finish"] == "stop"
@@ -245,17 +236,15 @@ def test_what_prompts_begin_with_alike_is_read_once(tiny, name):
     policy, seen, found = tiny(name), [], {}
     prompts = [Prompt("abc def " + text) for text in ("gah", "gab", "h", "a")]
     policy.model.get_input_embeddings().register_forward_hook(lambda _, ids, __: seen.append(ids[0].numel()))
-    for packs in (True, False):
+    # One token before a text, eight that all have in common, and "ga" of the first two; four rows of as many.
+    for packs, tokens in ((True, 11), (False, 44)):
         policy.packs = packs
         sampler = rollout(policy)
         seen.clear()
-        samples = by_index(sampler.sample(prompts, 2, SamplerConfig(max_new=12, temperature=0.7)))
-        found[packs] = seen[0], [samples[i] for i in sorted(samples)]
-    # One token before a text, eight that all have in common, and "ga" of the first two; four rows of as many.
-    assert (found[True][0], found[False][0]) == (11, 44)
-    for a, b in zip(found[True][1], found[False][1], strict=True):
-        np.testing.assert_array_equal(a.tokens, b.tokens)
-        np.testing.assert_allclose(a.behavior_logp, b.behavior_logp, **rounding(b.behavior_logp))
+        options = SamplerConfig(max_new=12, temperature=0.7)
+        found[packs] = by_index(sampler.sample(prompts, 2, options))
+        assert seen[0] == tokens
+    assert_same(found[True], found[False])
 
 
 def test_finished_rows_leave_and_others_enter(tiny, monkeypatch):
@@ -288,10 +277,8 @@ def test_nothing_global_changes(tiny):
     assert torch.equal(state, torch.random.get_rng_state())
     assert policy.model.base_model.training
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
-    tokens = torch.tensor([[1, 4, 5]])
-    policy.streams(tokens, torch.tensor([3]), torch.tensor([[False, True, True]]))["logp"][
-        :, 1:
-    ].sum().backward()
+    given = torch.tensor([[1, 4, 5]]), torch.tensor([3]), torch.tensor([[False, True, True]])
+    policy.streams(*given)["logp"][:, 1:].sum().backward()
 
 
 def test_new_weights_in_the_middle_are_an_error(tiny):
@@ -307,9 +294,8 @@ def test_memory_that_is_not_keys_and_values_is_refused(causal, tokenizer):
     config = transformers.MambaConfig(vocab_size=13, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(Refused, match=r"MambaForCausalLM: expected a model "):
         HF(Policy(transformers.MambaForCausalLM(config), tokenizer))
-    config = transformers.RwkvConfig(
-        vocab_size=13, hidden_size=16, attention_hidden_size=16, num_hidden_layers=2, context_length=64
-    )
+    sizes = {"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2, "context_length": 64}
+    config = transformers.RwkvConfig(vocab_size=13, **sizes)
     with pytest.raises(Refused, match=r"RwkvForCausalLM: .*keys and values"):
         HF(Policy(transformers.RwkvForCausalLM(config), tokenizer))
 
@@ -324,9 +310,8 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
         return forward(**inputs)
 
     monkeypatch.setattr(policy.model.base_model, "forward", shifted)
-    with pytest.raises(
-        Refused, match=r"LlamaForCausalLM: decoded token by token, its log-probs differ by \d"
-    ):
+    words = r"LlamaForCausalLM: decoded token by token, its log-probs differ by \d"
+    with pytest.raises(Refused, match=words):
         HF(policy)
 
 
@@ -368,13 +353,8 @@ def test_it_is_an_engine(tiny, tmp_path):
         assert (d.logp <= 0).all()
     engine.load(tmp_path, 7)
     assert engine.version == 7
-    again, expected = (
-        {
-            d.request.number: d
-            for d in e.decode(deque(Request(i, ids, 6) for i in range(3)), SamplerConfig(), 3)
-        }
-        for e in (engine, HF(other, 7))
-    )
+    requests = [Request(i, ids, 6) for i in range(3)]
+    again, expected = (decoded(e, requests) for e in (engine, HF(other, 7)))
     for i in range(3):
         assert again[i].tokens.tolist() == expected[i].tokens.tolist()
         assert again[i].logp.tobytes() == expected[i].logp.tobytes()
@@ -387,36 +367,26 @@ NAMES = ("stories260K", "babyllama_char105")
 
 
 @contextmanager
-def unchanged(model):
-    yield
-
-
-@contextmanager
 def without_a_layer(model):
-    layers, count = model.model.layers, model.config.num_hidden_layers
-    model.model.layers, model.config.num_hidden_layers = layers[:-1], count - 1
-    try:
+    layers, count = model.model.layers[:-1], model.config.num_hidden_layers - 1
+    with patch.object(model.model, "layers", layers), patch.object(model.config, "num_hidden_layers", count):
         yield
-    finally:
-        model.model.layers, model.config.num_hidden_layers = layers, count
 
 
 @contextmanager
 def with_a_stale_head(model):
     head = model.lm_head.weight
-    before = head.detach().clone()
     noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0)).to(head)
+    before = head.detach().clone()
     head.data.add_(0.1 * head.std() * noise)
-    try:
-        yield
-    finally:
-        head.data.copy_(before)
+    yield
+    head.data.copy_(before)
 
 
 @contextmanager
 def with_a_wrong_mask(model):
     """Each token sees the two before it alone."""
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = functional.scaled_dot_product_attention
 
     def near(query, key, value, **kwargs):
         size = key.shape[-2]
@@ -424,11 +394,8 @@ def with_a_wrong_mask(model):
         kwargs |= {"attn_mask": seen[-query.shape[-2] :], "is_causal": False}
         return attend(query, key, value, **kwargs)
 
-    torch.nn.functional.scaled_dot_product_attention = near
-    try:
+    with patch.object(functional, "scaled_dot_product_attention", near):
         yield
-    finally:
-        torch.nn.functional.scaled_dot_product_attention = attend
 
 
 DEFECTS = {f.__name__: f for f in (without_a_layer, with_a_stale_head, with_a_wrong_mask)}

@@ -33,8 +33,3 @@ def test_a_short_run_writes_rows(benchmark, tmp_path, monkeypatch, capsys):
         assert row["ratio"] == pytest.approx(row["peer"][0] / row["ours"][0])
     assert rows[0]["tokens"] == 4 * 3
     assert capsys.readouterr().out.count("generate") == 2
-
-
-def test_recorded_rows_are_in_the_form_of_the_contract():
-    rows = json.loads((ROOT / "benchmarks/results/sampling.json").read_text())
-    assert all(row.keys() >= FIELDS for row in rows)

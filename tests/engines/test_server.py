@@ -6,8 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ import pytest
 import torch
 from rounding import rounding
 from sampling import check_behavior
-from stand_in import NEW, serving
+from stand_in import NEW, StandIn, decoded
 
-from agro import config
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.published import publish
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
 from agro.rollout.engines.server import Server
 from agro.rollout.envs import Turn
+from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.types import Prompt
 
@@ -38,65 +36,60 @@ def policy() -> Policy:
 
 
 @pytest.fixture
-def connect(policy: Policy) -> Iterator[Callable[..., Server]]:
-    """Engines at a URL, which are closed after the test."""
-    with ExitStack() as opened:
-
-        def connect(url: str, **settings: object) -> Server:
-            engine = Server(
-                config.EngineConfig(kind="server", url=url, **settings), policy.encoder, version=7
-            )
-            opened.callback(engine.close)
-            return engine
-
-        yield connect
+def state(bench, policy: Policy) -> StandIn:
+    """A server of the policy."""
+    return bench.server(policy)
 
 
-def test_tokens_and_log_probs_are_those_of_the_servers_weights(policy: Policy, connect) -> None:
-    with serving(policy) as (url, state):
-        engine = connect(url)
-        rollout = Rollout(policy.encoder, engine)
-        samples = list(rollout.sample([Prompt("12>"), Prompt("3>")], 5, SamplerConfig(max_new=4, batch=4)))
-        assert sorted(s.meta["index"] for s in samples) == list(range(10))
-        assert all(s.version == 7 and s.role == "policy" for s in samples)
-        check_behavior(policy, samples)
-        assert len({body["seed"] for _, body in state.asked}) == 10
-        assert engine.failures == 0
+@pytest.fixture
+def connect(bench, policy: Policy, state: StandIn) -> Callable[..., Server]:
+    """A function: settings -> an engine at the server."""
+
+    def connect(**settings: object) -> Server:
+        return bench.engine(policy, state, version=7, **settings)
+
+    return connect
+
+
+def test_tokens_and_log_probs_are_those_of_the_servers_weights(policy, state, connect) -> None:
+    engine = connect()
+    rollout = Rollout(policy.encoder, engine)
+    samples = list(rollout.sample([Prompt("12>"), Prompt("3>")], 5, SamplerConfig(max_new=4, batch=4)))
+    assert sorted(s.meta["index"] for s in samples) == list(range(10))
+    assert all(s.version == 7 and s.role == "policy" for s in samples)
+    check_behavior(policy, samples)
+    assert len({body["seed"] for _, body in state.asked}) == 10
+    assert engine.failures == 0
 
 
 @pytest.mark.parametrize("how", ["status", "hang up", "abort"])
-def test_a_request_that_fails_is_counted_and_sent_again(policy: Policy, connect, how: str) -> None:
-    with serving(policy) as (url, state):
-        state.fail, state.how = 3, how
-        engine = connect(url, retries=3)
-        waiting = deque(Request(i, [1, 2], 3) for i in range(4))
-        done = list(engine.decode(waiting, SamplerConfig(batch=2), seed=0))
-        assert {d.request.number for d in done} == {0, 1, 2, 3}
-        assert engine.failures == 3
+def test_a_request_that_fails_is_counted_and_sent_again(state, connect, how: str) -> None:
+    state.fail, state.how = 3, how
+    engine = connect(retries=3)
+    assert {d.request.number for d in decoded(engine, 4, batch=2)} == {0, 1, 2, 3}
+    assert engine.failures == 3
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, at last with finish_reason "abort"')],
 )
-def test_retries_are_bounded(policy: Policy, connect, how: str, words: str) -> None:
-    with serving(policy) as (url, state):
-        state.fail, state.how = 100, how
-        engine = connect(url, retries=2)
-        with pytest.raises(Refused, match=words):
-            list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
-        assert engine.failures == 3
+def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
+    state.fail, state.how = 100, how
+    engine = connect(retries=2)
+    with pytest.raises(Refused, match=words):
+        decoded(engine)
+    assert engine.failures == 3
 
 
-def test_the_reader_may_append_requests(policy: Policy, connect) -> None:
-    with serving(policy) as (url, _):
-        waiting = deque([Request(0, [1], 2)])
-        numbers = []
-        for done in connect(url).decode(waiting, SamplerConfig(), seed=0):
-            numbers.append(done.request.number)
-            if done.request.number < 3:
-                waiting.append(Request(done.request.number + 1, [1], 2))
-        assert numbers == [0, 1, 2, 3]
+def test_the_reader_may_append_requests(connect) -> None:
+    waiting = deque([Request(0, [1], 2)])
+    numbers = []
+    for done in connect().decode(waiting, SamplerConfig(), seed=0):
+        numbers.append(done.request.number)
+        if done.request.number < 3:
+            waiting.append(Request(done.request.number + 1, [1], 2))
+    assert numbers == [0, 1, 2, 3]
 
 
 class Twice:
@@ -112,30 +105,26 @@ class Twice:
         return Turn(done=True, reward=1.0) if len(state) == 2 else Turn("7", reward=0.0)
 
 
-def test_environments_work_on_it(policy: Policy, connect) -> None:
-    with serving(policy) as (url, _):
-        rollout = Rollout(policy.encoder, connect(url), Twice(), max_turns=3)
-        samples = list(rollout.sample([Prompt("1")], 8, SamplerConfig(max_new=6, batch=4), seed=3))
-        assert sorted(s.meta["index"] for s in samples) == list(range(8))
-        played = [s for s in samples if s.meta["turns"] == 2]
-        assert played
-        check_behavior(policy, samples)
-        prompt = len(policy.encoder.prompt("1"))
-        assert all(not s.action[prompt:].all() for s in played)  # the answer is no action
+def test_environments_work_on_it(policy, connect) -> None:
+    rollout = Rollout(policy.encoder, connect(), Twice(), max_turns=3)
+    samples = list(rollout.sample([Prompt("1")], 8, SamplerConfig(max_new=6, batch=4), seed=3))
+    assert sorted(s.meta["index"] for s in samples) == list(range(8))
+    played = [s for s in samples if s.meta["turns"] == 2]
+    assert played
+    check_behavior(policy, samples)
+    prompt = len(policy.encoder.prompt("1"))
+    assert all(not s.action[prompt:].all() for s in played)  # the answer is no action
 
 
-def test_new_weights_change_what_is_sampled(policy: Policy, connect, tmp_path: Path) -> None:
+def test_new_weights_change_what_is_sampled(policy, state, connect, bench) -> None:
     other = Policy.load(PolicyConfig(new=NEW), seed=1)
-    (tmp_path / "weights").mkdir()
-    publish(other, tmp_path / "weights", "explicit_head")
-    with serving(policy) as (url, state):
-        engine = connect(url)
-        engine.load(tmp_path / "weights", 8)
-        assert engine.version == 8
-        probed = ["/v1/completions"] * 4
-        assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache", *probed]
-        served = dict(policy.model.named_parameters())
-        assert all(torch.equal(p, served[name]) for name, p in other.model.named_parameters())
+    engine = connect()
+    engine.load(bench.moved(other, 8, "reload"), 8)
+    assert engine.version == 8
+    probed = ["/v1/completions"] * 4
+    assert [path for path, _ in state.asked] == ["/collective_rpc", "/reset_prefix_cache", *probed]
+    served = dict(policy.model.named_parameters())
+    assert all(torch.equal(p, served[name]) for name, p in other.model.named_parameters())
 
 
 EOS, STOP = 2, 11  # ids of the end token and of "7"
@@ -181,24 +170,23 @@ def choice(ids: Sequence[Any], logprobs: Sequence[Any] | None = None, **changes:
     ],
 )
 def test_a_wrong_reply_is_refused_by_name_and_what_is_right_beside_it_is_stored(
-    policy: Policy, connect, tmp_path: Path, spoiled: dict[str, Any], words: str
+    policy, state, connect, tmp_path: Path, spoiled: dict[str, Any], words: str
 ) -> None:
     """Of six responses that are sampled at once the third one is spoiled."""
     assert (policy.eos_ids, policy.encoder.ids("7")) == ((EOS,), [STOP])
-    sampler = SamplerConfig(n=6, max_new=6, stop=("7",))
-    with serving(policy) as (url, state), Store.open(tmp_path / "s.db") as store:
-        state.spoil = 2
+    state.spoil = 2
 
-        def change(answer: dict[str, Any]) -> None:
-            answer.clear()
-            answer.update(spoiled)
+    def change(answer: dict[str, Any]) -> None:
+        answer.clear()
+        answer.update(spoiled)
 
-        state.change = change
-        rollout = Rollout(policy.encoder, connect(url))
+    state.change = change
+    rollout, sampler = Rollout(policy.encoder, connect()), SamplerConfig(n=6, max_new=6, stop=("7",))
+    with Store.open(tmp_path / "s.db") as store:
         with pytest.raises(Refused, match=words) as refused:
             collect(rollout, [Prompt("12>")], sampler, store, Task())
-        assert f"{url}/v1/completions" in str(refused.value)
         samples = list(store.samples())
+    assert f"{state.url}/v1/completions" in str(refused.value)
     assert len(samples) == 5
     check_behavior(policy, samples)
 
@@ -214,31 +202,28 @@ def test_a_wrong_reply_is_refused_by_name_and_what_is_right_beside_it_is_stored(
         (None, "reply: .*got None"),
     ],
 )
-def test_a_reply_has_one_choice(policy: Policy, connect, monkeypatch, answer: Any, words: str) -> None:
-    with serving(policy) as (url, state):
-        monkeypatch.setattr(state, "answer", lambda *_: answer)
-        with pytest.raises(Refused, match=words):
-            list(connect(url).decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
+def test_a_reply_has_one_choice(state, connect, monkeypatch, answer: Any, words: str) -> None:
+    monkeypatch.setattr(state, "answer", lambda *_: answer)
+    with pytest.raises(Refused, match=words):
+        decoded(connect())
 
 
-def test_a_log_prob_that_rounding_put_above_0_is_0_and_null_is_unknown(policy: Policy, connect) -> None:
-    with serving(policy) as (url, state):
-        state.spoil = 0
-        state.change = lambda answer: answer.update(choice([5, 6, 7], [5e-4, None, -1.0]))
-        [done] = connect(url).decode(deque([Request(0, [1], 3)]), SamplerConfig(), seed=0)
+def test_a_log_prob_that_rounding_put_above_0_is_0_and_null_is_unknown(state, connect) -> None:
+    state.spoil = 0
+    state.change = lambda answer: answer.update(choice([5, 6, 7], [5e-4, None, -1.0]))
+    [done] = decoded(connect())
     np.testing.assert_array_equal(done.logp, [0.0, np.nan, -1.0])
 
 
 @pytest.mark.parametrize("how", ["drip the head", "drip the body"])
-def test_a_request_ends_at_its_deadline_whatever_drips_in(policy: Policy, connect, how: str) -> None:
+def test_a_request_ends_at_its_deadline_whatever_drips_in(state, connect, how: str) -> None:
     """A byte every tenth of a second: the head would take 100 seconds."""
-    with serving(policy) as (url, state):
-        state.fail, state.how = 1, how
-        engine = connect(url, timeout=0.5, retries=0)
-        began = time.monotonic()
-        with pytest.raises(Refused, match=r"no complete reply in engine\.timeout = 0\.5 s"):
-            list(engine.decode(deque([Request(0, [1], 2)]), SamplerConfig(), seed=0))
-        assert time.monotonic() - began < 50
+    state.fail, state.how = 1, how
+    engine = connect(timeout=0.5, retries=0)
+    began = time.monotonic()
+    with pytest.raises(Refused, match=r"no complete reply in engine\.timeout = 0\.5 s"):
+        decoded(engine)
+    assert time.monotonic() - began < 50
 
 
 def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
@@ -258,71 +243,56 @@ def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
     return RunConfig.of(values)
 
 
-def magnified(policy: Policy, folder: Path) -> Policy:
-    """The policy with larger weights, so that some tokens are likelier than others, by way of `folder`."""
-    for weights in policy.model.parameters():
-        weights.data *= 3
-    policy.save(folder)
-    return Policy.load(PolicyConfig(model=str(folder)))
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_raw_log_probs_stop_the_run_before_the_weights_move(
-    policy: Policy, tmp_path: Path, raw: bool
-) -> None:
-    """At a temperature of .25, of the policy and of the sampler, where raw log-probs are those at 1."""
-    with serving(magnified(policy, tmp_path / "model")) as (url, state):
-        state.raw = raw
-        cold = {"temperature": 0.25}
-        trainer = Trainer(served_run(tmp_path, url, policy=cold, sampler=cold), tmp_path / "run")
-        if not raw:
-            trainer.run()
-            return
-        with pytest.raises(Refused, match=r"step 1: .*guard\.logp_diff = 0\.1.*--logprobs-mode processed"):
-            trainer.run()
-    assert not list((tmp_path / "run/checkpoints").glob("step-*[1-9]"))
+COLD = {"temperature": 0.25}
+OWN_SETTINGS = "4 fresh responses.*above "  # as those of the trainer are at temperature 1
 
 
 @pytest.mark.parametrize(
-    ("sampler", "raw", "stops"),
+    ("of_policy", "sampler", "raw", "stops"),
     [
-        ({"temperature": 0.25}, False, False),
-        ({"temperature": 0.25}, True, True),
-        ({"top_p": 0.6}, False, False),
-        ({"top_p": 0.6}, True, True),
-        ({"temperature": 0.5, "top_k": 3, "min_p": 0.1}, False, False),
-        ({"temperature": 0.0}, True, False),
+        (COLD, COLD, False, None),
+        (COLD, COLD, True, ""),
+        ({}, COLD, False, None),
+        ({}, COLD, True, OWN_SETTINGS),
+        ({}, {"top_p": 0.6}, False, None),
+        ({}, {"top_p": 0.6}, True, OWN_SETTINGS),
+        ({}, {"temperature": 0.5, "top_k": 3, "min_p": 0.1}, False, None),
+        ({}, {"temperature": 0.0}, True, None),
     ],
 )
-def test_samplers_that_are_not_of_the_policy_are_compared_at_their_own_settings(
-    policy: Policy, tmp_path: Path, sampler: dict[str, Any], raw: bool, stops: bool
+def test_raw_log_probs_stop_the_run_before_the_weights_move(
+    bench, policy, tmp_path: Path, of_policy, sampler, raw: bool, stops: str | None
 ) -> None:
-    """Log-probs of the trainer are at temperature 1, so that the step's own comparison has no such token."""
-    with serving(magnified(policy, tmp_path / "model")) as (url, state):
-        state.raw = raw
-        trainer = Trainer(served_run(tmp_path, url, sampler=sampler), tmp_path / "run")
-        if stops:
-            words = r"step 1: .*4 fresh responses.*above guard\.logp_diff = 0\.1.*--logprobs-mode processed"
-            with pytest.raises(Refused, match=words):
-                trainer.run()
-            return
-        run = trainer.run()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {m["logp_diff_fresh"] for m in rows} == {None}
+    """Raw ones are at temperature 1 of all tokens. Samplers that aren't the policy's are compared at their
+    own settings: the step's own comparison has no such token."""
+    for weights in policy.model.parameters():
+        weights.data *= 3  # so that some tokens are likelier than others
+    policy.save(tmp_path / "model")
+    state = bench.server(Policy.load(PolicyConfig(model=str(tmp_path / "model"))))
+    state.raw = raw
+    run = tmp_path / "run"
+    trainer = Trainer(served_run(tmp_path, state.url, policy=of_policy, sampler=sampler), run)
+    if stops is not None:
+        words = rf"step 1: .*{stops}guard\.logp_diff = 0\.1.*--logprobs-mode processed"
+        with pytest.raises(Refused, match=words):
+            trainer.run()
+        assert not list((run / "checkpoints").glob("step-*[1-9]"))
+        return
+    trainer.run()
+    if not of_policy:
+        assert {m["logp_diff_fresh"] for m in load_run(run).rows} == {None}
     if sampler.get("temperature") == 0:
         with Store.open(run / "store.db", read_only=True) as store:
             assert all((s.behavior_logp[s.action] == 0).all() for s in store.samples())
 
 
-def test_a_run_that_samples_behind_http(tmp_path: Path) -> None:
+def test_a_run_that_samples_behind_http(bench, tmp_path: Path) -> None:
     """The server gets each version's weights; its log-probs are the learner's."""
-    start = Policy.load(PolicyConfig(new=NEW), seed=3)
-    start.save(tmp_path / "model")
-    served = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
-    with serving(served) as (url, state):
-        state.fail = 2
-        run = Trainer(served_run(tmp_path, url), tmp_path / "run").run()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    Policy.load(PolicyConfig(new=NEW), seed=3).save(tmp_path / "model")
+    state = bench.server(Policy.load(PolicyConfig(model=str(tmp_path / "model"))))
+    state.fail = 2
+    run = Trainer(served_run(tmp_path, state.url), tmp_path / "run").run()
+    rows = load_run(run).rows
     assert [m["staleness_max"] for m in rows] == [0, 0, 0]
     with Store.open(run / "store.db", read_only=True) as store:
         largest = rounding(*(s.behavior_logp for s in store.samples()))["atol"]

@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from stand_in import StandIn, moved, serving
+from stand_in import NEW, StandIn, decoded
 
-from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig, RunConfig, SamplerConfig
+from agro.config import EngineConfig, LoRA, PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.models.policy import Policy
-from agro.models.published import publish
-from agro.rollout.engines import Request
 from agro.rollout.engines import server as servers
 from agro.rollout.engines.server import VLLM, Server, command_of, sleep_level
 from agro.train.check import check_config
 
 HERE = Path(__file__).parent
-NEW = NewModel(alphabet="0123456789", hidden=16, layers=1, heads=2, context=64)
 PROGRAM = f"""#!{sys.executable}
 import argparse, sys, time
 sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]
@@ -61,24 +56,18 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(tmp_path: Path) -> None:
-    """Of a new model, whose weights are nowhere else. It samples from what was pushed: log-probs of tokens of
-    an output layer that prefers one of them are near 0."""
+def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(bench, tmp_path: Path) -> None:
+    """Of a new model, whose weights are nowhere else. It samples from what was pushed."""
     policy = Policy.load(PolicyConfig(new=NEW), seed=0)
     said: list[str] = []
     engine = VLLM(EngineConfig(kind="vllm", vllm=program(tmp_path, PROGRAM)), policy, said.append)
     try:
         assert "--logprobs-mode processed_logprobs" in said[0]
-        for weight in policy.weights().values():
-            weight.data.mul_(3)
-        (tmp_path / "weights").mkdir()
-        publish(policy, tmp_path / "weights", "explicit_head")
-        engine.load(tmp_path / "weights", 1)
+        engine.load(bench.moved(policy, 1, "reload", nats=1.0), 1)
         assert engine.measured["push_error"] < 1e-5
-        [done] = engine.decode(deque([Request(0, [3, 4], 5)]), SamplerConfig(max_new=5), seed=0)
+        [done] = decoded(engine)
         assert done.version == 1
         pid = engine._process.pid
-        assert pid is not None
         assert is_running(pid)
     finally:
         engine.close()
@@ -95,42 +84,35 @@ def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(tmp_p
         ({"sleep": True}, ("--enable-sleep-mode",)),
     ],
 )
-def test_the_command_has_what_the_settings_need(tmp_path: Path, settings, expected) -> None:
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
-    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
-    command = command_of(EngineConfig(kind="vllm", **settings), policy, tmp_path / "unused")
-    assert command[:3] == ["vllm", "serve", str(tmp_path / "model")]
+def test_the_command_has_what_the_settings_need(start, bench, tmp_path: Path, settings, expected) -> None:
+    command = command_of(EngineConfig(kind="vllm", **settings), bench.policy(), tmp_path / "unused")
     always = ("--served-model-name", "policy", "--dtype", "float32")
-    always += ("--logprobs-mode", "processed_logprobs", "--max-model-len", "64")
-    assert tuple(command[3:]) == (*always, *expected)
+    always += ("--logprobs-mode", "processed_logprobs", "--max-model-len", "16")
+    assert command == ["vllm", "serve", start, *always, *expected]
 
 
-def test_a_server_of_adapters_has_the_base_and_room_for_them(tmp_path: Path) -> None:
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
-    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2)))
-    command = command_of(EngineConfig(kind="vllm"), policy, tmp_path / "unused")
-    assert command[2] == str(tmp_path / "model")
+def test_a_server_of_adapters_has_the_base_and_room_for_them(start, tuned, tmp_path: Path) -> None:
+    command = command_of(EngineConfig(kind="vllm"), tuned, tmp_path / "unused")
+    assert command[2] == start
     assert command[-5:] == ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
-    merged = command_of(EngineConfig(kind="vllm", push="reload"), policy, tmp_path / "unused")
+    merged = command_of(EngineConfig(kind="vllm", push="reload"), tuned, tmp_path / "unused")
     assert "--enable-lora" not in merged
 
 
-def test_a_quantized_model_is_saved_once_and_served_from_there(tmp_path: Path) -> None:
+def test_a_quantized_model_is_saved_once_and_served_from_there(start, bench, tmp_path: Path) -> None:
     """Not the model of `policy.model`, whose numbers are others. tests/models has real ones."""
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
-    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model"), lora=LoRA(rank=2, merge=False)))
+    policy = bench.policy(lora=LoRA(rank=2, merge=False))
     policy.model.is_quantized = True
     command = command_of(EngineConfig(kind="vllm"), policy, tmp_path / "engine")
     assert command[2] == str(tmp_path / "engine" / "model")
     assert command[command.index("--quantization") + 1] == "bitsandbytes"
     assert "--enable-lora" in command
     saved = load_file(tmp_path / "engine" / "model" / "model.safetensors")
-    assert saved.keys() == load_file(tmp_path / "model" / "model.safetensors").keys()
+    assert saved.keys() == load_file(Path(start) / "model.safetensors").keys()
 
 
-def test_its_share_of_a_gpu_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "model")
-    policy = Policy.load(PolicyConfig(model=str(tmp_path / "model")))
+def test_its_share_of_a_gpu_is_given(bench, tmp_path: Path, monkeypatch) -> None:
+    policy = bench.policy()
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
     for memory, expected in ((None, "0.4"), (0.6125, "0.613")):
         command = command_of(EngineConfig(kind="vllm", memory=memory), policy, tmp_path)
@@ -168,14 +150,6 @@ PROBE = ["/v1/completions"] * 4
 SAMPLE, ADAPTER, RELOAD = ["/v1/completions"], "/v1/load_lora_adapter", "/collective_rpc"
 
 
-def sleeping(opened: ExitStack, policy: Policy, start: str, level: int) -> tuple[Server, StandIn]:
-    url, state = opened.enter_context(serving(Policy.load(PolicyConfig(model=start))))
-    settings = EngineConfig(kind="server", url=url, retries=1, sleep=True)
-    engine = Server(settings, policy.encoder, level=level)
-    opened.callback(engine.close)
-    return engine, state
-
-
 def paths(state: StandIn) -> list[str]:
     """Those asked for since the last call."""
     found = [path for path, _ in state.asked]
@@ -183,82 +157,74 @@ def paths(state: StandIn) -> list[str]:
     return found
 
 
-def sample(engine: Server) -> int:
-    [done] = engine.decode(deque([Request(0, [3, 4], 3)]), SamplerConfig(max_new=3), seed=0)
-    assert isinstance(done.version, int)
+def version_of(engine: Server) -> int:
+    """Of a response that it samples."""
+    [done] = decoded(engine)
     return done.version
 
 
-def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(opened, start: str, tmp_path: Path) -> None:
+def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench) -> None:
     """A push waits for the wake; a wake without one probes what is there."""
-    policy = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)))
-    engine, state = sleeping(opened, policy, start, level=1)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=1)
     engine.sleep()
     assert paths(state) == ["/sleep?level=1"]
-    engine.load(moved(policy, tmp_path / "v1", "adapter"), 1)
+    engine.load(bench.moved(tuned, 1, "adapter"), 1)
     assert paths(state) == []
-    assert sample(engine) == 1
+    assert version_of(engine) == 1
     assert paths(state) == ["/wake_up", ADAPTER, *PROBE, *SAMPLE, "/sleep?level=1"]
     assert state.asleep == 1
-    assert sample(engine) == 1
+    assert version_of(engine) == 1
     assert paths(state) == ["/wake_up", *PROBE, *SAMPLE, "/sleep?level=1"]
-    engine.load(moved(policy, tmp_path / "v2", "adapter"), 2)
-    assert sample(engine) == 2
+    engine.load(bench.moved(tuned, 2, "adapter"), 2)
+    assert version_of(engine) == 2
     assert paths(state) == ["/wake_up", ADAPTER, *PROBE, *SAMPLE, "/sleep?level=1"]
     assert engine.measured["push_error"] < 1e-6
 
 
 @pytest.mark.parametrize("pushes", [False, True])
-def test_a_wake_that_loses_the_adapter_is_refused(opened, start: str, tmp_path: Path, pushes: bool) -> None:
+def test_a_wake_that_loses_the_adapter_is_refused(bench, pushes: bool) -> None:
     """vLLM's issue 53888: it answers under the adapter's name, with the model alone. Also after a push."""
-    policy = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)))
-    engine, state = sleeping(opened, policy, start, level=1)
-    engine.load(moved(policy, tmp_path / "v1", "adapter"), 1)
-    sample(engine)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=1)
+    engine.load(bench.moved(tuned, 1, "adapter"), 1)
+    version_of(engine)
     state.loses = True
     if pushes:
-        engine.load(moved(policy, tmp_path / "v2", "adapter"), 2)
+        engine.load(bench.moved(tuned, 2, "adapter"), 2)
     paths(state)
     with pytest.raises(Refused, match=r"after the push its log-probs of .* off those of the trainer"):
-        sample(engine)
+        version_of(engine)
     assert paths(state) == ["/wake_up", *([ADAPTER] if pushes else []), *PROBE]
 
 
-def test_what_level_2_forgets_is_brought_again(opened, start: str, tmp_path: Path) -> None:
+def test_what_level_2_forgets_is_brought_again(bench) -> None:
     """All weights by each push; of an adapter's model by loading it again, before the cache is there."""
-    policy = Policy.load(PolicyConfig(model=start))
-    engine, state = sleeping(opened, policy, start, level=2)
-    engine.load(moved(policy, tmp_path / "v1", "reload"), 1)
+    policy, state, engine = bench.pushing("reload", sleep=True, level=2)
+    engine.load(bench.moved(policy, 1, "reload"), 1)
     awake = ["/wake_up", RELOAD, "/reset_prefix_cache", *PROBE, *SAMPLE, "/sleep?level=2"]
     for _ in range(2):
-        assert sample(engine) == 1
+        assert version_of(engine) == 1
         assert paths(state) == awake
-    tuned = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)))
-    engine, state = sleeping(opened, tuned, start, level=2)
-    engine.load(moved(tuned, tmp_path / "a1", "adapter"), 1)
+    tuned, state, engine = bench.pushing("adapter", sleep=True, level=2)
+    engine.load(bench.moved(tuned, 2, "adapter"), 2)
     wake = ["/wake_up?tags=weights", RELOAD, "/wake_up?tags=kv_cache"]
-    assert sample(engine) == 1
-    assert paths(state) == [*wake, ADAPTER, *PROBE, *SAMPLE, "/sleep?level=2"]
-    assert sample(engine) == 1
-    assert paths(state) == [*wake, *PROBE, *SAMPLE, "/sleep?level=2"]
+    for loaded in ([ADAPTER], []):
+        assert version_of(engine) == 2
+        assert paths(state) == [*wake, *loaded, *PROBE, *SAMPLE, "/sleep?level=2"]
 
 
-def test_a_server_that_cannot_sleep_is_named(opened, start: str, tmp_path: Path) -> None:
-    policy = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)))
-    engine, state = sleeping(opened, policy, start, level=1)
+def test_a_server_that_cannot_sleep_is_named(bench) -> None:
+    _, state, engine = bench.pushing("adapter", sleep=True, level=1)
     state.without = ("/sleep?level=1",)
-    with pytest.raises(
-        Refused, match=r"engine\.sleep: .*isn't there.*VLLM_SERVER_DEV_MODE=1 and --enable-sleep"
-    ):
+    words = r"engine\.sleep: .*isn't there.*VLLM_SERVER_DEV_MODE=1 and --enable-sleep"
+    with pytest.raises(Refused, match=words):
         engine.sleep()
 
 
-def test_the_level_goes_by_what_must_be_kept_and_by_the_hosts_memory(start: str, monkeypatch) -> None:
-    tuned = Policy.load(PolicyConfig(model=start, lora=LoRA(rank=2)))
+def test_the_level_goes_by_what_must_be_kept_and_by_the_hosts_memory(bench, tuned, monkeypatch) -> None:
     sleeps, size = EngineConfig(kind="vllm", sleep=True), sum(p.nbytes for p in tuned.model.parameters())
     assert sleep_level(EngineConfig(kind="vllm"), tuned) == 0
     assert sleep_level(sleeps, tuned) == 1
     assert sleep_level(sleeps.model_copy(update={"push": "reload"}), tuned) == 2
-    assert sleep_level(sleeps, Policy.load(PolicyConfig(model=start))) == 2
+    assert sleep_level(sleeps, bench.policy()) == 2
     monkeypatch.setattr(servers, "host_memory", lambda: 2.0 * size - 1)
     assert sleep_level(sleeps, tuned) == 2

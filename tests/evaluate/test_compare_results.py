@@ -58,9 +58,8 @@ def test_the_published_example_of_the_harness(tmp_path: Path) -> None:
     document = compared(tmp_path, *paths)
     [found] = document["sets"]
     assert list(found) == KEYS
-    assert (found["name"], found["n"], found["test"], found["verdict"]) == (
-        *("additions", 220, "McNemar", "better"),
-    )
+    said = (found["name"], found["n"], found["test"], found["verdict"])
+    assert said == ("additions", 220, "McNemar", "better")
     assert round(found["p"], 3) == 0.008
     assert (found["a"], found["b"]) == (pytest.approx(122 / 220), pytest.approx(140 / 220))
     assert found["difference"] == pytest.approx(18 / 220)
@@ -156,34 +155,18 @@ def test_filters_and_repeats(tmp_path: Path) -> None:
 def test_inspect_and_lighteval(tmp_path: Path) -> None:
     """Epochs of a sample count by their mean; log-likelihood tasks of lighteval have no text."""
     for side, values in (("a", "II"), ("b", "CI")):
-        samples = [
-            {
-                "id": i,
-                "epoch": epoch + 1,
-                "input": [{"role": "user", "content": f"What is {i}+{i}?", "id": f"{side}{i}"}],
-                "messages": [],
-                "output": {"choices": []},
-                "scores": {"match": {"value": value}},
-            }
-            for i in range(7)
-            for epoch, value in enumerate(values)
-        ]
+        samples, details = [], []
+        for i in range(7):
+            asked = {"role": "user", "content": f"What is {i}+{i}?", "id": f"{side}{i}"}
+            for epoch, value in enumerate(values, 1):
+                sample = {"id": i, "epoch": epoch, "input": [asked], "scores": {"match": {"value": value}}}
+                samples.append(sample | {"messages": [], "output": {"choices": []}})
+            doc = {"query": f"Q{i}", "choices": ["x", "y"], "gold_index": 0, "id": i, "task_name": "arc"}
+            response = {"input": f"Q{i}", "text": [], "logprobs": [-1.0, -2.0]}
+            metric = {"acc": int(side == "b")}
+            details.append({"doc": doc, "model_response": response, "metric": metric})
         log = {"version": 2, "status": "success", "eval": {"task": "sums", "model": side}, "samples": samples}
         (tmp_path / f"{side}.json").write_text(json.dumps(log))
-        details = [
-            {
-                "doc": {
-                    "query": f"Q{i}",
-                    "choices": ["x", "y"],
-                    "gold_index": 0,
-                    "id": i,
-                    "task_name": "arc",
-                },
-                "model_response": {"input": f"Q{i}", "text": [], "logprobs": [-1.0, -2.0]},
-                "metric": {"acc": int(side == "b")},
-            }
-            for i in range(7)
-        ]
         write_rows(tmp_path / f"{side}.details.jsonl", details)
     inspect = compared(tmp_path, tmp_path / "a.json", tmp_path / "b.json")["sets"][0]
     assert (inspect["name"], inspect["n"], inspect["difference"]) == ("sums", 7, 0.5)
@@ -195,13 +178,8 @@ def test_stores_and_other_logs(tmp_path: Path) -> None:
     """A store against a log that agro import takes: the same prompts, whatever their ids."""
     prompts = [f"A question about {word}?" for word in ("stars", "bread", "rivers", "chess", "glass", "wool")]
     with Store.open(tmp_path / "a.db") as store:
-        store.append(
-            Sample.of(
-                {"prompt": prompt, "response": str(j), "reward": 0.0, "role": "log", "prompt_id": str(i)}
-            )
-            for i, prompt in enumerate(prompts)
-            for j in range(2)
-        )
+        for i, prompt in enumerate(prompts):
+            store.append(Sample(prompt, str(j), 0.0, role="log", prompt_id=str(i)) for j in range(2))
     log = write_rows(tmp_path / "b.jsonl", [{"prompt": p, "response": "x", "reward": 1.0} for p in prompts])
     found = compared(tmp_path, tmp_path / "a.db", log)
     assert (found["sets"][0]["n"], found["sets"][0]["p"]) == (6, 2 / 2**6)
@@ -231,9 +209,8 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     file = write_rows(tmp_path / "a.jsonl", [row(0, 1)])
-    assert "a model: models are compared with --prompts FILE --reward NAME" in refused(
-        file, tmp_path / "model"
-    )
+    said = refused(file, tmp_path / "model")
+    assert "a model: models are compared with --prompts FILE --reward NAME" in said
     assert "no such file or folder" in refused(file, tmp_path / "nothing")
     assert "expected two results or more" in refused(file)
     assert "--prompts: expected --reward NAME" in refused("m", "n", "--prompts", file)
@@ -282,7 +259,6 @@ def test_copies_and_near_copies_are_told_apart() -> None:
 
 
 def test_copies_among_themselves_are_no_contamination() -> None:
-    found = Contamination.of(
-        [Prompt("Who wrote Faust?", "a"), Prompt("Who wrote Faust??", "b")], TRAINED, 0.7
-    )
+    copies = [Prompt("Who wrote Faust?", "a"), Prompt("Who wrote Faust??", "b")]
+    found = Contamination.of(copies, TRAINED, 0.7)
     assert (found.exact, found.near) == ((), ())

@@ -61,10 +61,7 @@ def test_majority_by_hand() -> None:
     assert majority_of_k(passed, voted, 1) == pytest.approx(0.4)
     assert majority_of_k(passed, voted, 5) == pytest.approx(0.5)
     assert math.isnan(majority_of_k(passed, voted, 6))
-
-
-def test_what_has_no_answer_votes_for_nothing() -> None:
-    assert majority_of_k([True, False, False], ["a", None, None], 3) == 1
+    assert majority_of_k([True, False, False], ["a", None, None], 3) == 1  # no answer votes for nothing
     assert majority_of_k([False, False], [None, None], 2) == 0
 
 

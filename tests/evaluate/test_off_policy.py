@@ -130,9 +130,8 @@ def test_few_responses_that_count_are_a_caution(count: int, says: bool) -> None:
 
 def test_rewards_per_token_are_weighted_by_what_was_decided_before_them() -> None:
     """ρ_1 = 2, ρ_2 = 1, V = (5, 4): 5 + 2·(1 + 4 − 5) + 1·(10 − 4); V = 0: 2·1 + 1·10."""
-    log = LoggedResponses(
-        np.log([[2.0, 0.5]] * 2), np.array([[1.0, 10.0]] * 2), np.array([2, 2]), np.array([0, 1])
-    )
+    ratios, rewards = np.log([[2.0, 0.5]] * 2), np.array([[1.0, 10.0]] * 2)
+    log = LoggedResponses(ratios, rewards, np.array([2, 2]), np.array([0, 1]))
     assert value_on_log(log, np.array([[5.0, 4.0]] * 2)).estimate.value == pytest.approx(11.0)
     found = value_on_log(log, np.zeros((2, 2)))
     assert [found.estimate.value, found.per_decision.value] == pytest.approx([12.0, 12.0])

@@ -20,10 +20,8 @@ def trained(tmp_path_factory) -> tuple[RunConfig, Path]:
     """Warm-up and fresh samples; the store phase is left to the tests."""
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "LENGTH", 4)
-        patch.setattr(demo, "SLIP", 0.3)
-        patch.setattr(demo, "TRAIN", 1000)
-        patch.setattr(demo, "TAUGHT", 4000)
+        for name, value in (("LENGTH", 4), ("SLIP", 0.3), ("TRAIN", 1000), ("TAUGHT", 4000)):
+            patch.setattr(demo, name, value)
         config = demo.configure(folder, 0)
     values = config.model_dump(mode="json")
     values["policy"]["new"] |= {"hidden": 64, "layers": 3}
@@ -40,16 +38,16 @@ def held_out(run: Path) -> dict[str, float]:
 
 def test_held_out_prompts_stand_in_no_training_data(trained) -> None:
     _, run = trained
-    asked = {
-        json.loads(line)["prompt"] for line in (run / "data" / "eval_prompts.jsonl").read_text().splitlines()
-    }
+
+    def prompts(name: str) -> set[str]:
+        lines = (run / "data" / name).read_text().splitlines()
+        return {json.loads(line)["prompt"] for line in lines}
+
+    asked = prompts("eval_prompts.jsonl")
     with Store.open(run / "store.db", read_only=True) as store:
         seen = {s.prompt for s in store.samples()}
     assert len(asked) == 512
-    assert not asked & seen
-    assert not asked & {
-        json.loads(line)["prompt"] for line in (run / "data" / "prompts.jsonl").read_text().splitlines()
-    }
+    assert not asked & (seen | prompts("prompts.jsonl"))
 
 
 def test_fresh_samples_raise_the_held_out_reward(trained) -> None:
@@ -69,9 +67,7 @@ def test_the_store_phase_learns_from_rewards(trained, tmp_path: Path) -> None:
                 samples = list(opened.samples(roles=["policy"]))
                 rewards = [s.reward for s in samples]
                 random.Random(0).shuffle(rewards)
-                opened.set_rewards(
-                    (s.id, r, {}) for s, r in zip(samples, rewards, strict=True) if s.id is not None
-                )
+                opened.set_rewards((s.id, r, {}) for s, r in zip(samples, rewards, strict=True))
         values = config.model_dump(mode="json") | {"phases": []}
         values["policy"] = {"model": str(run / "model")}
         values["data"] |= {"store": str(store), "replay": 1.0, "roles": ["policy"]}

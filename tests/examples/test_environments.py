@@ -42,41 +42,30 @@ def test_the_value_of_an_expression(expression, value):
     assert said == Turn(f"<result>{value}</result>", info={"tool": "calculator"})
 
 
+MISTAKES = {
+    "division by zero": ("1/0", "1%0"),
+    "too large": ("9**9**9", "2**-99999", "10**200", "1e308*10", "1e999"),
+    "not a real number": ("(-1)**0.5",),
+    "longer than 200": ("1" * 201,),
+    "not an arithmetic": (
+        *("1+", "__import__('os')", "True+1", "'a'*9", "x", "1 if 1 else 2", "[1]*9", "1<2", "1j", "\0"),
+        *("(" * 190 + "1", ""),
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("expression", "problem"),
-    [
-        ("1/0", "division by zero"),
-        ("1%0", "division by zero"),
-        ("9**9**9", "too large"),
-        ("2**-99999", "too large"),
-        ("10**200", "too large"),
-        ("1e308*10", "too large"),
-        ("(-1)**0.5", "not a real number"),
-        ("1+", "not an arithmetic"),
-        ("__import__('os')", "not an arithmetic"),
-        ("True+1", "not an arithmetic"),
-        ("'a'*9", "not an arithmetic"),
-        ("x", "not an arithmetic"),
-        ("1 if 1 else 2", "not an arithmetic"),
-        ("[1]*9", "not an arithmetic"),
-        ("", "not an"),
-        ("1<2", "not an arithmetic"),
-        ("(" * 190 + "1", "not an arithmetic"),
-        ("1" * 201, "longer than 200"),
-        ("1j", "not an arithmetic"),
-        ("1e999", "too large"),
-        ("\0", "not an arithmetic"),
-        ("-" * 199 + "1", None),
-    ],
+    ("problem", "expression"), [(problem, each) for problem, all_of in MISTAKES.items() for each in all_of]
 )
-def test_a_mistake_in_an_expression_is_said(expression, problem):
-    if problem is None:
-        assert calculate(expression) == -1
-        return
+def test_a_mistake_in_an_expression_is_said(problem, expression):
     with pytest.raises(Mistake, match=problem):
         calculate(expression)
     said = Calculator(error="?").step(None, f"<call>{expression}</call>")
     assert (said.observation, said.done, said.info["tool"]) == ("<result>?</result>", False, "calculator")
+
+
+def test_200_characters_are_calculated():
+    assert calculate("-" * 199 + "1") == -1
 
 
 @pytest.mark.parametrize("text", ["1702", "<call>1+1", "1+1</call>", "</call><call>1+1"])
@@ -92,10 +81,8 @@ def test_bm25_by_hand():
     # Two documents of 2 and 4 words, mean 3; "a" is once in the first and twice in the second.
     # idf = ln(1 + 0.5/2.5).
     idf = math.log(1.2)
-    expected = [
-        idf * 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)),
-        idf * 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3)),
-    ]
+    first, second = 2.2 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)), 2 * 2.2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))
+    expected = [idf * first, idf * second]
     assert bm25(["a", "a"], [["a", "b"], ["a", "a", "c", "d"]]) == pytest.approx(expected, rel=1e-12)
     assert bm25(["z"], [["a"], []]) == [0.0, 0.0]
 
@@ -103,12 +90,12 @@ def test_bm25_by_hand():
 def test_search_gives_the_best_documents():
     search = Search(top=2, width=23)
     state = search.reset(Prompt("who?", columns={"documents": DOCUMENTS}))
-    assert (
-        search.step(state, "<call>CAT, cat!</call>").observation
-        == f"<result>{DOCUMENTS[1][:23]}\n{DOCUMENTS[0]}</result>"
-    )
-    for call, problem in (("zebra", "nothing found"), ("?!", "no words to search for")):
-        assert search.step(state, f"<call>{call}</call>").observation == f"<result>error: {problem}</result>"
+    for call, result in {
+        "CAT, cat!": f"{DOCUMENTS[1][:23]}\n{DOCUMENTS[0]}",
+        "zebra": "error: nothing found",
+        "?!": "error: no words to search for",
+    }.items():
+        assert search.step(state, f"<call>{call}</call>").observation == f"<result>{result}</result>"
 
 
 def test_the_paragraphs_of_one_text_are_documents():
@@ -129,8 +116,7 @@ def test_the_calculator_in_an_episode(tmp_path):
     model = config.NewModel(alphabet="abcdefgh", hidden=16, layers=1, heads=2, context=24)
     new_model(tmp_path, model, 0)
     policy = Policy.load(config.PolicyConfig(model=str(tmp_path)))
-    (s,) = demonstrate(
-        load_environment(settings), policy.encoder, Prompt("h"), ["aeb", "f"]
-    )  # "e" is no expression
+    turns = ["aeb", "f"]  # "e" is no expression
+    (s,) = demonstrate(load_environment(settings), policy.encoder, Prompt("h"), turns)
     assert (s.response, s.meta["tool_calls"]) == ("aebchcf", 1)
     assert s.meta["turn_info"][0]["error"] == "not an arithmetic expression"

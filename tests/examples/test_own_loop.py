@@ -20,29 +20,19 @@ def test_it_learns_and_keeps_what_it_saw(tmp_path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    new_model(
-        tmp_path / "base",
-        NewModel(alphabet="abcd", hidden=16, layers=1, heads=2, context=80, initializer_range=0.25),
-        0,
-    )
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": c}) + "\n" for c in ("a", "b", "c", "d", "ab", "cd", "ba", "dc"))
-    )
-    (tmp_path / "share.py").write_text(
+    new = NewModel(alphabet="abcd", hidden=16, layers=1, heads=2, context=80, initializer_range=0.25)
+    new_model(tmp_path / "base", new, 0)
+    prompts, reward, out = tmp_path / "prompts.jsonl", tmp_path / "share.py", tmp_path / "out"
+    texts = ("a", "b", "c", "d", "ab", "cd", "ba", "dc")
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    reward.write_text(
         "def share(completions, **columns):\n"
         "    return [text.count('a') / max(1, len(text)) for text in completions]\n"
     )
-    (tmp_path / "out").mkdir()
-    means = module.train(
-        str(tmp_path / "base"),
-        str(tmp_path / "prompts.jsonl"),
-        f"{tmp_path / 'share.py'}:share",
-        tmp_path / "out",
-        20,
-        0.02,
-    )
+    out.mkdir()
+    means = module.train(str(tmp_path / "base"), str(prompts), f"{reward}:share", out, 20, 0.02)
     assert sum(means[-3:]) / 3 > sum(means[:3]) / 3 + 0.3
-    with Store.open(tmp_path / "out/store.db", read_only=True) as store:
+    with Store.open(out / "store.db", read_only=True) as store:
         assert store.counts().scored == 20 * 8 * 4
         assert store.ledger.committed("own").step == 19
-    assert (tmp_path / "out/model/model.safetensors").exists()
+    assert (out / "model/model.safetensors").exists()

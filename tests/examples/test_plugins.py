@@ -80,9 +80,7 @@ def test_an_installed_objective_is_used_by_its_name(install: Install) -> None:
         get("best")
 
 
-def test_what_a_package_named_like_those_of_agro_does_wrong_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_package_named_like_those_of_agro_does_wrong_is_refused(tmp_path, monkeypatch) -> None:
     """Installed in the same folder as agro, too: by another distribution."""
     (tmp_path / "agro_mine.py").write_text("def get(item):\n    return item.score\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -139,10 +137,8 @@ def test_a_package_of_several_has_presets_recipes_and_claims(install: Install, t
 def test_an_installed_environment_is_used_by_its_name(install: Install) -> None:
     folder = FOLDER.parent / "environments"
     install(folder, {"agro.environments": {"spelling": "spelling:Spelling"}})
-    assert (
-        make_environment("spelling", {}).name
-        == make_environment(f"{folder / 'spelling.py'}:Spelling", {}).name
-    )
+    of_file = make_environment(f"{folder / 'spelling.py'}:Spelling", {})
+    assert make_environment("spelling", {}).name == of_file.name
     with pytest.raises(Refused, match="expected spelling, harness, verifiers:ENV_ID"):
         make_environment("speling", {})
 

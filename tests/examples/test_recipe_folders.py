@@ -19,10 +19,8 @@ FEW = ["phases.imitate.train.steps=1", "phases.learn.train.steps=1", "evaluate.n
 
 
 def test_each_folder_is_listed() -> None:
-    listed = re.findall(
-        r"^\| \[\w+\]\((\w+)\)", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert sorted(listed) == NAMES
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[\w+\]\((\w+)\)", readme, re.MULTILINE)) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,24 +3,13 @@
 import json
 
 import pytest
+from browser import Browser, find
 from made_up_run import CONFIG, write_run
 
 
 @pytest.fixture
 def run_folder(tmp_path):
-    folder = tmp_path / "demo"
-    write_run(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def unchanged(tmp_path_factory):
-    """The text of the page of the made-up run, to compare with that of changed ones."""
-    from test_page import read
-
-    folder = tmp_path_factory.mktemp("unchanged") / "demo"
-    write_run(folder)
-    return read(folder).text
+    return write_run(tmp_path / "demo")
 
 
 @pytest.fixture
@@ -29,3 +18,13 @@ def bare_folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "phase": "sft"}\n')
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium."""
+    if find() is None:
+        pytest.skip("no Chromium in PATH (Debian: apt-get install chromium)")
+    found = Browser(find())
+    yield found
+    found.close()

@@ -95,4 +95,32 @@ def rows():
 def write_run(folder):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    write_rows(folder / "metrics.jsonl", rows())
+    return folder
+
+
+def write_rows(path, rows):
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def configure(folder, **changes):
+    """Change settings of a run, `section__key=value`."""
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in changes.items():
+        *sections, key = name.split("__")
+        section = config
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def rewrite(folder, change):
+    """Change the rows of a run; those that become None are left out."""
+    changed = (change(row) for row in read_rows(folder / "metrics.jsonl"))
+    write_rows(folder / "metrics.jsonl", (row for row in changed if row is not None))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CONTRAST, Browser, find
-from made_up_run import write_run
+from browser import CONTRAST, Browser
+from made_up_run import CONFIG, configure, rewrite, write_rows, write_run
 from markupsafe import escape
 
 from agro.pages.run import report
@@ -21,55 +19,29 @@ RUN = "0123456789abcdef"  # of the made-up configuration
 EVIL = "<script>window.HIT=1</script><img src=x onerror='window.HIT=1'>\"'&<svg onload=window.HIT=1>"
 VISIBLE = "document.body.innerText"
 
-pytestmark = pytest.mark.skipif(
-    find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = Browser(find() or "")
-    yield found
-    found.close()
-
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with hostile text wherever text comes from outside."""
-    folder = tmp_path_factory.mktemp("browser") / "run <b>"
-    write_run(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["data"]["prompts"] = config["policy"]["reference_model"] = EVIL
-    config["policy"]["reference"] = "model"
-    config["versions"] = {EVIL: EVIL}
-    config["phases"][0]["name"] = EVIL
-    config["phases"][1]["objective"][EVIL] = EVIL
-    path.write_text(json.dumps(config))
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for row in metrics:
-        row["phase"] = EVIL if row["phase"] == "sft" else row["phase"]
-        row |= {"reward_parts": {EVIL: 0.5, "b": 1.0}, "dropped": 1, "dropped_reasons": {EVIL: 1}}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    folder = write_run(tmp_path_factory.mktemp("browser") / "run <b>")
+    first, second, third = CONFIG["phases"]
+    phases = [first | {"name": EVIL}, second | {"objective": second["objective"] | {EVIL: EVIL}}, third]
+    configure(folder, versions={EVIL: EVIL}, phases=phases, data__prompts=EVIL)
+    configure(folder, policy__reference_model=EVIL, policy__reference="model")
+    measured = {"reward_parts": {EVIL: 0.5, "b": 1.0}, "dropped": 1, "dropped_reasons": {EVIL: 1}}
+    rewrite(folder, lambda row: row | measured | {"phase": EVIL if row["phase"] == "sft" else row["phase"]})
     answered = {"prompt": EVIL, "response": EVIL, "reward": 1.0, "answer": EVIL, "observations": [EVIL]}
-    (folder / "held_out.jsonl").write_text(json.dumps({"step": 220, "responses": [answered]}) + "\n")
+    write_rows(folder / "held_out.jsonl", [{"step": 220, "responses": [answered]}])
+    meta = {"answer": EVIL, "finish": "length"}
     with Store.open(folder / "store.db") as store, store.transaction():
         for step in range(1, 221):
-            texts = [
-                Sample(
-                    EVIL, EVIL + "x" * 300, reward=1.0, meta={"answer": EVIL, "finish": "length"}, source=EVIL
-                )
-            ]
-            texts += [
-                Sample(
-                    f"p{step}", f"r{i}", reward=i / 3, tokens=np.arange(i + 2), action=np.arange(i + 2) > 0
-                )
-                for i in range(3)
-            ]
+            texts = [Sample(EVIL, EVIL + "x" * 300, reward=1.0, meta=meta, source=EVIL)]
+            for i in range(3):
+                spoken = {"tokens": np.arange(i + 2), "action": np.arange(i + 2) > 0}
+                texts.append(Sample(f"p{step}", f"r{i}", reward=i / 3, **spoken))
             store.draws.record(RUN, step, store.append(texts, run=RUN, step=step))
-        store.draws.record(
-            RUN, 220, store.append([Sample("q", "r", reward=0.1, source=EVIL, role="log")]) * 3
-        )
+        logged = Sample("q", "r", reward=0.1, source=EVIL, role="log")
+        store.draws.record(RUN, 220, store.append([logged]) * 3)
     return report(folder)
 
 
@@ -77,10 +49,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = [tmp_path_factory.mktemp("compare") / f"{EVIL.replace('/', '')[:40]}{i}" for i in range(2)]
     for i, folder in enumerate(folders):
-        write_run(folder)
-        config = json.loads((folder / "config.json").read_text())
-        config["sampler"]["stop"] = [EVIL, str(i)]
-        (folder / "config.json").write_text(json.dumps(config))
+        configure(write_run(folder), sampler__stop=[EVIL, str(i)])
     return next(path for path in write(compare(folders), folders[0].parent) if path.suffix == ".html")
 
 
@@ -105,15 +74,11 @@ def test_it_is_readable_and_asks_for_nothing(browser: Browser, either: Path, sch
 
 def test_light_and_dark_differ(browser: Browser, either: Path) -> None:
     seen = []
+    styles = (("body", "backgroundColor"), ("body", "color"), ("svg text", "fill"))
     for scheme in ("light", "dark"):
         browser.open(either, scheme=scheme)
         style = "getComputedStyle(document.querySelector('{}')).{}"
-        seen.append(
-            [
-                browser.ask(style.format(*x))
-                for x in (("body", "backgroundColor"), ("body", "color"), ("svg text", "fill"))
-            ]
-        )
+        seen.append([browser.ask(style.format(*each)) for each in styles])
     assert all(light != dark for light, dark in zip(*seen, strict=True))
     assert seen[0][0] == "rgb(255, 255, 255)"
 
@@ -171,9 +136,7 @@ def test_these_checks_see_what_they_look_for(browser: Browser, tmp_path: Path) -
     assert browser.ask("document.documentElement.scrollWidth") > 1400
 
 
-def test_the_policy_of_the_page_stops_what_would_slip_through(
-    browser: Browser, page: Path, tmp_path: Path
-) -> None:
+def test_the_policy_of_the_page_stops_what_would_slip_through(browser, page, tmp_path) -> None:
     """Were a response not escaped, the content security policy would still run and load nothing."""
     path = tmp_path / "slipped.html"
     escaped = str(escape(EVIL))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_run import configure, write_rows
 from typer.testing import CliRunner
 
 from agro.cli import app
@@ -40,19 +41,12 @@ def write(
     """A run of as many steps as values are given, step 0 first in `heldout` and 1 in `training`."""
     folder.mkdir(parents=True)
     steps = max(1, len(heldout) - 1, len(training))
-    values = {
-        "policy": {"model": "m"},
-        "train": {"seed": seed, "steps": steps},
-        "objective": {"name": "agro", "beta": 0.1},
-    }
-    for key, value in changes.items():
-        *sections, last = key.split("__")
-        at: Any = values
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[last] = value
-    config = RunConfig.of(values).model_dump(mode="json") | {"versions": {"agro": "0"}, "run": folder.name}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text("{}")
+    values = {"policy__model": "m", "objective__name": "agro", "objective__beta": 0.1}
+    values |= {"train__seed": seed, "train__steps": steps}
+    configure(folder, **(values | changes))
+    config = RunConfig.load(folder / "config.json").model_dump(mode="json")
+    (folder / "config.json").write_text(json.dumps(config | {"versions": {"agro": "0"}, "run": folder.name}))
     rows = []
     for step in range(0 if heldout else 1, steps + 1):
         row: dict[str, Any] = {"step": step, "phase": "train"}
@@ -60,8 +54,8 @@ def write(
             row |= {"eval_reward": heldout[step], "eval_reward_se": 0.02}
         if 1 <= step <= len(training):
             row["reward_mean"] = training[step - 1]
-        rows.append(json.dumps(row))
-    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+        rows.append(row)
+    write_rows(folder / "metrics.jsonl", rows)
     return folder
 
 
@@ -80,14 +74,11 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def test_an_interval_over_seeds_by_hand() -> None:
     """Mean 0.7, standard deviation 0.2, t of 2 degrees of freedom 4.303: 0.7 ± 4.303 · 0.2 / √3."""
-    found = Interval.of(np.array([0.5, 0.9, 0.7]))
+    found, half = Interval.of(np.array([0.5, 0.9, 0.7])), 4.303 * 0.2 / math.sqrt(3)
     assert (found.mean, found.n) == (pytest.approx(0.7), 3)
-    assert found.high - found.mean == pytest.approx(4.303 * 0.2 / math.sqrt(3), abs=1e-4)
-    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    assert (found.low, found.high) == pytest.approx((0.7 - half, 0.7 + half), abs=1e-4)
     one = Interval.of(np.array([0.5]))
-    assert one.mean == 0.5
-    assert math.isnan(one.low)
-    assert math.isnan(one.high)
+    assert (one.mean, math.isnan(one.low), math.isnan(one.high)) == (0.5, True, True)
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_line(runs: list[Path]) -> None:
@@ -113,22 +104,15 @@ def test_a_difference_is_of_equal_seeds(runs: list[Path]) -> None:
 
 
 def test_what_decides_no_result_makes_no_line(tmp_path: Path) -> None:
+    a, b, c = (tmp_path / name for name in "abc")
+    free = {"train__show_every": 3, "track": {"project": "x"}, "reward__timeout": 3.0}
     runs = [
-        write(tmp_path / "a", 0, [0.1], train__steps=1, data__prompts=str(tmp_path / "a" / "p.jsonl")),
-        write(
-            tmp_path / "b",
-            1,
-            [0.1],
-            train__steps=1,
-            data__prompts=str(tmp_path / "b" / "p.jsonl"),
-            train__show_every=3,
-            track={"project": "x"},
-            reward__timeout=3.0,
-        ),
+        write(a, 0, [0.1], data__prompts=str(a / "p.jsonl")),
+        write(b, 1, [0.1], data__prompts=str(b / "p.jsonl"), **free),
     ]
     assert len(compare(runs).lines) == 1
-    write(tmp_path / "c", 1, [0.1], train__steps=1, data__prompts=str(tmp_path / "other.jsonl"))
-    assert list(compare([*runs, tmp_path / "c"]).differences) == ["data.prompts"]
+    write(c, 1, [0.1], data__prompts=str(tmp_path / "other.jsonl"))
+    assert list(compare([*runs, c]).differences) == ["data.prompts"]
 
 
 def test_phases_are_compared_by_name() -> None:
@@ -144,32 +128,27 @@ def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
     assert document["lines"][0]["final"] == {"mean": 0.5, "low": None, "high": None, "seeds": 1}
     assert document["lines"][0]["runs"][0]["se"] == 0.02
     assert document["lines"][1]["difference_to_first"] is None
-    assert any(
-        "no interval over seeds" in text and "the run's own standard error" in text for text in notes(found)
-    )
+    [said] = [text for text in notes(found) if "no interval over seeds" in text]
+    assert "the run's own standard error" in said
 
 
 def test_without_heldout_measurements_training_reward_is_compared_and_that_is_said(tmp_path: Path) -> None:
     """Final is the mean of the last tenth of the steps, here 2 of 20."""
-    rewards = [0.0] * 18 + [0.4, 0.6]
-    found = compare(
-        [
-            write(tmp_path / "a", 0, training=rewards),
-            write(tmp_path / "b", 0, [0.1] * 21, training=rewards, sampler__n=8),
-        ]
-    )
+    a, b, rewards = tmp_path / "a", tmp_path / "b", [0.0] * 18 + [0.4, 0.6]
+    write(a, 0, training=rewards)
+    write(b, 0, [0.1] * 21, training=rewards, sampler__n=8)
+    found = compare([a, b])
     assert found.measure == "reward_mean"
     assert [line.finals.tolist() for line in found.lines] == [[0.5], [0.5]]
     [said] = [text for text in notes(found) if "Training reward" in text]
-    assert str(tmp_path / "a") in said
-    assert str(tmp_path / "b") not in said
+    assert str(a) in said
+    assert str(b) not in said
 
 
 def test_a_run_that_has_not_ended_is_named_and_cuts_its_line(tmp_path: Path) -> None:
-    runs = [
-        write(tmp_path / "a", 0, [0.1, 0.2, 0.3, 0.4], train__steps=3),
-        write(tmp_path / "b", 1, [0.1, 0.2], train__steps=3),
-    ]
+    measured = {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.1, 0.2]}
+    runs = [write(tmp_path / n, seed, measured[n]) for seed, n in enumerate("ab")]
+    configure(runs[1], train__steps=3)
     found = compare(runs)
     assert found.lines[0].finals.tolist() == [0.2, 0.2]
     assert f"{runs[1]} has reached step 1 of 3." in notes(found)
@@ -189,8 +168,7 @@ def test_two_reward_functions_of_one_name_are_two_lines(tmp_path: Path) -> None:
     """Of the same path, whose files differ: what is drawn as one curve has to have one reward."""
     runs = [write(tmp_path / name, seed, [0.1, 0.4]) for seed, name in enumerate("abc")]
     for run, digest in zip(runs, ("1" * 64, "1" * 64, "2" * 64), strict=True):
-        config = json.loads((run / "config.json").read_text()) | {"inputs": {"reward.name": digest}}
-        (run / "config.json").write_text(json.dumps(config))
+        configure(run, inputs={"reward.name": digest})
     found = compare(runs)
     assert [line.seeds for line in found.lines] == [[0, 1], [2]]
     assert found.differences == {"code.reward.name": ["11111111", "22222222"]}
@@ -227,13 +205,11 @@ def test_another_metric(tmp_path: Path) -> None:
 
 
 def test_a_label_stands_at_the_height_of_its_end(tmp_path: Path) -> None:
-    runs = [
-        write(tmp_path / "a", 0, [0.1, 0.2, 0.3]),
-        write(tmp_path / "b", 0, [0.1, 0.4], objective__name="rloo"),
-    ]
-    texts = {t.get_text(): t for t in figure(compare(runs)).axes[0].texts}
-    [shorter] = [text for name, text in texts.items() if name.startswith("rloo")]
-    [longer] = [text for name, text in texts.items() if name.startswith("agro")]
+    write(tmp_path / "a", 0, [0.1, 0.2, 0.3])
+    write(tmp_path / "b", 0, [0.1, 0.4], objective__name="rloo")
+    texts = figure(compare([tmp_path / "a", tmp_path / "b"])).axes[0].texts
+    [shorter] = [text for text in texts if text.get_text().startswith("rloo")]
+    [longer] = [text for text in texts if text.get_text().startswith("agro")]
     assert shorter.xyann[1] > longer.xyann[1]
     assert (longer.get_color(), shorter.get_color()) == COLORS[:2]
 
@@ -246,11 +222,9 @@ def test_the_page_names_what_differs_in_columns(runs: list[Path]) -> None:
 
 
 def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
-    runs = [
-        write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"]),
-        write(tmp_path / "c", 0, [0.1, 0.2]),
-    ]
-    text = page(compare(runs))
+    write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"])
+    write(tmp_path / "c", 0, [0.1, 0.2])
+    text = page(compare([tmp_path / "<b>a", tmp_path / "c"]))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "<b>a" not in text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_run import write_rows
+from matplotlib.colors import to_rgba
 
 from agro.pages.run.experience import RunExperience, begin_and_end, source_of
 from agro.pages.run.figures import FIRST, MUTED, bin_edges, histogram
@@ -25,24 +26,16 @@ STEPS = 20
 def run(bare_folder: Path) -> RunData:
     """20 steps in two phases of 10; each draws two fresh responses, and from step 11 on three of a log."""
     rows = [{"step": i, "phase": "sft" if i <= 10 else "onpolicy", "version": i} for i in range(1, STEPS + 1)]
-    (bare_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(bare_folder / "metrics.jsonl", rows)
     with Store.open(bare_folder / "store.db") as store, store.transaction():
         log = store.append(
             Sample("q", str(i), reward=float(i), source="file:log", role="log") for i in range(3)
         )
         for step in range(1, STEPS + 2):  # one more than was logged: the run was killed after it had drawn
-            lengths = [step, 2 * step]
-            fresh = [
-                Sample(
-                    f"p{step}",
-                    "r",
-                    reward=step / 10,
-                    tokens=np.arange(n + 1),
-                    action=np.arange(n + 1) > 0,
-                    version=step - 1,
-                )
-                for n in lengths
-            ]
+            fresh = []
+            for length in (step, 2 * step):
+                spoken = {"tokens": np.arange(length + 1), "action": np.arange(length + 1) > 0}
+                fresh.append(Sample(f"p{step}", "r", reward=step / 10, version=step - 1, **spoken))
             ids = store.append(fresh, run=RUN, step=step)
             store.draws.record(RUN, step, ids + (log if step > 10 else []))
     return load_run(bare_folder)
@@ -85,20 +78,15 @@ def test_the_table_of_sources(run: RunData) -> None:
     assert (rows[0]["staleness"], rows[0]["stalest"]) == (0.0, 0)
 
 
-def test_sources_have_names(run: RunData) -> None:
-    assert (
-        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=0, length=None)) == "fresh samples"
-    )
-    assert (
-        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=2, length=None))
-        == "this run's earlier samples"
-    )
-    assert (
-        source_of(Draw(3, 1, None, "policy", "m", is_own=True, staleness=None, length=None))
-        == "this run's earlier samples"
-    )
-    assert source_of(Draw(3, 1, None, "expert", "", is_own=False, staleness=None, length=None)) == "expert"
-    draws = [Draw(1, i, None, "log", f"s{i}", is_own=False, staleness=None, length=None) for i in range(7)]
+def test_sources_have_names() -> None:
+    def named(role: str, source: str, is_own: bool = False, staleness: int | None = None) -> Draw:
+        return Draw(3, 1, None, role, source, is_own=is_own, staleness=staleness, length=None)
+
+    assert source_of(named("policy", "m", is_own=True, staleness=0)) == "fresh samples"
+    for staleness in (2, None):
+        assert source_of(named("policy", "m", True, staleness)) == "this run's earlier samples"
+    assert source_of(named("expert", "")) == "expert"
+    draws = [named("log", f"s{i}") for i in range(7)]
     found = RunExperience(Path("x"), draws + draws[3:6])
     assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
 
@@ -115,12 +103,6 @@ def test_a_histogram_is_of_shares() -> None:
     assert shares == pytest.approx([1, 1, 1, 1])
     axes = histogram(np.zeros(5), np.zeros(3), "reward").axes[0]
     assert axes.get_xlim()[0] < axes.get_xlim()[1]
-
-
-def to_rgba(color: str) -> tuple[float, ...]:
-    from matplotlib.colors import to_rgba as convert
-
-    return convert(color)
 
 
 def test_bins_of_whole_numbers_hold_equally_many() -> None:

@@ -38,6 +38,12 @@ def texts(figure):
     return [t.get_text() for t in figure.findobj(Text) if t.get_text()]
 
 
+def extents(figure, names):
+    """The boxes of these texts as they are drawn."""
+    figure.draw_without_rendering()
+    return [t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in names]
+
+
 def made(run, phases):
     """The same run with other rows: [(phase, reward), …], one a step from 1."""
     rows = [{"step": i, "phase": phase, "reward_mean": reward} for i, (phase, reward) in enumerate(phases, 1)]
@@ -50,11 +56,12 @@ def run(run_folder) -> RunData:
 
 
 def test_a_ring_marks_the_best_held_out_reward(run):
-    step, value = max(
-        ((r["step"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None), key=lambda p: p[1]
-    )
+    measured = [r for r in run.rows if r["eval_reward"] is not None]
+    best = max(measured, key=lambda r: r["eval_reward"])
     rings = [line for line in learning_curve(run).axes[0].lines if line.get_markerfacecolor() == "none"]
-    np.testing.assert_array_equal([ring.get_xydata() for ring in rings], [[(step, value)]])
+    np.testing.assert_array_equal(
+        [ring.get_xydata() for ring in rings], [[(best["step"], best["eval_reward"])]]
+    )
 
 
 def test_the_learning_curve_shows_what_was_measured(run):
@@ -111,15 +118,9 @@ def test_a_logarithmic_scale_keeps_zeros_in_sight(run):
 
 @pytest.mark.parametrize("at", [(0.5, 0.5), (0.0, 1.0), (0.50, 0.51)])
 def test_names_of_series_do_not_overlap(run, at):
-    data = made(run, [("a", None)] * 2)
-    figure = draw(
-        data, [Series(f"s{i}", np.array([0.0, y]), c) for i, (y, c) in enumerate(zip(at, (FIRST, SECOND)))]
-    )
-    figure.draw_without_rendering()
-    low, high = sorted(
-        (t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("s0", "s1")),
-        key=lambda b: b.y0,
-    )
+    series = [Series(f"s{i}", np.array([0.0, at[i]]), (FIRST, SECOND)[i]) for i in range(2)]
+    figure = draw(made(run, [("a", None)] * 2), series)
+    low, high = sorted(extents(figure, ("s0", "s1")), key=lambda b: b.y0)
     assert low.y1 <= high.y0
 
 
@@ -129,10 +130,7 @@ def test_names_of_many_equal_series_stay_in_the_figure(run, end):
     other = Series("other", np.array([0.0, 1.0]))  # which makes the axis end at 1
     equal = [Series(f"s{i}", np.array([0.0, end])) for i in range(8)]
     figure = draw(data, [*equal, other])
-    figure.draw_without_rendering()
-    names = {s.label for s in equal} | {"other"}
-    boxes = [t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in names]
-    boxes.sort(key=lambda box: box.y0)
+    boxes = sorted(extents(figure, {"other", *(s.label for s in equal)}), key=lambda box: box.y0)
     assert len(boxes) == 9
     assert all(low.y1 <= high.y0 for low, high in pairwise(boxes))
     assert boxes[0].y0 >= figure.bbox.y0
@@ -140,45 +138,34 @@ def test_names_of_many_equal_series_stay_in_the_figure(run, end):
 
 
 @pytest.mark.parametrize(
-    ("heights", "moved"),
+    ("heights", "bounds", "moved"),
     [
-        ([0, 5, 20], [-2.5, 7.5, 20]),
-        ([0, 1, 2, 50], [-9, 1, 11, 50]),  # around their mean
-        ([0, 8, 9, 40], [-13 / 3, 17 / 3, 47 / 3, 40]),
-        ([3], [3]),
+        ([0, 5, 20], (-100, 100), [-2.5, 7.5, 20]),
+        ([0, 1, 2, 50], (-100, 100), [-9, 1, 11, 50]),  # around their mean
+        ([0, 8, 9, 40], (-100, 100), [-13 / 3, 17 / 3, 47 / 3, 40]),
+        ([3], (-100, 100), [3]),
+        ([0, 1, 2], (0, 100), [0, 10, 20]),  # the lower bound
+        ([50, 98, 99], (0, 100), [50, 90, 100]),  # the upper bound
+        ([5, 98, 99, 99], (0, 100), [5, 80, 90, 100]),
+        ([50] * 15, (0, 100), list(range(0, 150, 10))),  # more than fit
     ],
 )
-def test_names_move_no_further_apart_than_they_must(heights, moved):
-    assert spread_out(heights, 10, -100, 100) == pytest.approx(moved)
-
-
-@pytest.mark.parametrize(
-    ("heights", "moved"),
-    [
-        ([0, 1, 2], [0, 10, 20]),  # the lower bound
-        ([50, 98, 99], [50, 90, 100]),  # the upper bound
-        ([5, 98, 99, 99], [5, 80, 90, 100]),
-        ([50] * 15, list(range(0, 150, 10))),  # more than fit
-    ],
-)
-def test_names_stay_between_bounds(heights, moved):
-    assert spread_out(heights, 10, 0, 100) == pytest.approx(moved)
+def test_names_move_no_further_apart_than_they_must_between_bounds(heights, bounds, moved):
+    assert spread_out(heights, 10, *bounds) == pytest.approx(moved)
 
 
 def test_names_of_short_phases_do_not_overlap(run):
     phases = [("warm-up", 0.1)] * 2 + [("onpolicy", 0.2)] * 2 + [("x", 0.0)] * 96
     figure = learning_curve(made(run, phases), (3.7, 2.9))
-    figure.draw_without_rendering()
-    names = [
-        t.get_window_extent() for t in figure.findobj(Text) if t.get_text() in ("warm-up", "onpolicy", "x")
-    ]
+    names = extents(figure, ("warm-up", "onpolicy", "x"))
     assert len(names) == 3
     assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
 
 
 def test_an_svg_is_part_of_a_page(run):
-    rows = [r | {"phase": "a <b> & $x$"} for r in run.rows]
-    text = str(svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name"))
+    rows = [r | {"phase": "a <b> & $x$"} for r in run.rows[100:]]
+    changed = dataclasses.replace(run, rows=[*run.rows[:100], *rows])
+    text = str(svg(learning_curve(changed), "name"))
     assert text.startswith("<svg viewBox=")
     assert ">a &lt;b&gt; &amp; $x$<" in text
     assert "http" not in text
@@ -188,7 +175,7 @@ def test_an_svg_is_part_of_a_page(run):
         re.findall(r"var\(--\w+\)", text)
     )
     ET.fromstring(text.replace("<svg", '<svg xmlns:xlink="x"', 1))
-    assert text == svg(learning_curve(dataclasses.replace(run, rows=[*run.rows[:100], *rows[100:]])), "name")
+    assert text == svg(learning_curve(changed), "name")
     ids = re.findall(r'\bid="([^"]+)"', text)
     other = re.findall(r'\bid="([^"]+)"', svg(learning_curve(run), "other"))
     assert ids
@@ -221,26 +208,19 @@ def test_reward_against_kl_is_of_rows_that_know_both(run):
     steps = run.column("step")[np.isfinite(training.values + kl)]
     assert steps.tolist() == list(range(61, 181))
     figure = against_kl(run)
-    np.testing.assert_array_equal(
-        lines(figure, SECOND)[0],
-        [(r["eval_kl_ref"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None],
-    )
+    held_out = [(r["eval_kl_ref"], r["eval_reward"]) for r in run.rows if r["eval_reward"] is not None]
+    np.testing.assert_array_equal(lines(figure, SECOND)[0], held_out)
     dots = lines(figure, FIRST)[0]
     assert len(dots) == 60  # two steps each
-    np.testing.assert_allclose(
-        dots[0],
-        [
-            (run.rows[61]["kl_ref"] + run.rows[62]["kl_ref"]) / 2,
-            (run.rows[61]["reward_mean"] + run.rows[62]["reward_mean"]) / 2,
-        ],
-    )
+    first, second = run.rows[61:63]
+    of_both = [(first[name] + second[name]) / 2 for name in ("kl_ref", "reward_mean")]
+    np.testing.assert_allclose(dots[0], of_both)
     assert figure.axes[0].get_xlim()[0] <= 0
 
 
 def test_phases_with_references_of_their_own_have_paths_of_their_own(run):
     assert len(lines(against_kl(run), SECOND)) == 1
-    config = run.config.model_copy(
-        update={"policy": run.config.policy.model_copy(update={"reference": "phase"})}
-    )
+    policy = run.config.policy.model_copy(update={"reference": "phase"})
+    config = run.config.model_copy(update={"policy": policy})
     figure = against_kl(dataclasses.replace(run, config=config))
     assert [len(path) for path in lines(figure, SECOND)] == [4, 6, 2]

@@ -39,6 +39,9 @@ def auc(score: list[float], reward: list[float]) -> float:
     return float(np.mean([(1 + np.sign(score[i] - score[j])) / 2 for i, j in pairs]))
 
 
+EQUAL = [Sample("7>", "1", reward=1.0), Sample("7>", "2", reward=1.0), Sample("8>", "3")]
+
+
 @pytest.fixture
 def samples() -> list[Sample]:
     rng = np.random.default_rng(0)
@@ -51,9 +54,8 @@ def samples() -> list[Sample]:
 
 @pytest.fixture
 def store(tmp_path, samples):
-    equal = [Sample("7>", "1", reward=1.0), Sample("7>", "2", reward=1.0), Sample("8>", "3")]
     with Store.open(tmp_path / "log.db") as store:
-        store.append([*samples, *equal, Sample("0>", "not a digit", reward=0.0)])
+        store.append([*samples, *EQUAL, Sample("0>", "not a digit", reward=0.0)])
         yield store
 
 
@@ -102,7 +104,7 @@ def test_a_model_doesnt_rank_better_than_itself(store):
 
 def test_auc_is_unknown_without_unequal_rewards(tmp_path):
     with Store.open(tmp_path / "equal.db") as store:
-        store.append([Sample("7>", "1", reward=1.0), Sample("7>", "2", reward=1.0), Sample("8>", "3")])
+        store.append(EQUAL)
         found = measure(store, policy(0), None).values
     assert (found["auc"], found["auc_se"], found["auc_groups"]) == (None, None, 0)
     assert (found["ranked_share"], found["ranked_pairs"]) == (None, 0)

@@ -7,8 +7,11 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from made_up_run import CONFIG, configure, rewrite, write_rows, write_run
+from made_up_run import rows as made_up_rows
 
 from agro.errors import Refused
+from agro.io.numbers import duration
 from agro.pages.run import report
 from agro.pages.run.page import panels
 from agro.runs.rundata import Outcome, load_run
@@ -24,6 +27,7 @@ class Reader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
+        self.source = text
         self.open, self.tags, self.attributes, self.texts = [], set(), [], []
         self.feed(text)
         self.close()
@@ -56,9 +60,14 @@ def read(folder):
     return Reader(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_of_a_run(run_folder):
-    page = read(run_folder)
-    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The page of the made-up run as it is, which others are compared with."""
+    return read(write_run(tmp_path_factory.mktemp("plain") / "demo"))
+
+
+def test_the_page_of_a_run(plain):
+    page, rows = plain, list(made_up_rows())
     first, last = rows[0]["eval_reward"], rows[220]["eval_reward"]
     assert f"Held-out reward went from {first:.3f} to {last:.3f} ." in page.text
     assert "A new model (3 layers of 96) was trained for 220 steps in 3 min 18 s." in page.text
@@ -82,10 +91,9 @@ def test_the_page_of_a_run(run_folder):
     assert "Rewards" not in page.text  # there is no store
 
 
-def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
-    page = read(run_folder)
+def test_the_page_asks_for_nothing_and_runs_nothing(plain):
+    page, text = plain, plain.source
     assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
-    text = (run_folder / "report.html").read_text()
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
     assert all(not name.startswith("on") for name, _ in page.attributes)
     assert all(
@@ -100,14 +108,12 @@ def test_the_page_asks_for_nothing_and_runs_nothing(run_folder):
 
 
 def test_what_was_not_measured_is_said(run_folder):
-    (run_folder / "metrics.jsonl").write_text(
-        '{"step": 1, "phase": "sft"}\n{"step": 2, "phase": "onpolicy"}\n'
-    )
+    write_rows(run_folder / "metrics.jsonl", [{"step": 1, "phase": "sft"}, {"step": 2, "phase": "onpolicy"}])
     page = read(run_folder)
     assert "No reward was measured." in page.text
     # phases, material, counts; what has nothing to show is left out
     assert page.text.count("not measured") == 3 * 2 + 3 + 8
-    assert "<svg" not in (run_folder / "report.html").read_text()
+    assert "<svg" not in page.source
     assert "How was it optimized?" not in page.text
     assert "trained for 2 steps of 220." in page.text
     assert "sft from the store 1 of 60" in page.text
@@ -121,30 +127,25 @@ def test_a_torn_line_is_told(bare_folder):
 
 
 def test_an_evaluation_before_the_end_of_a_phase_names_its_step(run_folder):
-    path = run_folder / "metrics.jsonl"
-    path.write_text(
-        "".join(f"{line}\n" for line in path.read_text().splitlines()[:206])
-    )  # killed at step 205
+    rewrite(run_folder, lambda row: row if row["step"] <= 205 else None)  # killed
     assert "at step 200" in read(run_folder).text
 
 
 def test_what_a_page_names_is_escaped(run_folder):
     evil = "<script>alert(1)</script>\"'&\ud800"
-    config = json.loads((run_folder / "config.json").read_text())
-    config["policy"] = {"model": evil}
-    config["phases"][0] = {"name": evil, "objective": {"name": "sft", "<i>": "<u>"}}
-    config["versions"] = {"<b>": "<s>"}
-    (run_folder / "config.json").write_text(json.dumps(config))
+    phase = {"name": evil, "objective": {"name": "sft", "<i>": "<u>"}}
+    phases = [phase, *CONFIG["phases"][1:]]
+    configure(run_folder, policy={"model": evil}, phases=phases, versions={"<b>": "<s>"})
     path = run_folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
     with Store.open(run_folder / "store.db") as store:
         store.draws.record(RUN, 1, store.append([Sample(evil, evil, reward=1.0, source=evil)]))
     found = {"prompt": evil, "response": evil, "reward": 1.0, "answer": evil, "observations": [evil]}
-    (run_folder / "held_out.jsonl").write_text(json.dumps({"step": 220, "responses": [found]}) + "\n")
+    write_rows(run_folder / "held_out.jsonl", [{"step": 220, "responses": [found]}])
     page = read(run_folder)
     assert not page.tags & {"u", "s"}
     # Of the page itself: the script that shows responses, and their data.
-    assert (run_folder / "report.html").read_text().count("<script") == 2
+    assert page.source.count("<script") == 2
     assert '"<i>": "<u>"' in page.text
     # model, source, prompt, response and answer
     assert page.text.count("<script>alert(1)</script>\"'&\\ud800") >= 5
@@ -163,19 +164,7 @@ def test_matplotlib_waits_until_a_figure_is_drawn():
     ("seconds", "text"), [(0.25, "0.25 s"), (59.4, "59.4 s"), (60, "1 min 0 s"), (3700, "1 h 1 min")]
 )
 def test_times(seconds, text):
-    from agro.io.numbers import duration
-
     assert duration(seconds) == text
-
-
-def rewrite(folder, change, phases=None):
-    """The made-up run with other rows, and other phases if given."""
-    path = folder / "metrics.jsonl"
-    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
-    if phases is not None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"phases": phases}))
 
 
 HELD_OUT = ("eval_reward", "eval_reward_se", "eval_n", "eval_unscored", "eval_kl_ref")
@@ -197,118 +186,123 @@ OF_LOG = (
     *("Log-ratio of the best and worst responses", "stored responses ended at 0.634"),
     *(GRAY, "best of store"),
 )
+HELD_OUT_RATIOS = {
+    "eval_log_ratio_best": 0.4,
+    "eval_log_ratio_best_se": 0.1,
+    "eval_log_ratio_worst": -0.9,
+    "eval_log_ratio_worst_se": 0.1,
+}
+HELD_OUT_LOSS = {
+    "eval_consistency": 0.1,
+    "eval_consistency_se": 0.01,
+    "eval_consistency_fall": 0.02,
+    "eval_groups": 33,
+}
+PARTS = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
+ZEROS = dict.fromkeys(["kl_ref", "eval_fresh_consistency", "regret", "truncated_share"], 0.0)
+KL, SPREAD, REGRET = "KL to the reference", "KL spread to reward spread", "Estimated regret"
+VARIANCE, CRITIC = "½ Var(R) of held-out responses", "Variance explained by the critic"
+
+
+def each_100(row, values):
+    return values if row["step"] % 100 == 0 else {}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "said", "absent"),
     [
-        (lambda row: {"push_error": 2e-7}, ("after a push", PUSHED)),
+        (lambda row: {"push_error": 2e-7}, ("after a push", PUSHED), ()),
         (
             lambda row: {"draft_accepted": {3: 0.5, 8: 1.0}.get(row["step"])},  # unknown elsewhere
             ("Draft tokens accepted",),
+            (),
         ),
+        (lambda row: {"objective": {"explained_variance": row["step"] / 1000}}, (CRITIC,), ()),
+        (lambda row: LOG_RATIOS, OF_LOG, ("held-out best",)),
         (
-            lambda row: {"objective": {"explained_variance": row["step"] / 1000}},
-            ("Variance explained by the critic",),
+            lambda row: LOG_RATIOS | each_100(row, HELD_OUT_RATIOS),
+            (*OF_LOG[:2], "held-out best", "held-out worst"),
+            (),
         ),
-        (lambda row: LOG_RATIOS, OF_LOG),
         (
             lambda row: {"grad_norm": 3.0, "grad_norm_clipped": 1.0} if row["step"] else {},
             ("The learning rate alone", CLIPPED, "(median norm 3)"),
+            (),
+        ),
+        (
+            lambda row: {"reward_parts": dict.fromkeys(PARTS, row["step"] / 9)},
+            ("Parts of the reward", "a <b> form that…", "1 more in metrics.jsonl."),
+            (),
+        ),
+        (
+            lambda row: each_100(row, HELD_OUT_LOSS),
+            ("At step 200 it was 0.0200 ± unknown below the reference's, on 33 groups.",),
+            (),
+        ),
+        (lambda row: {"regret": 0.25 + row["step"]}, (REGRET,), (VARIANCE, SPREAD)),
+        (
+            lambda row: dict.fromkeys(
+                ["eval_regret", "eval_fresh_consistency", "kl_to_reward_spread"], 0.25 + row["step"]
+            ),
+            (REGRET, VARIANCE, SPREAD),
+            (),
+        ),
+        # 0 is a measurement: only charts of the course, the material and the health have to differ from it.
+        # "Sampler and trainer" is judged by its first metric.
+        (
+            lambda row: (
+                ZEROS | {"objective": {"explained_variance": 0.0}, "logp_diff_mean": 0.0, "push_error": 0.1}
+            ),
+            (VARIANCE, REGRET, CRITIC),
+            ("Truncated responses", "Sampler and trainer"),
+        ),
+        (
+            lambda row: dict.fromkeys(
+                ["kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT]
+            ),
+            (),
+            ("Sampler and trainer", KL, "Reward against KL"),
         ),
     ],
-    ids=["pushed weights", "a draft model", "a critic", "log-ratios", "a clip in every step"],
+    ids=[
+        *("pushed weights", "a draft model", "a critic", "log-ratios", "held-out log-ratios"),
+        *("a clip in every step", "parts of the reward", "the held-out loss", "regret", "the optimum"),
+        *("zeros", "a run on a log alone"),
+    ],
 )
-def test_what_was_measured_is_shown_there_alone(run_folder, unchanged, change, said):
+def test_what_was_measured_is_shown_there_alone(run_folder, plain, change, said, absent):
     rewrite(run_folder, lambda row: row | change(row))
     text = read(run_folder).text
-    assert [words for words in said if words in unchanged or words not in text] == []
-    assert "held-out best" not in text  # of the log-ratios, which weren't measured
-
-
-def test_a_run_on_a_log_alone_has_no_reward_against_kl(run_folder):
-    fresh = ("kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT)
-    rewrite(run_folder, lambda row: row | dict.fromkeys(fresh))
-    text = read(run_folder).text
-    assert "Sampler and trainer" not in text
-    assert "KL to the reference" not in text
-    assert "Reward against KL" not in text
+    assert [words for words in said if words in plain.text or words not in text] == []
+    assert [words for words in absent if words in text] == []
+    assert (KL in text) == (KL not in absent)
 
 
 def test_a_run_of_one_phase_in_which_all_rewards_are_equal(run_folder):
-    rewrite(
-        run_folder,
-        lambda row: (
-            row | {"phase": "train", "reward_mean": 1.0, "eval_reward": None} if row["step"] <= 60 else None
-        ),
-        phases=[],
-    )
+    equal = {"phase": "train", "reward_mean": 1.0, "eval_reward": None}
+    rewrite(run_folder, lambda row: row | equal if row["step"] <= 60 else None)
+    configure(run_folder, phases=[])
     with Store.open(run_folder / "store.db") as store:
-        ids = store.append(
-            [Sample(f"p{i}", "r", reward=1.0, source="teacher", role="expert") for i in range(4)]
-        )
-        store.draws.record(RUN, 1, ids)
+        rows = [Sample(f"p{i}", "r", reward=1.0, source="teacher", role="expert") for i in range(4)]
+        store.draws.record(RUN, 1, store.append(rows))
     page = read(run_folder)
     assert "steps 1 to 1, mean 1" in page.text
     assert "teacher 4 all 4 1.000 unknown" in page.text
 
 
 def test_what_went_wrong_is_counted_at_the_top(run_folder):
-    rewrite(
-        run_folder,
-        lambda row: row | {"skipped": int(row["step"] in (7, 9)), "rolled_back": int(row["step"] == 80)},
-    )
+    def at(*steps):
+        return lambda row: int(row["step"] in steps)
+
+    skipped, rolled_back, failed = at(7, 9), at(80), at(3, 5, 8)
+    rewrite(run_folder, lambda row: row | {"skipped": skipped(row), "rolled_back": rolled_back(row)})
     page = read(run_folder)
     assert "updates skipped: 2, rollbacks to a checkpoint: 1, rewards that failed: 1" in page.text
     assert ("href", "#problems") in page.attributes
     rewrite(run_folder, lambda row: row | {"skipped": 0, "rolled_back": 0, "rewards_failed": 0})
     assert "Problems: " not in read(run_folder).text
-    rewrite(run_folder, lambda row: row | {"requests_failed": int(row["step"] in (3, 5, 8))})
+    rewrite(run_folder, lambda row: row | {"requests_failed": failed(row)})
     assert "Problems: requests to the engine that failed: 3" in read(run_folder).text
-
-
-def test_parts_of_the_reward_and_the_held_out_loss_are_shown_where_there_are_any(run_folder, unchanged):
-    names = ["right", "a <b> form that is long", "c", "d", "e", "f", "g"]
-    assert "Parts of the reward" not in unchanged
-    held = {
-        "eval_consistency": 0.1,
-        "eval_consistency_se": 0.01,
-        "eval_consistency_fall": 0.02,
-        "eval_groups": 33,
-    }
-    rewrite(
-        run_folder,
-        lambda row: (
-            row
-            | {"reward_parts": dict.fromkeys(names, row["step"] / 9)}
-            | (held if row["step"] % 100 == 0 else {})
-        ),
-    )
-    text = read(run_folder).text
-    assert "Parts of the reward" in text
-    assert "a <b> form that…" in text
-    assert "1 more in metrics.jsonl." in text
-    assert "At step 200 it was 0.0200 ± unknown below the reference's, on 33 groups." in text
-
-
-def test_a_measured_0_is_shown(run_folder):
-    """0 is a measurement: only charts of the course, the material and the health have to differ from it."""
-    zeros = dict.fromkeys(
-        ["kl_ref", "eval_fresh_consistency", "regret", "truncated_share", "logp_diff_mean"], 0.0
-    )
-    rewrite(
-        run_folder, lambda row: row | zeros | {"objective": {"explained_variance": 0.0}, "push_error": 0.1}
-    )
-    text = read(run_folder).text
-    for title in (
-        "KL to the reference",
-        "½ Var(R) of held-out responses",
-        "Estimated regret",
-        "Variance explained by the critic",
-    ):
-        assert title in text
-    assert "Truncated responses" not in text
-    assert "Sampler and trainer" not in text  # judged by its first metric
 
 
 def test_captions_begin_with_what_is_shown(run_folder):
@@ -324,22 +318,6 @@ def test_captions_begin_with_what_is_shown(run_folder):
     assert caption.startswith("KL divergence of fresh responses from the reference.")
     assert "Gray: KL divergence of a policy that writes only the best" in caption
     assert {"asked again", "all"} <= set(Reader(drawn["Groups asked again"].figure).texts)
-
-
-def test_diagnostics_of_the_optimum_are_shown_where_they_were_measured(run_folder, unchanged):
-    titles = {
-        "eval_fresh_consistency": "½ Var(R) of held-out responses",
-        "regret": "Estimated regret",
-        "eval_regret": "Estimated regret",
-        "kl_to_reward_spread": "KL spread to reward spread",
-    }
-    assert not any(title in unchanged for title in titles.values())
-    original = (run_folder / "metrics.jsonl").read_text()
-    for keys in (["regret"], ["eval_regret", "eval_fresh_consistency", "kl_to_reward_spread"]):
-        (run_folder / "metrics.jsonl").write_text(original)
-        rewrite(run_folder, lambda row, keys=keys: row | dict.fromkeys(keys, 0.25 + row["step"]))
-        page = read(run_folder).text
-        assert {t for t in titles.values() if t in page} == {titles[key] for key in keys}
 
 
 def test_the_best_model_is_named(bare_folder):
@@ -363,43 +341,33 @@ def test_the_best_measurement_is_said_and_marked(run_folder):
     """Rewards .2 at step 0, .9 at 100, .7 at the end; then ½ Var(R), which is better where lower."""
     given = {0: 0.2, 100: 0.9, 220: 0.7}
 
-    def only(row, name):
-        return row | {"eval_reward": None, name: given.get(row["step"])}
+    def only(name):
+        rewrite(run_folder, lambda row: row | {"eval_reward": None, name: given.get(row["step"])})
 
-    original = (run_folder / "metrics.jsonl").read_text()
-    rewrite(run_folder, lambda row: only(row, "eval_reward"))
+    only("eval_reward")
     text = read(run_folder).text
     assert "The best held-out reward was 0.900 at step 100; the end has 0.700" in text
-    assert text.count("The ring is the best measurement, at step 100.") >= 1
+    assert "The ring is the best measurement, at step 100." in text
     assert Outcome.of(load_run(run_folder)).text == "best eval_reward 0.900 at step 100; the end 0.700"
-    (run_folder / "metrics.jsonl").write_text(original)
-    rewrite(run_folder, lambda row: only(row, "eval_consistency"))
+    only("eval_consistency")
     assert Outcome.of(load_run(run_folder)) is None
-    config = json.loads((run_folder / "config.json").read_text())
-    config["evaluate"] = {"metric": "eval_consistency"}
-    (run_folder / "config.json").write_text(json.dumps(config))
+    configure(run_folder, evaluate__metric="eval_consistency")
     text = read(run_folder).text
     assert "The best held-out ½ Var(R) was 0.200 at step 0; the end has 0.700" in text
     assert "The ring is the best measurement, at step 0." in text
 
 
-def test_averaged_weights_are_said(run_folder, unchanged):
-    assert "moving average" not in unchanged
-    config = json.loads((run_folder / "config.json").read_text())
-    config["train"]["weights_average"] = 0.99
-    (run_folder / "config.json").write_text(json.dumps(config))
-    assert "an exponential moving average of the weights (train.weights_average = 0.99 in phase" in (
-        " ".join(read(run_folder).text.split())
-    )
+def test_averaged_weights_are_said(run_folder, plain):
+    assert "moving average" not in plain.text
+    configure(run_folder, train__weights_average=0.99)
+    said = "an exponential moving average of the weights (train.weights_average = 0.99 in phase"
+    assert said in read(run_folder).text
 
 
 def test_epochs_are_said_while_they_are_the_steps(run_folder):
-    config = json.loads((run_folder / "config.json").read_text())
-    config["epochs"] = {"store": {"epochs": 2.5, "groups": 256, "steps": 40}}
-    (run_folder / "config.json").write_text(json.dumps(config))
+    configure(run_folder, epochs={"store": {"epochs": 2.5, "groups": 256, "steps": 40}})
     assert "epochs of store 2.5 passes over 256 stored groups, 40 steps" in read(run_folder).text
-    config["epochs"]["store"]["steps"] = 30  # before the run was made longer
-    (run_folder / "config.json").write_text(json.dumps(config))
+    configure(run_folder, epochs__store__steps=30)  # before the run was made longer
     assert "epochs of store" not in read(run_folder).text
 
 
@@ -408,7 +376,7 @@ def test_messages_without_text_are_shown_as_they_are(bare_folder):
     prompt = [{"role": "user", "content": "hi"}, call, {"role": "tool", "content": "3"}]
     found = [{"prompt": prompt, "response": "four", "reward": 1.0}]
     found += [{"prompt": "y" * 2100, "response": "", "reward": 0.5}]
-    (bare_folder / "held_out.jsonl").write_text(json.dumps({"step": 0, "responses": found}) + "\n")
+    write_rows(bare_folder / "held_out.jsonl", [{"step": 0, "responses": found}])
     text = read(bare_folder).text
     assert 'user: hi assistant: {"tool_calls": [{"name": "add <b>"}]} tool tool: 3 ' in text
     assert "reward 1 four" in text
@@ -427,3 +395,44 @@ def test_a_run_on_stored_responses_alone_shows_what_can_improve(run_folder):
     assert "Held-out ranking (AUC)" in text
     assert "Loss of the objective" in text
     assert "Training: mean reward" not in text
+
+
+def test_a_kl_without_held_out_prompts_is_called_sampled(bare_folder):
+    """At the responses of the policy to prompts of the store."""
+    configure(bare_folder, data__eval_prompts=None)
+    row = {"step": 1, "phase": "sft", "eval_kl_ref": 0.4, "eval_kl_ref_se": 0.1, "kl_ref": 0.4}
+    write_rows(bare_folder / "metrics.jsonl", [row])
+    text = read(bare_folder).text
+    assert "KL at the end 0.400 nats per response, step 1" in text
+    assert "held-out KL at the end" not in text
+
+
+def test_steps_from_which_nothing_could_be_learned_are_shown_with_the_way_out(run_folder):
+    """The page warns as the run did: after three steps in a row."""
+    why = {4: "all rewards are 0", 5: "equal rewards within groups", 6: "equal rewards within groups"}
+    fine = {"no_signal": None, "replay_missing": 0}
+    rewrite(run_folder, lambda row: {k: v for k, v in row.items() if k != "no_signal"})
+    assert "steps without a signal not measured" in read(run_folder).text
+    rewrite(run_folder, lambda row: row | fine)
+    assert "steps without a signal 0 of 220" in read(run_folder).text
+    rewrite(run_folder, lambda row: row | {"no_signal": why.get(row["step"]), "replay_missing": 0})
+    text = read(run_folder).text
+    counted = "steps from which nothing could be learned: 3 of 220, equal rewards within groups"
+    assert counted in text.split("More")[0]
+    other_groups = "where other groups of the store have rewards that differ: data.spread = true"
+    assert f"equal rewards within groups: {other_groups}" in text
+    assert f"all rewards are 0: {other_groups}" in text
+    assert "Otherwise check that the reward" in text
+    rewrite(run_folder, lambda row: row | {"no_signal": why.get(row["step"]) if row["step"] != 5 else None})
+    text = read(run_folder).text
+    assert "steps without a signal 2 of 220" in text
+    assert "nothing could be learned" not in text
+
+
+def test_a_share_of_replay_that_was_not_met_is_shown(run_folder):
+    rewrite(run_folder, lambda row: row | {"replay_missing": int(row["step"] in (1, 9))})
+    text = read(run_folder).text
+    assert "steps with less replay 2 of 221" in text
+    assert "less of the store than data.replay" not in text
+    rewrite(run_folder, lambda row: row | {"replay_missing": 8})
+    assert "steps with less of the store than data.replay: 221 of 221" in read(run_folder).text

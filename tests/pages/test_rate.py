@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from browser import CONTRAST, Browser, find
+from browser import CONTRAST, Browser
 
 from agro.pages.local_server import behind_a_port, is_name_of
 from agro.pages.run.rate import RateServer, Rating, outlook
@@ -137,9 +137,8 @@ def test_a_rating_is_undone_and_a_second_click_changes_nothing(person: Person, t
 
 def test_pairs_that_can_t_decide_say_so(tmp_path: Path) -> None:
     rating = Rating(tmp_path, make_sheet(tmp_path, 9), 6)
-    assert (
-        status_of(rating.page("", "")) == "Needed: 8 more at the earliest, 8 at most: so many pairs are left."
-    )
+    needed = "Needed: 8 more at the earliest, 8 at most: so many pairs are left."
+    assert status_of(rating.page("", "")) == needed
     rating.rate(0, "tie")
     assert "The pairs that are left (7) can't decide it any more" in status_of(rating.page("", ""))
     for number in range(2, 9):
@@ -169,31 +168,26 @@ def test_answers_are_text_and_nothing_else_runs(person: Person) -> None:
     assert not re.search(r"(src|href)=", page)
 
 
-@pytest.mark.skipif(find() is None, reason="no Chromium in PATH (Debian: apt-get install chromium)")
-def test_in_a_browser_by_keys_and_on_a_phone(person: Person, tmp_path: Path) -> None:
-    browser = Browser(find() or "")
-    try:
-        for scheme, width in (("light", 1280), ("dark", 390)):
-            browser.open(f"http://127.0.0.1:{person.port}/?token={person.token}", scheme=scheme, width=width)
-            assert browser.ask("document.title") == f"{tmp_path.name}: which is better? · agro"
-            assert browser.ask("document.documentElement.scrollWidth") == width
-            assert browser.ask(CONTRAST)[0] >= 4.5
-            boxes = browser.ask(
-                "[...document.querySelectorAll('button')].map(button => button.getBoundingClientRect())"
-                ".map(box => [box.x, box.height])"
-            )
-            assert all(height >= 44 for _, height in boxes)  # of WCAG 2.5.5
-            assert len({x for x, _ in boxes}) == (1 if width == 390 else 2)
-        browser.ask("document.querySelector('pre').style.height = '200vh'")
-        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown")
-        assert browser.ask("sent") is False  # it scrolled: a tie is said at the end
-        browser.ask("document.querySelector('pre').style.height = ''")
-        for key in ("ArrowLeft", "ArrowRight", "ArrowDown", "Backspace", "Backspace", "ArrowDown"):
-            browser.press(key)
-        assert [row["better"] for row in read_sheet(tmp_path / "rate.csv")[:4]] == ["left", "tie", "tie", ""]
-        assert browser.complaints == browser.blocked == []
-    finally:
-        browser.close()
+def test_in_a_browser_by_keys_and_on_a_phone(person: Person, browser: Browser, tmp_path: Path) -> None:
+    for scheme, width in (("light", 1280), ("dark", 390)):
+        browser.open(f"http://127.0.0.1:{person.port}/?token={person.token}", scheme=scheme, width=width)
+        assert browser.ask("document.title") == f"{tmp_path.name}: which is better? · agro"
+        assert browser.ask("document.documentElement.scrollWidth") == width
+        assert browser.ask(CONTRAST)[0] >= 4.5
+        boxes = browser.ask(
+            "[...document.querySelectorAll('button')].map(button => button.getBoundingClientRect())"
+            ".map(box => [box.x, box.height])"
+        )
+        assert all(height >= 44 for _, height in boxes)  # of WCAG 2.5.5
+        assert len({x for x, _ in boxes}) == (1 if width == 390 else 2)
+    browser.ask("document.querySelector('pre').style.height = '200vh'")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowDown")
+    assert browser.ask("sent") is False  # it scrolled: a tie is said at the end
+    browser.ask("document.querySelector('pre').style.height = ''")
+    for key in ("ArrowLeft", "ArrowRight", "ArrowDown", "Backspace", "Backspace", "ArrowDown"):
+        browser.press(key)
+    assert [row["better"] for row in read_sheet(tmp_path / "rate.csv")[:4]] == ["left", "tie", "tie", ""]
+    assert browser.complaints == browser.blocked == []
 
 
 def test_only_whoever_has_the_url_is_answered(person: Person, tmp_path: Path) -> None:
@@ -207,13 +201,9 @@ def test_only_whoever_has_the_url_is_answered(person: Person, tmp_path: Path) ->
     assert person.ask("POST", "/rate?token=", "number=0&better=left")[0] == 403
     for origin in ("null", "http://example.org", f"http://127.0.0.1:{port + 1}"):
         assert person.send(origin, number=0, better="left") == 403
-    for form in (
-        {"number": 0},
-        {"number": 0, "better": "best"},
-        {"number": "-1", "better": "left"},
-        {"undo": "²"},
-    ):
-        assert person.send(**form) == 400
+    for number, better in ((0, ""), (0, "best"), ("-1", "left")):
+        assert person.send(number=number, better=better) == 400
+    assert person.send(number=0) == person.send(undo="²") == 400
     assert person.send(number=0, better="left", more="x" * 1000) == 413
     for length, status in (("x", 400), ("9" * 5000, 400), ("9" * 15, 413)):
         assert person.ask("POST", f"/rate?token={token}", "", **{"Content-Length": length})[0] == status
@@ -228,11 +218,8 @@ def test_a_sheet_that_is_changed_meanwhile_is_refused_with_its_reason(person: Pe
 
 
 def test_a_killed_server_has_kept_what_it_answered(tmp_path: Path) -> None:
-    sheet = make_sheet(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    sheet, serve = make_sheet(tmp_path), [sys.executable, "-c", SERVE, tmp_path]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as process:
         port, token = process.stdout.readline().split()
         Person(int(port), token, sheet).prefer(result=True)
         process.kill()

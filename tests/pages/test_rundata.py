@@ -1,6 +1,5 @@
 """Reading a run folder: what a kill leaves is told, what is wrong is refused by file and line."""
 
-import json
 import math
 
 import pytest
@@ -12,9 +11,7 @@ from agro.runs.rundata import Measurement, PhaseSpan, load_run
 def test_the_synthetic_run(run_folder):
     run = load_run(run_folder)
     assert run.spans == [
-        PhaseSpan("sft", 0, 60),
-        PhaseSpan("onpolicy", 60, 180),
-        PhaseSpan("store", 180, 220),
+        *(PhaseSpan("sft", 0, 60), PhaseSpan("onpolicy", 60, 180), PhaseSpan("store", 180, 220))
     ]
     assert not run.torn
     assert math.isnan(run.column("reward_mean")[0])  # step 0 is an evaluation only
@@ -23,9 +20,7 @@ def test_the_synthetic_run(run_folder):
     row = run.rows[60]
     assert run.heldout(60, 60) == Measurement("eval_reward", row["eval_reward"], row["eval_reward_se"], 60)
     assert run.heldout(61, 75) is None
-    found = run.heldout(61, 119)
-    assert found is not None
-    assert found.step == 100
+    assert run.heldout(61, 119).step == 100
 
 
 @pytest.mark.parametrize(
@@ -81,22 +76,20 @@ def test_a_bad_last_line_with_its_newline_is_not_torn(run_folder):
         load_run(run_folder)
 
 
-def test_missing_and_empty_files_are_named(run_folder):
-    path = run_folder / "metrics.jsonl"
-    for text in ("", '{"st'):
-        path.write_text(text)
-        with pytest.raises(Refused, match=r"metrics\.jsonl has no steps yet"):
-            load_run(run_folder)
-    path.unlink()
-    with pytest.raises(Refused, match=r"metrics\.jsonl: can't be read: No such file"):
-        load_run(run_folder)
-    config = run_folder / "config.json"
-    config.write_text("{")
-    with pytest.raises(Refused, match=r"config\.json: expected a run's configuration as JSON"):
-        load_run(run_folder)
-    config.write_text(json.dumps({"train": {"stepz": 3}}))
-    with pytest.raises(Refused, match=r"config\.json: unknown key train\.stepz; did you mean train\.steps"):
-        load_run(run_folder)
-    config.unlink()
-    with pytest.raises(Refused, match=r"config\.json: can't be read: No such file"):
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metrics.jsonl", "", " has no steps yet"),
+        ("metrics.jsonl", '{"st', " has no steps yet"),
+        ("metrics.jsonl", None, ": can't be read: No such file"),
+        ("config.json", "{", ": expected a run's configuration as JSON"),
+        ("config.json", '{"train": {"stepz": 3}}', r": unknown key train\.stepz; did you mean train\.steps"),
+        ("config.json", None, ": can't be read: No such file"),
+    ],
+)
+def test_missing_and_empty_files_are_named(run_folder, name, text, message):
+    (run_folder / name).unlink()
+    if text is not None:
+        (run_folder / name).write_text(text)
+    with pytest.raises(Refused, match=name + message):
         load_run(run_folder)

@@ -21,21 +21,24 @@ def log(prompt: str, response: str, reward: float | None, source: str = "a", **m
     return Sample(prompt, response, reward=reward, role="log", source=source, meta=meta)
 
 
+def objective(name, **options):
+    return RunConfig.of({"objective": {"name": name, **options}})
+
+
 @pytest.fixture
 def store(tmp_path):
     """Three groups: unequal rewards of two sources, one response alone, and an episode beside a response."""
+    samples = [
+        log("p", "one", 0.0, finish="length"),
+        log("p", "two", 1.0, finish="stop"),
+        log("p", "two", 0.5, "b"),
+        log("q", "alone", 1.0),
+        log("r", "first turn", 1.0).replace(episode="e"),
+        log("r", "second turn", 1.0).replace(episode="e"),
+        log("r", "other", 1.0, "b"),
+    ]
     with Store.open(tmp_path / "log.db") as store:
-        store.append(
-            [
-                log("p", "one", 0.0, finish="length"),
-                log("p", "two", 1.0, finish="stop"),
-                log("p", "two", 0.5, "b"),
-                log("q", "alone", 1.0),
-                log("r", "first turn", 1.0).replace(episode="e"),
-                log("r", "second turn", 1.0).replace(episode="e"),
-                log("r", "other", 1.0, "b"),
-            ]
-        )
+        store.append(samples)
         yield store
 
 
@@ -56,10 +59,11 @@ def test_groups_rewards_and_endings(store):
     }
 
 
-def test_a_spread_of_large_numbers_loses_no_digits():
+def test_a_spread_of_large_numbers():
+    """It loses no digits; squares that are too large for a float have no standard deviation."""
     found = spread([1e9 + i for i in range(10)])
-    assert found["mean"] == 1e9 + 4.5
-    assert found["std"] == pytest.approx(math.sqrt(55 / 6))  # of 0 … 9
+    assert (found["mean"], found["std"]) == (1e9 + 4.5, pytest.approx(math.sqrt(55 / 6)))  # of 0 … 9
+    assert spread([1e308, -1e308]) == {"count": 2, "mean": None, "std": None, "min": -1e308, "max": 1e308}
 
 
 def test_many_repeats_are_worth_a_warning(tmp_path):
@@ -84,10 +88,6 @@ def test_equal_rewards_mean_something_else_to_each_kind_of_objective():
     assert "teach too" in equal_means(get("topr"), {})
 
 
-def objective(name, **options):
-    return RunConfig.of({"objective": {"name": name, **options}})
-
-
 def test_the_report_names_what_to_do(store):
     report = check_store(store, objective("agro"))
     assert report.problem.startswith("objective agro needs groups of at least 2 responses: 2 of 3 groups")
@@ -109,19 +109,12 @@ def test_a_check_of_pairs_counts_them(tmp_path):
     assert "pairs" in str(report)
 
 
-def test_squares_that_are_too_large_for_a_float_have_no_std():
-    assert spread([1e308, -1e308]) == {"count": 2, "mean": None, "std": None, "min": -1e308, "max": 1e308}
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"data": {"min_reward": 9.0}}, "has no samples that data.roles, data.sources, data.min_reward"),
         ({"data": {"hold_out": 0.9999999}}, "has no samples that"),
-        (
-            {"objective": {"name": "agro", "singletons": "drop"}},
-            "no group .* is left to draw: 2 of 2",
-        ),
+        ({}, "no group .* is left to draw: 2 of 2"),
     ],
 )
 def test_nothing_that_is_left_to_draw_is_a_problem(settings, message, tmp_path):

@@ -33,24 +33,21 @@ BACKWARD = [5, 2, 0, 4, 1, 3]  # the order in which the fake engine finishes the
 
 
 class Fake:
-    """Answers request i with i + 1 tokens, in the order `finish`.
-
-    Calls `event` before the answer to number `at`.
-    """
+    """Answers request i with i + 1 tokens. Calls `event` before the answer to number `at`."""
 
     version = 7
     failures = proposed = accepted = 0
     measured: ClassVar[dict[str, float]] = {"servers": 2}
 
-    def __init__(self, finish: list[int], at: int = -1, event: Callable[[], None] = lambda: None) -> None:
-        self.finish, self.at, self.event = finish, at, event
+    def __init__(self, at: int = -1, event: Callable[[], None] = lambda: None) -> None:
+        self.at, self.event = at, event
 
     def decode(
         self, waiting: deque[Request], sampler: config.SamplerConfig, seed: int
     ) -> Iterator[Continuation]:
         requests = {r.number: r for r in waiting}
         waiting.clear()
-        for number in self.finish:
+        for number in BACKWARD:
             if number == self.at:
                 self.event()
             tokens = np.full(number + 1, 5)
@@ -89,87 +86,90 @@ def _flush_at_once(monkeypatch) -> None:
     monkeypatch.setattr(rollouts, "FLUSH_SECONDS", 0.0)
 
 
-def made(
-    rollout: Rollout, store: Store, reward=None, activity: Activity | None = None, **about
-) -> CollectResult:
+def made(encoder: Encoder, store: Store, engine=None, reward=None, activity=None, **about) -> CollectResult:
+    rollout = Rollout(encoder, engine or Fake())
     return collect(rollout, ASKED, SAMPLER, store, Task(**about), reward, activity)
 
 
-def stored(path: Path) -> list:
-    with Store.open(path, read_only=True) as store:
-        return list(store.samples())
+class Collection:
+    """A store, and what is collected into it."""
+
+    def __init__(self, path: Path, store: Store, encoder: Encoder) -> None:
+        self.path, self.store, self.encoder = path, store, encoder
+
+    def of(self, engine=None, reward=None, activity=None, **about) -> CollectResult:
+        return made(self.encoder, self.store, engine, reward, activity, **about)
+
+    @property
+    def stored(self) -> list[Sample]:
+        """What another process would see of it."""
+        with Store.open(self.path, read_only=True) as store:
+            return list(store.samples())
 
 
-def test_ids_are_by_number_and_samples_are_scored(tmp_path: Path, encoder: Encoder) -> None:
+@pytest.fixture
+def collected(tmp_path: Path, encoder: Encoder) -> Iterator[Collection]:
     with Store.open(tmp_path / "s.db") as store:
-        found = made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(4), run="r", step=2, seed=11)
-        samples = {s.id: s for s in store.samples()}
+        yield Collection(tmp_path / "s.db", store, encoder)
+
+
+def test_ids_are_by_number_and_samples_are_scored(collected) -> None:
+    found = collected.of(reward=Numbers(4), run="r", step=2, seed=11)
+    samples = {s.id: s for s in collected.stored}
     ordered = [samples[i] for i in found.ids]
     assert [s.meta["index"] for s in ordered] == [0, 1, 2, 3, 4, 5]
     assert [s.id for s in ordered] == [BACKWARD.index(i) + 1 for i in range(6)]  # appended as they finished
     assert [s.prompt_id for s in ordered] == ["a"] * 3 + ["b"] * 3
     assert [s.reward for s in ordered] == [0.0, 0.1, 0.2, 0.3, None, 0.5]
     assert (found.failed, found.tokens) == (1, 1 + 2 + 3 + 4 + 5 + 6)
-    assert {s.version for s in ordered} == {7}
-    assert {s.sampling["seed"] for s in ordered} == {11}
+    assert {(s.version, s.sampling["seed"]) for s in ordered} == {(7, 11)}
 
 
-def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(
-    tmp_path: Path, encoder: Encoder
-) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        store.append([Sample("another", "x", prompt_id="b")])
-        with pytest.raises(Refused, match="prompt_id: expected b to name one prompt, 'another'"):
-            made(Rollout(encoder, Fake(BACKWARD)), store)
-        assert store.counts().samples == 1
+def test_a_prompt_whose_id_the_store_knows_otherwise_is_refused_first(collected) -> None:
+    collected.store.append([Sample("another", "x", prompt_id="b")])
+    with pytest.raises(Refused, match="prompt_id: expected b to name one prompt, 'another'"):
+        collected.of()
+    assert len(collected.stored) == 1
 
 
 @pytest.mark.parametrize("wait", [0.0, 1e9])  # seconds that a response may wait for others
-def test_what_finished_is_stored_when_a_later_response_raises(
-    tmp_path: Path, encoder: Encoder, monkeypatch, wait: float
-) -> None:
+def test_what_finished_is_stored_when_a_later_response_raises(collected, monkeypatch, wait: float) -> None:
     monkeypatch.setattr(rollouts, "FLUSH_SECONDS", wait)
 
     def fail() -> None:
         raise RuntimeError("no more")
 
-    with Store.open(tmp_path / "s.db") as store, pytest.raises(Refused, match=r"decode: .*no more"):
-        made(Rollout(encoder, Fake(BACKWARD, 4, fail)), store, Numbers())
-    assert [s.meta["index"] for s in stored(tmp_path / "s.db")] == [5, 2, 0]
-    assert all(s.reward is None for s in stored(tmp_path / "s.db"))
+    with pytest.raises(Refused, match=r"decode: .*no more"):
+        collected.of(Fake(4, fail), Numbers())
+    assert [(s.meta["index"], s.reward) for s in collected.stored] == [(5, None), (2, None), (0, None)]
 
 
-def test_each_response_is_stored_as_soon_as_it_finishes(tmp_path: Path, encoder: Encoder) -> None:
+def test_each_response_is_stored_as_soon_as_it_finishes(collected) -> None:
     counts: list[int] = []
-
-    def look() -> None:
-        counts.append(len(stored(tmp_path / "s.db")))
-
-    with Store.open(tmp_path / "s.db") as store:
-        made(Rollout(encoder, Fake(BACKWARD, 1, look)), store)
+    collected.of(Fake(1, lambda: counts.append(len(collected.stored))))
     assert counts[0] == 4
 
 
 def test_a_kill_in_the_middle_keeps_what_finished(tmp_path: Path, encoder: Encoder) -> None:
-    child = os.fork()
+    path, child = tmp_path / "s.db", os.fork()
     if not child:
-        with Store.open(tmp_path / "s.db") as store:
-            made(Rollout(encoder, Fake(BACKWARD, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))), store)
+        with Store.open(path) as store:
+            made(encoder, store, Fake(1, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
-    indices = [s.meta["index"] for s in stored(tmp_path / "s.db")]
+    with Store.open(path) as store:
+        indices = [s.meta["index"] for s in store.samples()]
+        assert not store.tables.damage()
     assert indices == BACKWARD[: len(indices)]
     assert len(indices) >= 3
-    with Store.open(tmp_path / "s.db") as store:
-        assert not store.tables.damage()
 
 
-def test_what_is_rewarded_too_seldom_is_refused_and_stays(tmp_path: Path, encoder: Encoder) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        with pytest.raises(Refused, match="3 of 6"):
-            made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(0, 1, 2), max_failed=0.4)
-        assert (store.counts().samples, store.counts().failed) == (6, 3)
+def test_what_is_rewarded_too_seldom_is_refused_and_stays(collected) -> None:
+    with pytest.raises(Refused, match="3 of 6"):
+        collected.of(reward=Numbers(0, 1, 2), max_failed=0.4)
+    counts = collected.store.counts()
+    assert (counts.samples, counts.failed) == (6, 3)
 
 
 class Stages(Activity):
@@ -192,20 +192,17 @@ class Stages(Activity):
             raise Interrupted
 
 
-def test_an_activity_sees_how_far_it_is(tmp_path: Path, encoder: Encoder) -> None:
+def test_an_activity_sees_how_far_it_is(collected) -> None:
     seen = Stages()
-    with Store.open(tmp_path / "s.db") as store:
-        made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(), seen)
+    collected.of(reward=Numbers(), activity=seen)
     assert seen.reported == [*(("sampling", i, 6) for i in range(7)), ("scoring", None, None)]
     assert seen.checks >= 5
 
 
-def test_an_activity_may_stop_it_and_nothing_is_scored(tmp_path: Path, encoder: Encoder) -> None:
-    with Store.open(tmp_path / "s.db") as store, pytest.raises(Interrupted):
-        made(Rollout(encoder, Fake(BACKWARD)), store, Numbers(), Stages(stop_after=3))
-    samples = stored(tmp_path / "s.db")
-    assert [s.meta["index"] for s in samples] == BACKWARD[:3]
-    assert all(s.reward is None for s in samples)
+def test_an_activity_may_stop_it_and_nothing_is_scored(collected) -> None:
+    with pytest.raises(Interrupted):
+        collected.of(reward=Numbers(), activity=Stages(stop_after=3))
+    assert [(s.meta["index"], s.reward) for s in collected.stored] == [(i, None) for i in BACKWARD[:3]]
 
 
 def test_a_sample_says_where_it_is_from(tiny):
@@ -215,8 +212,7 @@ def test_a_sample_says_where_it_is_from(tiny):
     s = samples[7]
     assert (s.prompt, s.prompt_id, s.role, s.source, s.version) == ("h", PROMPTS[3].id, "policy", "policy", 7)
     assert s.meta.items() >= {"answer": "e", "index": 7}.items()
-    assert s.tokenizer == policy.fingerprint
-    assert s.reward is None
+    assert (s.tokenizer, s.reward) == (policy.fingerprint, None)
     assert json.loads(json.dumps(s.sampling))["temperature"] == 0.9
     assert s.sampling["stop"] == ["zz"]
     assert s.tokens[: len(policy.encoder.prompt("h"))].tolist() == policy.encoder.prompt("h")

@@ -1,4 +1,4 @@
-"""`agro eval` of several sets, gone on with after a kill, and `agro compare` of models."""
+"""`agro eval` of several sets, gone on with after a kill, and of a log; `agro compare` of models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from running import done, refused, report_of
+from running import done, refused, report_of, write_rows
 
 from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
@@ -31,9 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def prompts(path: Path, start: int = 0, count: int = 12) -> Path:
-    rows = ({"prompt": f"{i}>", "answer": str(i % 10)} for i in range(start, start + count))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, ({"prompt": f"{i}>", "answer": str(i % 10)} for i in range(start, start + count)))
 
 
 class Killed(Rollout):
@@ -93,8 +92,8 @@ def test_several_sets_at_once(models: list[Path], tmp_path: Path, monkeypatch: A
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_its_line(models: list[Path], tmp_path: Path) -> None:
-    path = prompts(tmp_path / "long.jsonl", count=1)
-    path.write_text(path.read_text() + json.dumps({"prompt": "1" * 4001, "answer": "1"}) + "\n")
+    rows = [{"prompt": "1>", "answer": "1"}, {"prompt": "1" * 4001, "answer": "1"}]
+    path = write_rows(tmp_path / "long.jsonl", rows)
     said = refused("eval", "--model", models[0], "--prompts", path, "--reward", "exact")
     assert f"{path}:2: prompt" in said
     assert "leave no room" in said
@@ -107,8 +106,79 @@ def test_models_are_compared_on_sets_of_prompts(models: list[Path], tmp_path: Pa
     found = report_of(*command, *options)
     assert [(s["name"], s["n"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     for side, model in zip("ab", models, strict=True):
-        said = report_of(
-            *("eval", "--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2)
-        )
+        given = ("--model", model, "--prompts", one, "--reward", "exact", "-n", 2, "--max-new", 2)
+        said = report_of("eval", *given)
         assert found["sets"][0][side] == pytest.approx(said["reward_mean"]["value"])
     assert "models are compared with --prompts" in refused("compare", *models)
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = ({"prompt": f"{i}>", "answer": str(i)} for i in range(5))
+    return write_rows(tmp_path_factory.mktemp("five") / "prompts.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def log(models: list[Path], five: Path) -> Path:
+    """40 responses of the first model to each of five prompts, scored by their first digit."""
+    path = five.with_name("log.db")
+    done("sample", "--model", models[0], "--prompts", five, "-n", 40, "--max-new", 3, "--out", path)
+    with Store.open(path) as store:
+        store.set_rewards((s.id or 0, float(s.response[:1] < "5"), {}) for s in list(store.samples()))
+    return path
+
+
+def test_of_its_own_log_a_model_is_worth_what_it_got(models, log) -> None:
+    found = report_of("eval", "--model", models[0], "--log", log)
+    value = found["value"]
+    assert (value["responses"], value["ess"], value["clusters"]) == (200, pytest.approx(200), 5)
+    assert value["estimates"]["doubly_robust"]["value"] == pytest.approx(value["behavior"], abs=1e-5)
+    assert value["answer"] == "not shown"
+
+
+def test_another_model_is_worth_what_its_own_responses_get(models, five, log, tmp_path: Path) -> None:
+    """200 responses of a: the interval of b's value holds the share of its own 600 responses, made here."""
+    out = tmp_path / "own.db"
+    given = ("--model", models[1], "--prompts", five, "-n", 120)
+    done("sample", *given, "--max-new", 3, "--out", out)
+    with Store.open(out) as store:
+        own = np.mean([s.response[:1] < "5" for s in store.samples()])
+    asked = ("eval", "--model", models[1], "--log", log)
+    best = report_of(*asked)["value"]["estimates"]["doubly_robust"]
+    assert best["low"] - 0.05 <= own <= best["high"] + 0.05  # the share's own standard error is .02
+    said = done(*asked).stdout
+    assert "(doubly robust)" in said
+    assert "  doubly robust: " in said
+    assert "  per decision: " in said
+
+
+def test_what_cant_be_estimated_says_what_to_do(models, log, tmp_path: Path) -> None:
+    rows = ({"prompt": f"{i}>", "response": "1", "reward": i % 2} for i in range(5))
+    bare = write_rows(tmp_path / "log.jsonl", rows)
+    said = done("eval", "--model", models[0], "--log", bare).stdout
+    assert "Not estimable: the log has no log-probs of what wrote it for 5 of its 5 responses" in said
+    assert "agro eval --model M --prompts FILE --reward NAME" in said
+    with Store.open(tmp_path / "few.db") as few, Store.open(log) as store:
+        few.append([s.replace(id=None) for s in store.samples() if s.meta["index"] % 40 < 4])
+    found = report_of("eval", "--model", models[1], "--log", tmp_path / "few.db")
+    assert found["value"]["answer"] == "not estimable"
+    assert "of the log's responses count, and 30 are needed" in found["value"]["obstacle"]
+    assert found["value"]["estimates"] is None
+    asked = ("eval", "--model", models[0], "--log")
+    assert "no such file" in refused(*asked, tmp_path / "none.db")
+    sampling = refused(*asked, log, "-n", 2, "--reward", "exact")
+    assert "--log samples and scores nothing: leave out --reward, -n" in sampling
+
+
+def test_eval_measures_entropy_and_kl_along_its_samples(models, five) -> None:
+    """KL of a model from itself is 0; entropy is at most the log of the vocabulary."""
+    files = ("--model", models[0], "--prompts", five)
+    asked = ("eval", *files, "--reward", "exact", "-n", 2)
+    of_itself = report_of(*asked, "--max-new", 3, "--against", models[0])
+    assert of_itself["kl"]["value"] == pytest.approx(0, abs=1e-6)
+    assert 1 < of_itself["entropy"]["value"] < np.log(20)
+    other = report_of(*asked, "--max-new", 3, "--against", models[1])
+    assert other["kl"]["value"] > 0.01
+    assert other["before"]["reward_mean"]["value"] is not None
+    assert "kl" not in report_of(*asked, "--max-new", 3)
+    assert ", before " in done(*asked, "--max-new", 3, "--against", models[1]).stdout
