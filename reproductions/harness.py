@@ -45,10 +45,11 @@ def put(readme: Path, text: str, begin: str, end: str) -> None:
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
-def parser(doc: str | None, out: Path | str, **switches: str) -> argparse.ArgumentParser:
-    """Of a reproduction: --out, which is `out` by default, and --NAME for each of `switches`, by its help."""
+def parser(doc: str | None, out: Path | str | None = None, **switches: str) -> argparse.ArgumentParser:
+    """Of a script: --out where it writes, which is `out` by default, and --NAME for each of `switches`."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, default=Path(out))
+    if out is not None:
+        made.add_argument("--out", type=Path, default=Path(out))
     for name, text in switches.items():
         made.add_argument(f"--{name}", action="store_true", help=text)
     return made
@@ -73,6 +74,13 @@ def at_least_1(**given: int) -> None:
     for name, value in given.items():
         if value < 1:
             raise Refused(f"--{name}: expected at least 1, got {value}")
+
+
+def merged(base: Any, changes: Any) -> Any:
+    """Values of a configuration with others in their place, section by section."""
+    if not (isinstance(base, dict) and isinstance(changes, dict)):
+        return changes
+    return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
 
 
 @contextmanager

@@ -46,8 +46,6 @@ CORES = 2
 JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
 MODEL = (128, 1)  # hidden units and layers
 GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
-LR = 3e-4
-STEPS = 80
 WINDOW = 10  # steps
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:1")}
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
@@ -62,14 +60,7 @@ def recipe_of(folder: Path, model: Model, steps: int) -> Path:
         "sampler": {"n": RESPONSES, "max_new": JOB.max_new},
         "reward": {"name": "exact"},
         "objective": {"name": "agro", "beta": 0.01, "baseline": "step"},
-        "train": {
-            "groups": GROUPS,
-            "micro_batch": 64,
-            "steps": steps,
-            "lr": LR,
-            "warmup": 5,
-            "schedule": "constant",
-        },
+        "train": {"groups": GROUPS, "micro_batch": 64, "steps": steps, "lr": 3e-4, "warmup": 5},
         "evaluate": {"every": steps, "kl": False, "kl_samples": 0},
     }
     path = folder / "recipe.json"
@@ -146,7 +137,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--model", type=int, nargs=2, default=MODEL, metavar=("HIDDEN", "LAYERS"))
     parser.add_argument("--target", type=float, default=0.8)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a run")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "asynchrony.json")
     arguments = parser.parse_args()
@@ -171,8 +162,7 @@ def main() -> None:
         ratio=found["ratio_median"],
         **{"target": arguments.target, **found, **rows},
     )
-    before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    recording.write(arguments.out, [*(old for old in before if old["name"] != row["name"]), row])
+    recording.keep(arguments.out, recording.known(arguments.out) | {row["name"]: row})
     print(json.dumps(found))
 
 

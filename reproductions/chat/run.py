@@ -12,7 +12,6 @@ Prints the tables of all runs in --out, with --record also into README.md and re
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -116,17 +115,8 @@ def settings(row: Row, model: Path, files: logs.Files) -> dict[str, Any]:
     if row.job != "fresh":
         policy["cache_reference"] = row.method == "recipe"  # the others read none
     for more in (COMMON, own, {"policy": policy, "data": data, "train": train}):
-        values = _merged(values, more)
+        values = harness.merged(values, more)
     return values
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        is_section = isinstance(value, dict) and isinstance(inner, dict)
-        merged[key] = _merged(inner, value) if is_section and inner is not None else value
-    return merged
 
 
 def play(row: Row, model: Path, out: Path) -> None:
@@ -192,22 +182,15 @@ def restore(out: Path, asked: Container[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "changes", nargs="*", metavar="KEY=VALUE", help="of all runs that are asked for: data.spread=true"
-    )
+    more = {"record": harness.RECORD, "recorded": harness.RECORDED, "measured": harness.MEASURED}
+    parser = harness.parser(__doc__, "runs/chat", **more)
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of all runs that are asked for")
     parser.add_argument("--model", type=Path, required=True, help="folder that model.py wrote")
     parser.add_argument("--job", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--rates", type=float, nargs="+", default=[RATE])
     parser.add_argument("--steps", type=int, default=STEPS, help="updates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/chat"))
-    parser.add_argument("--recorded", action="store_true", help="other runs as they were recorded")
-    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     if not (args.model / "config.json").is_file():
         raise Refused(f"--model: {args.model}: expected the folder that reproductions/chat/model.py writes")
@@ -226,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {
         "data": json.loads(files.facts.read_text()),
         "runs": finished(args.out),
-        "start": report.kept_texts(files),
+        "start": json.loads(files.texts.read_text()),
         "machine": harness.machine(),
     }
     page = report.page(result)

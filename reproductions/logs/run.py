@@ -48,12 +48,7 @@ def settings(name: str, overrides: Sequence[str], small: bool) -> tuple[RunConfi
 
 
 def changed(config: RunConfig, changes: dict[str, dict[str, Any]]) -> RunConfig:
-    def merge(old: Any, new: Any) -> Any:
-        if not (isinstance(old, dict) and isinstance(new, dict)):
-            return new
-        return {**old, **{key: merge(old.get(key), value) for key, value in new.items()}}
-
-    return RunConfig.of(merge(config.model_dump(), changes))
+    return RunConfig.of(harness.merged(config.model_dump(), changes))
 
 
 def one_run(config: RunConfig, seed: int, stores: tuple[Path, Path], folder: Path) -> dict[str, Any]:

@@ -57,33 +57,16 @@ FULL = Size()
 SMALL = Size(held_out=32, lessons=400, prompts=24, updates=2, warm_up=12)
 
 
-@dataclass(frozen=True)
 class Files:
-    """What `prepare` makes in the folder of a job."""
+    """What `prepare` makes in the folder of a job.
 
-    folder: Path
+    `values`: rewarded samples of the start, for objectives that need some of the reference.
+    """
 
-    @property
-    def start(self) -> Path:
-        return self.folder / "start"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.db"
-
-    @property
-    def values(self) -> Path:
-        """Rewarded samples of the start, for objectives that need some of the reference."""
-        return self.folder / "values.db"
-
-    @property
-    def prompts(self) -> Path:
-        """Prompts to sample from."""
-        return self.folder / "prompts.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        return self.folder / "held_out.jsonl"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.start = folder, folder / "start"
+        self.log, self.values = folder / "log.db", folder / "values.db"
+        self.prompts, self.held_out = folder / "prompts.jsonl", folder / "held_out.jsonl"
 
     @property
     def facts(self) -> dict[str, Any]:

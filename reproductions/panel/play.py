@@ -89,7 +89,6 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     )
     values["policy"] = {
         **values.get("policy", {}),
-        **given.get("policy", {}),
         "model": str(world.files.start),
         "cache_reference": store is not None and "ref_logp" in needs,
     }
@@ -103,13 +102,12 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         values["data"]["prompts"] = str(world.files.prompts)
     if values["data"].get("eval_prompts"):
         values["data"]["eval_prompts"] = str(world.files.held_out)
-    responses = given.get("responses", RESPONSES)
     values["train"] = {
         **values["train"],
         **given.get("train", {}),
         "steps": job.updates,
         "epochs": None,
-        "groups": job.groups * RESPONSES // responses if store is None else job.groups,
+        "groups": job.groups,
         "lr": row.rate,
         "warmup": min(10, job.updates // 2),
         "seed": row.seed,
@@ -119,7 +117,7 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     }
     values["evaluate"] = {"kl": False, "kl_samples": 0}
     values["reward"] = {"name": VALUE}
-    values["sampler"] = {"n": responses, "max_new": job.max_new, "batch": 256}
+    values["sampler"] = {"n": RESPONSES, "max_new": job.max_new, "batch": 256}
     return RunConfig.of(values, f"{row.job}, {row.method}")
 
 

@@ -21,9 +21,8 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro.store import Pair, Store  # noqa: E402
 from reproductions import harness, racing  # noqa: E402
 from reproductions.panel import logs, play  # noqa: E402
-from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel.jobs import JOBS, chosen  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
-from reproductions.panel.run import chosen  # noqa: E402
 
 DATA = {
     "own": "a log, 0/1 (own)",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,12 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import advice, logs, play, report  # noqa: E402
-from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel.jobs import JOBS, chosen  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
 RECORDED = "recorded.json"  # in --out: what was recorded of the jobs
-
-
-def chosen(only: Sequence[str], known: Iterable[str], option: str) -> list[str]:
-    """The names that are asked for, in their own order; all where none is."""
-    names = list(known)
-    for name in only:
-        if name not in names:
-            raise Refused(f"{option}: expected one of {', '.join(names)}; got {name}")
-    return [name for name in names if name in only] if only else names
 
 
 def jobs_to_run(only: Sequence[str], kept: bool) -> list[str]:
