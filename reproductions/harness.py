@@ -291,16 +291,7 @@ def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:
     for name, step in begun.items():
         if step:
             found.axvline(step, color=GRID, linewidth=1.0, zorder=0)
-        found.annotate(
-            name,
-            (step, 1),
-            (3, -2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=7,
-            va="top",
-        )
+        _label(found, name, (step, 1), ("data", "axes fraction"), (3, -2), color=MUTED, fontsize=7, va="top")
 
 
 def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
@@ -309,32 +300,29 @@ def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
     apart, before = 0.07 * (high - low), -np.inf
     for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         before = max(y, before + apart)
-        found.annotate(
-            name,
-            (1, before),
-            (4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=color,
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-        )
+        style = {"color": color, "fontsize": 8, "va": "center", "annotation_clip": False}
+        _label(found, name, (1, before), ("axes fraction", "data"), (4, 0), **style)
 
 
-def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any, indent: int | None = 1) -> None:
+def _label(
+    found: Any, text: str, at: tuple[float, float], of: Any, off: tuple[int, int], **style: Any
+) -> None:
+    """A text beside a place, `off` by so many points."""
+    found.annotate(text, at, off, xycoords=of, textcoords="offset points", **style)
+
+
+def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any) -> None:
     """Write it into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
     """Write result.json and figure.png into --out, with --record beside the script too."""
+    keep_json(args, beside, "result.json", result)
     for folder in (args.out, *((beside,) if args.record else ())):
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / "result.json").write_text(text + "\n")
         figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 

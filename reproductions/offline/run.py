@@ -39,7 +39,6 @@ from agro.config import RunConfig, override  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs  # noqa: E402
 
-UPDATES = 150
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 RECIPE = "agro, the recipe"
 UNBOUNDED = "agro, the recipe without the bound"  # on the change of a step: train.step_kl
@@ -120,21 +119,16 @@ def further(measured: Sequence[Run], seeds: int) -> list[Row]:
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job, the method and the row change of it."""
     method, is_fresh = copy.deepcopy(METHODS[row.section][row.method]), row.section == "fresh"
-    settings = [
-        f"policy.model={logs.MODEL}",
-        f"data.prompts={files['prompts']}" if is_fresh else f"data.store={files['own']}",
-        f"data.eval_prompts={files['held_out']}",
-        f"reward.name={HERE / 'reward.py'}:right_sum",
-        f"train.steps={UPDATES}",
-        f"train.seed={row.seed}",
-        "train.lr=3e-4",
-        "sampler.n=4",
-        "sampler.max_new=64",
-        "sampler.batch=256",
-        "data.spread=false",  # as these runs were recorded
-    ]
-    recipe = harness.ROOT / "agro/config/recipes" / ("fresh.toml" if is_fresh else "log.toml")
-    values = RunConfig.load(recipe, settings).model_dump()
+    data = {"prompts": str(files["prompts"])} if is_fresh else {"store": str(files["own"])}
+    place = {
+        "policy": {"model": str(logs.MODEL)},
+        "data": {**data, "eval_prompts": str(files["held_out"])},
+        "reward": {"name": f"{HERE / 'reward.py'}:right_sum"},
+        "train": {"seed": row.seed},
+    }
+    values = RunConfig.load("fresh" if is_fresh else "log").model_dump()
+    for changes_of_recipe in (METHODS["job"], place):
+        values = harness.merged(values, changes_of_recipe)
     values["objective"] = method.get("objective", values["objective"])
     for section in ("data", "train"):
         values[section] |= method.get(section, {})
