@@ -26,6 +26,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.train.trainer import BaseTrainer
+from benchmarks import recording
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -45,9 +46,10 @@ def put(readme: Path, text: str, begin: str, end: str) -> None:
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
-def parser(doc: str | None, out: Path | str | None = None, **switches: str) -> argparse.ArgumentParser:
-    """Of a script: --out where it writes, which is `out` by default, and --NAME for each of `switches`."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(doc: str | None, out: Path | str | None = None, **options: Any) -> argparse.ArgumentParser:
+    """As `recording.parser`, with --out, where it writes, and a switch for each option that is a text."""
+    switches = {name: text for name, text in options.items() if isinstance(text, str)}
+    made = recording.parser(doc, **{name: kind for name, kind in options.items() if name not in switches})
     if out is not None:
         made.add_argument("--out", type=Path, default=Path(out))
     for name, text in switches.items():
@@ -59,9 +61,8 @@ def arguments(
     doc: str | None, name: str, given: Sequence[str] | None = None, prepare: str = ""
 ) -> argparse.Namespace:
     """Of a reproduction with seeds. `prepare`: the help of --prepare FOLDER, where it has that."""
-    made = parser(doc, f"runs/{name}", record=RECORD)
+    made = parser(doc, f"runs/{name}", record=RECORD, seeds=3)
     made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
-    made.add_argument("--seeds", type=int, default=3)
     if prepare:
         made.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
     args = made.parse_args(given)

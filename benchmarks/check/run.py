@@ -9,7 +9,6 @@ command, and prints a table with its wall time and its peak memory, of which 60 
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -109,9 +108,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    args = parser.parse_args()
+    args = recording.parser(__doc__, records=[10_000, 100_000, 1_000_000]).parse_args()
     folder = ROOT / "build/check"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []

@@ -15,7 +15,6 @@ Stores of more than 10^6 samples are copies of that log under other prompts, wit
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -35,7 +34,7 @@ from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/draws.json"
 GOAL = 0.005  # seconds
-GROUPS, SIZE, STEPS, REPEATS = 16, 4, 30, 2
+GROUPS, SIZE, STEPS, SAMPLES = 16, 4, 30, [10**4, 10**5, 10**6]
 RULES: dict[str, dict[str, Any]] = {
     "least_used": {},
     "uniform": {"order": "uniform"},
@@ -169,13 +168,9 @@ def figure(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, nargs="+", default=[10**4, 10**5, 10**6])
-    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--one", nargs="+")
-    parser.add_argument("--figure", action="store_true", help="draw the figure of what is recorded")
-    asked = parser.parse_args()
+    asked = recording.parser(
+        __doc__, samples=SAMPLES, rules=RULES, repeats=2, figure=False, one=[]
+    ).parse_args()
     if asked.one:
         folder, samples, steps, orders, *names = asked.one
         found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")

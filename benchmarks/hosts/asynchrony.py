@@ -15,7 +15,6 @@ look at the CPU seconds of each process, and at `bound`, which is that quotient 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -44,7 +43,7 @@ CORES = 2
 # Responses of 200 tokens cost each side about as much, and much more than their way through the store.
 # Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
 JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
-MODEL = (128, 1)  # hidden units and layers
+RESULTS = HERE.parent / "results" / "asynchrony.json"
 GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
 WINDOW = 10  # steps
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:1")}
@@ -133,14 +132,9 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--model", type=int, nargs=2, default=MODEL, metavar=("HIDDEN", "LAYERS"))
-    parser.add_argument("--target", type=float, default=0.8)
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a run")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "asynchrony.json")
-    arguments = parser.parse_args()
+    arguments = recording.parser(
+        __doc__, seeds=[0, 1, 2], model=[128, 1], target=0.8, steps=80, timeout=600.0, out=RESULTS
+    ).parse_args()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as made:
         recipe = recipe_of(Path(made), Model(*arguments.model), arguments.steps)

@@ -305,11 +305,8 @@ def coverage(draw: Draw, truth: float, prompts: int, evaluations: int) -> float:
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[100, 300])
-    parser.add_argument("--evaluations", type=int, default=2000)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=KINDS, nargs="+", default=[k for k in KINDS if k != "null"])
+    parser = recording.parser(__doc__, prompts=[100, 300], evaluations=2000, json=False, only=KINDS)
+    parser.set_defaults(only=[kind for kind in KINDS if kind != "null"])
     asked = parser.parse_args()
     rows: list[Row] = []
     for kind, prompts in itertools.product(asked.only, asked.prompts):

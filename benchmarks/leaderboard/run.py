@@ -227,13 +227,8 @@ def main() -> None:
         folder, seed, *changes, _, out = sys.argv[2:]
         train(Path(folder), int(seed), changes, Path(out))
         return
-    parser = recording.parser(__doc__)
-    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
-    parser.add_argument("--methods", nargs="+", default=[*METHODS, *TRL], choices=[*METHODS, *TRL])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL 1.16")
-    parser.add_argument("--trl-rates", nargs="+", default=TRL_RATES, metavar="LR")
-    parser.add_argument("--row", metavar="NAME", help="a row of your own: the recipe with KEY=VALUE")
+    options = {"jobs": JOBS, "methods": (*METHODS, *TRL), "seeds": 3, "row": str}
+    parser = recording.parser(__doc__, **options, trl_python=Path, trl_rates=[*TRL_RATES])
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_args()
     for job in asked.jobs:

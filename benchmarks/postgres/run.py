@@ -192,11 +192,9 @@ def responses_a_second(location: Location) -> float:
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
-    parser.add_argument("--parts", nargs="+", default=["calls", "large", "many"])
-    args = parser.parse_args()
+    args = recording.parser(
+        __doc__, rounds=60, rows=[100_000, 1_000_000], parts=("calls", "large", "many")
+    ).parse_args()
     rows = list[dict[str, Any]]()
     with closing(Server(free_port("127.0.0.1"))) as server, tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -78,45 +77,24 @@ def filled(value: Any, folder: Path) -> Any:
 def trained(name: str, folder: Path) -> Path:
     """The folder of the run of a case.
 
-    `before`: runs that are made first, whose models it may read; `stop`: the step where it is stopped, or
-    `kill` where it is killed, and resumed; `happens`: a metric that has to be 1 once.
+    `before`: runs that are made first, whose models it may read; `stop`: the step where it is stopped, and
+    resumed; `happens`: a metric that has to be 1 once.
     """
     out = folder / "run"
     if name == DEMO:
         return Trainer(demo.configure(out, 0), out).run()
     case = dict(CASES[name])
     before, happens = case.pop("before", {}), case.pop("happens", None)
-    stop, kill = case.pop("stop", 0), case.pop("kill", 0)
+    stop = case.pop("stop", 0)
     for run, sections in before.items():
         Trainer(config_of(folder, sections), folder / run).run()
     config = config_of(folder, case)
     if stop:
         shorter = config.model_copy(update={"train": config.train.model_copy(update={"steps": stop})})
         Trainer(shorter, out).run()
-    if kill:
-        killed(config, out, kill)
-    Trainer(config, out, resume=bool(stop or kill)).run()
+    Trainer(config, out, resume=bool(stop)).run()
     assert happens is None or any(m[happens] == 1 for m in metrics(out)), f"{happens} was to be 1 once"
     return out
-
-
-def killed(config: RunConfig, out: Path, at: int) -> None:
-    """A run that is killed when step `at` is logged, or soon after: where that is must not matter."""
-    child = os.fork()
-    if not child:
-        try:
-            Trainer(config, out).run()
-        finally:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-    lines = out / "metrics.jsonl"
-    while not (lines.exists() and lines.read_text().count("\n") >= at):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended by itself"
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert not (out / "model").exists(), "the run was to be killed before its end"
 
 
 def metrics(out: Path) -> list[Values]:
@@ -231,16 +209,10 @@ def check(names: Sequence[str], renamed: Mapping[str, str], new: Sequence[str]) 
 
 def main() -> int:
     every = [*CASES, DEMO]
-    parser = recording.parser(__doc__)
+    parser = recording.parser(__doc__, renamed=[], new=[])  # OLD=NEW, KEY
     parser.add_argument("command", choices=("record", "check"))
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or some of {', '.join(every)}")
     parser.add_argument("--without", nargs="+", default=[], metavar="CASE", choices=every)
-    parser.add_argument(
-        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="metrics by other names now"
-    )
-    parser.add_argument(
-        "--new", nargs="+", default=[], metavar="KEY", help="metrics that there weren't before"
-    )
     asked = parser.parse_args()
     if asked.command == "record":
         return record()

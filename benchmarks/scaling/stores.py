@@ -12,7 +12,6 @@ stores.md beside this file, where each cell is predicted, and measured in bracke
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -107,10 +106,7 @@ def table(rows: list[dict[str, float]], note: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6])
-    parser.add_argument("--one", type=int)
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, samples=[10**5, 10**6], one=int).parse_args()
     if asked.one:
         print(json.dumps(measure(asked.one)))
         return

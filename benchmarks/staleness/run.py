@@ -19,7 +19,6 @@ agro's own store and rules (`Requests`, `ahead`).
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
@@ -46,6 +45,7 @@ from agro.store import Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
 from agro.train.phases import derive  # noqa: E402
 from agro.train.source import FillRequest, InlineSource, ahead  # noqa: E402
+from benchmarks import recording  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import Job, Model  # noqa: E402
@@ -308,11 +308,7 @@ def draw(runs: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--record", action="store_true", help="result.json and figure.svg beside this script")
-    arguments = parser.parse_args()
+    arguments = recording.parser(__doc__, arms=ARMS, seeds=[0, 1, 2], record=False).parse_args()
     torch.set_num_threads(1)
     runs = [run(arm, seed) for arm in arguments.arms for seed in arguments.seeds]
     folder = HERE if arguments.record else OUT

@@ -235,11 +235,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = recording.parser(__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, kills=200, seed=0, out=Path).parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         torture = Torture(Path(scratch), asked.seed)

@@ -41,9 +41,8 @@ def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = harness.parser(__doc__, "runs/chat", record=harness.RECORD)
+    parser = harness.parser(__doc__, "runs/chat", job=JOBS, record=harness.RECORD)
     parser.add_argument("--model", type=Path, required=True, help="folder that model.py wrote")
-    parser.add_argument("--job", nargs="+", choices=JOBS, default=JOBS)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     out = args.out.resolve()

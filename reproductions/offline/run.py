@@ -262,11 +262,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED}
-    parser = harness.parser(__doc__, "runs/offline", record=harness.RECORD, **more)
-    parser.add_argument("--only", choices=("methods", "fresh"), help="one section")
-    parser.add_argument("--seeds", type=int, default=5, help="of the recipe; of other methods at most 3")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    more = {"record": harness.RECORD, "recorded": harness.RECORDED, "measured": harness.MEASURED}
+    sections = ("methods", "fresh")
+    parser = harness.parser(__doc__, "runs/offline", only=sections, seeds=5, jobs=1, **more)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(arguments)
     logs.prepare(args.out)
@@ -276,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with harness.processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> None:
-            chosen = [row for row in rows if args.only in (None, row.section)]
+            chosen = [row for row in rows if row.section in args.only]
             if args.measured:
                 chosen = [row for row in chosen if (args.out / row.folder / "measured.json").exists()]
             for found in each(partial(complete, out=args.out, changes=args.changes), chosen):

@@ -81,9 +81,8 @@ def copy_log(log: Path, to: Path, *, judged: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, small=harness.SMALL)
-    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
-    args = parser.parse_args(arguments)
+    switches = {"record": harness.RECORD, "small": harness.SMALL}
+    args = harness.parser(__doc__, "runs/panel", only=[], **switches).parse_args(arguments)
     size, out = SMALL if args.small else FULL, args.out.resolve()
     raced = {}
     for name in chosen(args.only, DATA, "--only"):

@@ -108,15 +108,14 @@ def complete_runs(able: Sequence[tuple[str, str]], out: Path) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED, "small": harness.SMALL}
+    more: dict[str, Any] = {
+        "recorded": harness.RECORDED,
+        "measured": harness.MEASURED,
+        "small": harness.SMALL,
+    }
     more |= {"all-rates": "the other seeds at every rate", "kept": "the jobs of the last look too"}
-    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, **more)
-    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
-    parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
-    args = parser.parse_args(arguments)
+    more |= {"only": [], "methods": [], "rates": list(RATES), "seeds": 3, "jobs": 1}  # runs at a time
+    args = harness.parser(__doc__, "runs/panel", record=harness.RECORD, **more).parse_args(arguments)
     harness.at_least_1(seeds=args.seeds, jobs=args.jobs)
     if args.recorded:
         restore(args.out)

@@ -160,10 +160,9 @@ def _range(runs: Sequence[Run], key: str, digits: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = harness.parser(__doc__, "runs/studies", record=harness.RECORD, small=harness.SMALL)
+    switches = {"record": harness.RECORD, "small": harness.SMALL}
+    parser = harness.parser(__doc__, "runs/studies", jobs=[], seeds=int, **switches)
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--jobs", nargs="+", default=[], metavar="JOB")
-    parser.add_argument("--seeds", type=int)
     args = parser.parse_args(arguments)
     study, out = STUDIES[args.study], args.out / args.study
     size = Size(**study["size"]) if "size" in study else FULL
