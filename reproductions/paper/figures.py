@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from reproductions.paper import drawing
 from reproductions.paper import plans as m
 from reproductions.paper.drawing import STYLES, Line, Panel
-from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
+from reproductions.paper.experiments import PARTS
 from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
 from reproductions.paper.task import OTHER, START
@@ -62,7 +62,7 @@ def _offline(found: Found) -> Figure:
     first = [
         Panel(
             f"{title}, n = 4",
-            _lines(found, f"{log}, n = 4", OFFLINE),
+            _lines(found, f"{log}, n = 4", PARTS["offline"].methods),
             drawing.updates,
             drawing.accuracy,
             UPDATES,
@@ -76,7 +76,7 @@ def _offline(found: Found) -> Figure:
 def _replay(found: Found) -> Figure:
     shades = (STYLES[0], STYLES[2], STYLES[8])
     rows = []
-    for name in OURS:
+    for name in (m.AGRO, m.WEIGHTED, m.BY_SAMPLER):
         lines = [
             Line(f"replay {share:.0%}", style, found.get((name, f"replay {share:g}", None), []))
             for share, style in zip(SHARES, shades, strict=True)
@@ -114,7 +114,7 @@ def _fresh(found: Found) -> Figure:
     for start in (CARELESS, CAREFUL):
         plan = f"fresh, {start}"
         right = "3 times in 10" if start == CARELESS else "2 times in 3"
-        lines = _lines(found, plan, FRESH)
+        lines = _lines(found, plan, PARTS["fresh"].methods)
         every = PLANS[plan].every
         panel = Panel(
             f"start right {right}",
@@ -140,7 +140,7 @@ def _beta(found: Found) -> Figure:
     for name, plan, title in shown:
         lines = [
             Line(rf"$\beta$ = {beta:g}", style, found.get((name, plan, beta), []))
-            for beta, style in zip(FOUR_DECADES, shades, strict=True)
+            for beta, style in zip(PARTS["beta"].betas or (), shades, strict=True)
         ]
         panel = Panel(title, lines, drawing.updates, drawing.accuracy, UPDATES)
         first.append(panel)
