@@ -52,11 +52,11 @@ def make(path: Path, samples: int) -> None:
     """A store of so many samples. Beyond `MADE` the log of those before is copied under other prompts."""
     written(path, min(samples, MADE))
     if samples > MADE:
-        copied(path, samples)
+        copied(path, MADE, samples)
 
 
-def copied(path: Path, samples: int) -> None:
-    """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
+def copied(path: Path, made: int, samples: int) -> None:
+    """Copy the log of a store of `made` samples until it has so many; two indexes are made at the end."""
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
     sql = "SELECT name, sql FROM sqlite_master WHERE name IN ('samples_draw', 'samples_state')"
     with Store.open(path) as store:
@@ -65,7 +65,7 @@ def copied(path: Path, samples: int) -> None:
         for name, _ in indexes:
             store.tables.run(f"DROP INDEX {name}")
         log = store.tables.run(f"{SELECT} WHERE run IS NULL ORDER BY id")
-        for first in range(MADE, samples, len(log)):
+        for first in range(made, samples, len(log)):
             rows = []
             for i, old in enumerate(log[: samples - first], first + 1):
                 row = list(old)

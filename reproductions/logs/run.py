@@ -117,10 +117,6 @@ def references(sft: RunConfig, folds: Sequence[tuple[Path, Path]], folder: Path)
     return made
 
 
-def from_reference(agro_: RunConfig, reference: dict[str, Any]) -> RunConfig:
-    return changed(agro_, {"policy": {"model": reference["model"], "new": None}})
-
-
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
     log, folder = LOGS[name], out / name
     store = imported(name, folder)
@@ -129,7 +125,7 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
     result |= {"log": describe(store, sft), "baselines": baselines(folds)}
     made = references(sft, folds, folder)
-    starts = [from_reference(agro_, reference) for reference in made]
+    starts = [changed(agro_, {"policy": {"model": of["model"], "new": None}}) for of in made]
     result["references"] = [{key: of[key] for key in ("loss", "seconds", "cpu_seconds")} for of in made]
     result |= {"seeds": [], "control": []}
     for seed in range(seeds):
@@ -141,11 +137,8 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
             control.append(one_run(starts[fold], seed, stores, to))
         result["seeds"].append(of_seed(seed, trained))
         result["control"].append(of_seed(seed, control))
-    return result | judged(result) | {"config": {"sft": plain(sft), "agro": plain(agro_)}}
-
-
-def plain(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json")
+    config = {key: phase.model_dump(mode="json") for key, phase in (("sft", sft), ("agro", agro_))}
+    return result | judged(result) | {"config": config}
 
 
 def judged(result: dict[str, Any]) -> dict[str, Any]:

@@ -10,32 +10,12 @@ from matplotlib.figure import Figure
 
 from reproductions.paper import drawing
 from reproductions.paper import plans as m
-from reproductions.paper.drawing import STYLES, Line, Panel
+from reproductions.paper.drawing import STYLES, Line, Panel, Style
 from reproductions.paper.experiments import PARTS
-from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
+from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, METHODS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
 from reproductions.paper.task import OTHER, START
 
-# A method looks the same in every figure; those that share a look share no figure.
-LOOK = {
-    m.WEIGHTED: 0,
-    m.AGRO: 1,
-    m.KL_PG: 2,
-    m.UNREGULARIZED: 3,
-    m.IMITATION: 4,
-    m.DRO: 5,
-    m.TOPR: 6,
-    m.QRPO: 7,
-    m.FPA: 8,
-    m.ON_POLICY: 3,
-    m.ADAPTIVE: 5,
-    m.RLOO: 8,
-    m.BY_SAMPLER: 2,
-    m.OAPL: 3,
-    m.M2PO: 5,
-    m.CLIP: 6,
-    m.DPPO: 8,
-}
 KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 
 
@@ -45,10 +25,15 @@ def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
     return {name: make(found[name]) for name, make in makers.items() if name in found}
 
 
+def _style(name: str) -> Style:
+    """A method looks the same in every figure."""
+    return STYLES[METHODS[name].look]
+
+
 def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
     return [
-        Line(name, STYLES[LOOK[name]], found[name, plan, None])
-        for name in sorted(methods, key=list(LOOK).index)
+        Line(name, _style(name), found[name, plan, None])
+        for name in sorted(methods, key=list(METHODS).index)
         if (name, plan, None) in found
     ]
 
@@ -93,10 +78,10 @@ def _lag(found: Found) -> Figure:
     over_lag = []
     lags = [lag for lag in LAGS if (m.AGRO, f"sync {lag}", None) in found]
     shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
-    for name in sorted(shown, key=list(LOOK).index):
+    for name in sorted(shown, key=list(METHODS).index):
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
         by_seed = [{"ends": of_seed} for of_seed in zip(*ends)]  # of the seeds that all have
-        over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
+        over_lag.append(Line(name, _style(name), by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [
         Panel("at the end", over_lag, lambda _: lags, _ends, "lag, updates", "accuracy", log_x=True),
