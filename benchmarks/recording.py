@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -108,11 +109,16 @@ def machine_of_models() -> str:
     return f"{machine()}, torch {version('torch')}, transformers {version('transformers')}"
 
 
-def machine() -> str:
+def processor() -> str:
+    if not Path("/proc/cpuinfo").exists():
+        return platform.processor() or platform.machine()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+
+
+def machine() -> str:
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"{model}, {os.cpu_count()} cores, Python {python}, load {os.getloadavg()[0]:.0f}"
+    return f"{processor()}, {os.cpu_count()} cores, Python {python}, load {os.getloadavg()[0]:.0f}"
 
 
 def commit() -> str:

@@ -6,7 +6,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -223,15 +222,10 @@ def enumerate_and_draw(
 
 def machine() -> dict[str, Any]:
     """Where a result comes from: processor, cores, load, commit."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {"cpu": cpu, "cores": os.cpu_count(), "load_average": os.getloadavg()[1], "commit": commit or None}
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    cores, load = os.cpu_count(), os.getloadavg()[1]
+    return {"cpu": recording.processor(), "cores": cores, "load_average": load, "commit": commit or None}
 
 
 def column(metrics: Sequence[dict[str, Any]], name: str) -> NDArray[np.float64]:

@@ -57,6 +57,13 @@ class Asked:
         return self.ends - time.monotonic()
 
 
+def write(file: Path, content: Any) -> None:
+    """JSON, complete or as it was."""
+    making = file.with_name(f".{file.name}")
+    making.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    making.replace(file)
+
+
 class Results:
     """The rows of a part in OUT/PART.json, which is complete after each of them."""
 
@@ -74,9 +81,7 @@ class Results:
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
     def write(self) -> None:
-        making = self.file.with_name(f".{self.file.name}")
-        making.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        making.replace(self.file)
+        write(self.file, self.content)
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]], needs: float = 0.0) -> None:
         """Add what `work` returns, or how it failed, which costs no other row; `needs`: seconds, else it is

@@ -49,7 +49,7 @@ from agro.train.step import MicroBatch, Passes, streams_of
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample
 from benchmarks.on_gpu import task
-from benchmarks.on_gpu.common import ROOT, Asked, Results, peak_gib
+from benchmarks.on_gpu.common import ROOT, Asked, Results, peak_gib, write
 
 N, J_BETA = 8, 0.01
 PASS = 32_768  # tokens
@@ -232,9 +232,7 @@ class OfLog(Monitor):
             }
         )
         spent = round(time.monotonic() - self.began, 1)
-        making = self.file.with_suffix(".making")
-        making.write_text(json.dumps({**self.head, "curve": self.curve, "seconds": spent}))
-        making.replace(self.file)
+        write(self.file, {**self.head, "curve": self.curve, "seconds": spent})
 
 
 def train(arm: Arm, seed: int, folder: Path, size: Size, device: str, dtype: str) -> dict[str, Any]:

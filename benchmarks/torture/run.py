@@ -38,6 +38,7 @@ from agro.store import Store  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from reproductions.systems import tiny  # noqa: E402
 
+REWARD = f"{HERE.parent}/recorded/reward.py:share"  # it differs within a group
 STAGES = ["sampling", "scoring", "appending", "updating", "saving"]
 # A kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further.
 ENTRIES = 5
@@ -50,7 +51,7 @@ def config(folder: Path) -> RunConfig:
     prompts = tiny.prompts(folder / "prompts.jsonl", range(60))
     held = tiny.prompts(folder / "held.jsonl", range(60, 66))
     files = [f"data.prompts={prompts}", f"data.eval_prompts={held}"]
-    return RunConfig.load(HERE / "recipe.toml", [*files, f"reward.name={HERE / 'reward.py'}:share"])
+    return RunConfig.load(HERE / "recipe.toml", [*files, f"reward.name={REWARD}"])
 
 
 def log(folder: Path) -> Path:

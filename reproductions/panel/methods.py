@@ -19,7 +19,6 @@ Values = dict[str, Any]
 Settings = Callable[[Job, Facts], Values | str]
 RATES = (1e-3, 3e-4, 3e-3)  # the first one runs first
 NOTHING, SHIFTED = "nothing", "the default with a reward"
-SIMPLE = (NOTHING, "imitation of the good")  # those that a default must not end below
 STORED: Values = {"replay": 1.0, "group_size": 8}
 RECIPES = {"groups": "log", "one each": "feedback", "pairs": "pairs", "fresh": "fresh"}
 NO_RULES: Values = {"gain_ratio": None, "step_kl": None}

@@ -257,8 +257,8 @@ def test_a_run_that_has_no_value_is_the_worst() -> None:
     assert report.chosen_rates(runs) == {"the default": 3e-4}
 
 
-def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> None:
-    """.8 is .5 above the start, .3, and .2 above imitation, .6; on the other job .1 is .2 below the start."""
+def test_a_method_is_compared_with_the_start() -> None:
+    """.8 is .5 above the start, .3; on the other job .1 is .2 below it."""
     imitation = "imitation of the good"
     runs = [
         measured("own", NOTHING, None, 0.3),
@@ -269,9 +269,8 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
         measured("better", imitation, 1e-3, 0.2),
         measured("better", "the default", 1e-3, 0.1),
     ]
-    apart = report.differences(report.of_cells(runs), "the default")
-    assert apart["own"] == pytest.approx((0.5, 0.2))
-    assert apart["better"] == pytest.approx((-0.2, -0.2))
+    apart = report.above_start(report.of_cells(runs), "the default")
+    assert apart == {"own": pytest.approx(0.5), "better": pytest.approx(-0.2)}
     text = report.tables({"runs": runs})
     about = JOBS["own"].about
     assert f"| own | {about} | 0.300 | 0.600 | – | 0.800 (2) | – |" in text
