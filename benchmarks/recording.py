@@ -62,6 +62,12 @@ def parser(doc: str | None, /, **options: Any) -> argparse.ArgumentParser:
     return made
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
 def known(path: Path) -> dict[str, Row]:
     """By name the rows of a file; none where there is no file."""
     return {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}

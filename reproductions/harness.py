@@ -35,6 +35,7 @@ RECORDED, MEASURED = "what was recorded counts as complete", "report the runs th
 SMALL = "a coarse measurement, for the tests"
 COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
 Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
+markdown = recording.markdown
 
 
 def put(readme: Path, text: str, begin: str, end: str) -> None:
@@ -91,12 +92,6 @@ def processes(jobs: int) -> Iterator[Map]:
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         yield pool.map
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def between(mean: float, error: float) -> str:

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ ORDINARY = CASES.pop("ordinary")
 DEMO = "demo"  # that of examples/, which takes a few minutes
 WEIGHTS = [f"{folder}/*.safetensors" for folder in ("model", "adapter", "best")]
 WEIGHTS.append("checkpoints/*/value.safetensors")
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "peft", "safetensors")
 ABSENT = "absent"  # in place of a value's JSON, where there is none
 Values = dict[str, Any]
 
@@ -128,13 +131,9 @@ def origin() -> dict[str, str]:
     """The commit, and what the last bits of a number may hang on."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    machine = recording.machine_of_models().replace(", load ", "\n").partition("\n")  # which changes nothing
-    libraries = machine[2].partition(", ")[2]
-    return {
-        "commit": commit,
-        "machine": f"{machine[0]}, {torch.backends.cpu.get_cpu_capability()}",
-        "libraries": libraries,
-    }
+    processor = f"{recording.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    python = platform.python_version()
+    return {"commit": commit, "processor": processor, "python": python} | {x: version(x) for x in LIBRARIES}
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:

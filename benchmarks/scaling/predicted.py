@@ -132,11 +132,12 @@ def compare(name: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| case | predicted | measured | ratio |", "|---|---|---|---|"]
+    cells = []
     for row in rows:
         unit, scale = ("GB", 1e-9) if row["name"].startswith("memory") else ("s", 1.0)
-        both = " | ".join(f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer"))
-        lines.append(f"| {row['name']} | {both} | {row['ratio']:.2f} |")
+        both = [f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer")]
+        cells.append([row["name"], *both, f"{row['ratio']:.2f}"])
+    lines = [recording.markdown(["case", "predicted", "measured", "ratio"], cells)]
     last = rows[-1]
     note = f"`python benchmarks/scaling/predicted.py`, commit {last['commit']}, {last['machine']}"
     return "\n".join([*lines, "", note, ""])

@@ -94,15 +94,15 @@ def shown(name: str, value: float) -> str:
 
 def table(rows: list[dict[str, float]], note: str) -> str:
     by_size = {row["samples"]: row for row in rows}
-    lines = ["| samples | " + " | ".join(NAMES.values()) + " |", "|---" * (1 + len(NAMES)) + "|"]
+    lines = []
     for samples in SIZES:
         guess, found = predicted(rows[0], samples), by_size.get(samples)
-        cells = []
+        cells = [f"10^{len(str(samples)) - 1}"]
         for name in NAMES:
             cell = shown(name, guess[name])
             cells.append(cell if found is None else f"{cell} ({shown(name, found[name])})")
-        lines.append(f"| 10^{len(str(samples)) - 1} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", note, ""])
+        lines.append(cells)
+    return f"{recording.markdown(['samples', *NAMES.values()], lines)}\n\n{note}\n"
 
 
 def main() -> None:

@@ -265,23 +265,16 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    lines = ["| arm | updates | staleness, mean (most) | share of the hardest | tokens discarded | "]
-    lines[0] += "reward at the end | of the hardest |"
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = []
     for arm in dict.fromkeys(each["arm"] for each in runs):
         of = [each for each in runs if each["arm"] == arm]
         mean = statistics.fmean(each["staleness_mean"] for each in of)
-        cells = [
-            arm,
-            spread([each["steps"] for each in of], ".0f"),
-            f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})",
-            spread([each["share_of_hardest"] for each in of]),
-            spread([each["discarded"] for each in of]),
-            spread([each["reward"] for each in of]),
-            spread([each["reward_of_hardest"] for each in of]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        stale = f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})"
+        shares = ("share_of_hardest", "discarded", "reward", "reward_of_hardest")
+        cells = [spread([each[key] for each in of]) for key in shares]
+        lines.append([arm, spread([each["steps"] for each in of], ".0f"), stale, *cells])
+    head = ["arm", "updates", "staleness, mean (most)", "share of the hardest", "tokens discarded"]
+    return recording.markdown([*head, "reward at the end", "of the hardest"], lines)
 
 
 def draw(runs: Sequence[dict[str, Any]], file: Path) -> None:

@@ -229,10 +229,10 @@ class Torture:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| stage | kills at an event | kills at a random time | kills |", "|---|---|---|---|"]
+    rows = []
     for stage, by in result["stages"].items():
-        lines.append(f"| {stage} | {by['event']} | {by['time']} | {by['event'] + by['time']} |")
-    return "\n".join(lines)
+        rows.append([stage, *map(str, (by["event"], by["time"], by["event"] + by["time"]))])
+    return recording.markdown(["stage", "kills at an event", "kills at a random time", "kills"], rows)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ def _make_start(job: Job, files: Files, size: Size, taken: Collection[str], rng:
     longest = max(len(prompt) for prompt in taken) + job.max_new + 2
     initial = files.folder / "initial"
     start.create(job, initial, CONTEXT_OF_TURNS if job.environment else longest)
-    policy = start.imitate(job, initial, lessons, rng, environment_of(job))
+    environment = CALCULATOR if job.environment else None
+    policy = start.imitate(job, initial, lessons, rng, environment)
     policy.save(files.start, merge=True)
 
 
@@ -133,10 +134,6 @@ def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[
     copies = harness.different(job.prompts + half, near_copy)
     others = harness.different(half, lambda: job.task.prompt(rng))
     return copies[: job.prompts], list(dict.fromkeys([*copies[job.prompts :], *others]))
-
-
-def environment_of(job: Job) -> dict[str, Any] | None:
-    return CALCULATOR if job.environment else None
 
 
 def rollout_of(job: Job, policy: Policy) -> Rollout:
@@ -186,12 +183,8 @@ def _responses(
     """The responses to each prompt."""
     fewest, most = job.sizes
     n = 8 if job.data == "pairs" else most
-    sampler = SamplerConfig(n=n, max_new=job.max_new, batch=1024)
-    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
-    if START in job.authors:
-        found = sorted(rollout_of(job, policy).sample(prompts, n, sampler, seed=1), key=_index)
-        for sample in found:
-            drawn[sample.prompt_id].append(sample.replace(role="log", source="start"))
+    own = _drawn(job, policy, prompts, n, seed=1) if START in job.authors else {}
+    drawn = {name: [s.replace(role="log", source="start") for s in group] for name, group in own.items()}
     for prompt in prompts:
         if job.data == "pairs":
             yield _judged(job, drawn[prompt.id], rng)
@@ -213,11 +206,7 @@ def reference_samples(job: Job, files: Files) -> Path:
     if files.values.exists():
         return files.values
     rng = random.Random(f"values of {job.name}")
-    prompts = load_prompts(files.prompts)
-    sampler = SamplerConfig(n=8, max_new=job.max_new, batch=1024)
-    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
-    for sample in sorted(rollout_of(job, load(files.start)).sample(prompts, 8, sampler, seed=2), key=_index):
-        drawn[sample.prompt_id].append(sample)
+    drawn = _drawn(job, load(files.start), load_prompts(files.prompts), 8, seed=2)
     making = files.values.with_suffix(".making")
     with Store.open(making) as store:
         store.append([s for group in drawn.values() for s in _rewarded(replace(job, equal=0.0), group, rng)])
@@ -225,8 +214,14 @@ def reference_samples(job: Job, files: Files) -> Path:
     return files.values
 
 
-def _index(sample: Sample) -> int:
-    return int(sample.meta["index"])
+def _drawn(job: Job, policy: Policy, prompts: Sequence[Prompt], n: int, seed: int) -> dict[str, list[Sample]]:
+    """A policy's responses by the prompt's id, in their order."""
+    sampler = SamplerConfig(n=n, max_new=job.max_new, batch=1024)
+    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
+    found = rollout_of(job, policy).sample(prompts, n, sampler, seed=seed)
+    for sample in sorted(found, key=lambda s: int(s.meta["index"])):
+        drawn[sample.prompt_id].append(sample)
+    return drawn
 
 
 def _judged(job: Job, group: Sequence[Sample], rng: random.Random) -> list[Sample]:

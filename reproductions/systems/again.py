@@ -90,7 +90,13 @@ def ampo(folder: Path) -> Measured:
     )
     groups = drawn(train(config, folder / "run"), store)
     experts = [s for g in groups.values() for s in g if s.role == "expert"]
-    yield len([g for g in groups.values() if any(s.role == "expert" for s in g) and any_right(g)])
+    yield len(
+        [
+            g
+            for g in groups.values()
+            if any(s.role == "expert" for s in g) and any(s.reward == 1 for s in g if s.role == "policy")
+        ]
+    )
     yield float(np.mean([s.source == "understood" for s in experts]))
 
 
@@ -311,10 +317,6 @@ def hinted(group: list[Sample]) -> list[Sample]:
 
 def mean_reward(samples: list[Sample]) -> float:
     return float(np.mean([s.reward for s in samples]))
-
-
-def any_right(group: list[Sample]) -> bool:
-    return any(s.reward == 1 for s in group if s.role == "policy")
 
 
 rows = partial(measured, (guide, ampo, sophia, mixed, agent_q, bfs_prover, mbrcsl))
