@@ -1,13 +1,11 @@
 """What a draw of 16 groups costs, from 10^4 to 10^7 stored samples.
 
     python benchmarks/draws/run.py [--samples 10000 100000 1000000 10000000] [--rules …] [--repeats 2]
-        [--figure]
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
-rule: groups, their samples, and the record of the draw, on the disk. Writes draws.json and the figure
-draws.svg into benchmarks/results, where `ours` is CPU seconds of a draw, for each of the repeats the median
-of its steps (`peer`: the same before orders were kept, as it was measured then), and prints a table. Wall
-time, most of which is the disk's, depends on what else the machine does; `first` is that of the first draw by
+rule: groups, their samples, and the record of the draw, on the disk. Writes benchmarks/results/draws.json,
+where `ours` is CPU seconds of a draw, for each of the repeats the median of its steps (`peer`: the same
+before orders were kept, as it was measured then), and prints a table. Wall time, most of which is the disk's, depends on what else the machine does; `first` is that of the first draw by
 a rule, which puts the groups in order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the
 first draw of the next process, which finds the order in the store. None of them has the check of the file.
 Stores of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
@@ -152,32 +150,15 @@ def measured(samples: int, steps: int, names: list[str], *, anew: bool = True) -
     return result
 
 
-def figure(rows: list[dict[str, Any]]) -> None:
-    """CPU time of a draw by the samples of the store, a line for each rule."""
-    from matplotlib import pyplot
-
-    axes = pyplot.subplots(figsize=(6.4, 3.6))[1]
-    for rule in RULES:
-        found = [row for row in rows if row["name"].endswith(f" samples, {rule}")]
-        points = sorted((int(row["name"].split()[5]), 1e3 * statistics.median(row["ours"])) for row in found)
-        axes.plot(*zip(*points), marker="o", markersize=3, label=rule)
-    axes.axhline(1e3 * GOAL, color="gray", linewidth=0.8, linestyle="--")
-    axes.set(xscale="log", ylim=(0, 8), xlabel="samples in the store", ylabel="CPU ms of a draw")
-    axes.legend(fontsize=8, ncols=2)
-    axes.figure.savefig(RESULTS.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
-
-
 def main() -> None:
-    asked = recording.parser(
-        __doc__, samples=SAMPLES, rules=RULES, repeats=2, figure=False, one=[]
-    ).parse_args()
+    asked = recording.parser(__doc__, samples=SAMPLES, rules=RULES, repeats=2, one=[]).parse_args()
     if asked.one:
         folder, samples, steps, orders, *names = asked.one
         found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")
         print(json.dumps(found))
         return
     known = recording.known(RESULTS)
-    for samples in [] if asked.figure else asked.samples:
+    for samples in asked.samples:
         ours, following = list[dict[str, Any]](), list[dict[str, Any]]()
         for _ in range(asked.repeats):
             ours.append(measured(samples, STEPS, asked.rules))
@@ -203,7 +184,6 @@ def main() -> None:
                 flush=True,
             )
     recording.keep(RESULTS, known)
-    figure(list(known.values()))
 
 
 if __name__ == "__main__":

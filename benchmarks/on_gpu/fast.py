@@ -5,13 +5,12 @@ token (four with an adapter, whose frozen weights need no gradient) and those of
 recomputation, over the dense bfloat16 rate of `common.RATES`; it is unknown for other devices. To beat are
 the baselines that prime-rl commits for one H100, in PEERS. LOSSES and ABLATIONS are kernels of others in
 place of ours: agro uses none of them before it has paid here. A row says "not there" of those that aren't
-installed or can't be compiled, and why vLLM was skipped. None of it has run on a GPU yet.
+installed or can't be compiled. None of it has run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import gc
-import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -200,12 +199,6 @@ def ablation(name: str, asked: Asked) -> dict[str, Any]:
         return {"not there": f"{type(error).__name__}: {error}"[:500]}
 
 
-def of_vllm() -> dict[str, Any]:
-    """Why there are no numbers of vLLM here."""
-    is_there = find_spec("vllm") is not None or shutil.which("vllm")
-    return {"vllm": f"{'' if is_there else 'not '}installed: measure it by hand (engine.kind = vllm)"}
-
-
 def main() -> int:
     asked = Asked.parse()
     results = Results("fast", asked)
@@ -216,7 +209,6 @@ def main() -> int:
         if asked.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    results.measure("vLLM", of_vllm)
     for package in LOSSES:
         measure(f"log-probs, V = 151,936, by {package}", lambda package=package: logps(package, asked), 3)
     for name in SHAPES:
