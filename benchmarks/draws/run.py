@@ -5,10 +5,11 @@
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
 rule: groups, their samples, and the record of the draw, on the disk. Writes benchmarks/results/draws.json,
 where `ours` is CPU seconds of a draw, for each of the repeats the median of its steps (`peer`: the same
-before orders were kept, as it was measured then), and prints a table. Wall time, most of which is the disk's, depends on what else the machine does; `first` is that of the first draw by
-a rule, which puts the groups in order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the
-first draw of the next process, which finds the order in the store. None of them has the check of the file.
-Stores of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
+before orders were kept, as it was measured then), and prints a table. Wall time, most of which is the disk's,
+depends on what else the machine does; `first` is that of the first draw by a rule, which puts the groups in
+order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the first draw of the next process,
+which finds the order in the store. None of them has the check of the file. Stores of more than 10^6 samples
+are copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
