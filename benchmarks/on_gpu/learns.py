@@ -49,9 +49,9 @@ from agro.train.step import MicroBatch, Passes, streams_of
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample
 from benchmarks.on_gpu import task
-from benchmarks.on_gpu.common import ROOT, Asked, Results, peak_gib, write
+from benchmarks.on_gpu.common import Asked, Results, peak_gib, write
 
-N, J_BETA = 8, 0.01
+N = 8  # responses of the start to a prompt
 PASS = 32_768  # tokens
 KL_NAME = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats"
 
@@ -324,7 +324,7 @@ def race(
 ) -> None:
     """All arms with each seed, `size.workers` runs at a time, as far as there is time."""
     runs: list[dict[str, Any]] = []
-    results.content |= {"size": asdict(size), "dtype": dtype, "beta_of_j": J_BETA, "runs": runs}
+    results.content |= {"size": asdict(size), "dtype": dtype, "runs": runs}
     every = [(arm, seed) for seed in range(size.seeds) for arm in ARMS]
     first = [(arm, seed) for arm, seed in every if arm.log == "log"][: 2 * size.workers]
     waiting = {pool.submit(train, *one, folder, size, str(asked.device), dtype): one for one in first}
@@ -356,9 +356,9 @@ def race(
 
 
 def figure(runs: Sequence[dict[str, Any]], out: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Accuracy and J over KL, beside those of the CPU; below log π/π_ref of right and of wrong responses."""
+    """Accuracy over KL; and log π/π_ref of right and of wrong responses of the log."""
     from reproductions.paper import drawing
-    from reproductions.paper.drawing import STYLES, Line, Panel
+    from reproductions.paper.drawing import STYLES, Line, Panel, of_curve
 
     shown = [run for run in runs if len(run["curve"]) > 1]
     points = min((len(run["curve"]) for run in shown), default=0)
@@ -367,48 +367,18 @@ def figure(runs: Sequence[dict[str, Any]], out: Path, rows: Sequence[dict[str, A
         Line(arm.name, style, [run for run in shown if run["arm"] == arm.name])
         for arm, style in zip(ARMS, STYLES, strict=False)
     ]
-
-    def values(key: str, run: Any) -> list[float]:
-        return [
-            point["accuracy"] - J_BETA * point["kl"] if key == "j" else point[key] for point in run["curve"]
-        ]
-
     taught = next((f"{row['weights']:,} weights" for row in rows if "weights" in row), "")
-    sides = {taught: lines, "200,000 weights (on a CPU)": of_cpu()}
-    panels = [
-        [
-            Panel(title, drawn, drawing.kl, partial(values, key), KL_NAME, name, own_x=True)
-            for title, drawn in sides.items()
-        ]
-        for key, name in (("accuracy", "accuracy"), ("j", f"accuracy − {J_BETA:g} KL"))
-    ]
     ratio = r"log $\pi/\pi_\mathrm{ref}$"
-    panels.append(
-        [
-            Panel(title, lines, drawing.updates, partial(values, key), "updates", ratio)
-            for key, title in (("right", "right responses of the log"), ("wrong", "wrong ones"))
-        ]
-    )
-    drawn = drawing.draw(panels)
+    panels = [Panel(taught, lines, drawing.kl, drawing.accuracy, KL_NAME, "accuracy", own_x=True)]
+    for key, title in (("right", "right responses of the log"), ("wrong", "wrong ones")):
+        panels.append(Panel(title, lines, drawing.updates, of_curve(key), "updates", ratio))
+    drawn = drawing.draw([panels])
     ratios = [p[k] for run in shown for p in run["curve"] for k in ("right", "wrong")]
-    for axes in drawn.axes[-2:]:  # which are below 0 too
+    drawn.axes[0].set_ylim(0, 1)
+    for axes in drawn.axes[1:]:  # which are below 0 too
         axes.set_ylim(min([0.0, *ratios]), max([1e-9, *ratios]))
     drawing.save(drawn, out, "learns")
     return out / "learns.svg"
-
-
-def of_cpu() -> list[Any]:
-    """The same methods, each with its best setting, as reproductions/paper recorded them."""
-    from reproductions.paper.drawing import STYLES, Line
-    from reproductions.paper.experiments import PARTS
-    from reproductions.paper.plans import AGRO, IMITATION, KL_PG, PLANS, TOPR, WEIGHTED
-
-    file = ROOT / "reproductions/paper/result.json"
-    recorded = json.loads(file.read_text(encoding="utf-8"))["runs"]["offline"]
-    plan = next(name for name in PLANS if name.startswith("the start"))
-    found = PARTS["offline"].found(recorded)
-    looks = {WEIGHTED: 0, AGRO: 1, KL_PG: 4, IMITATION: 5, TOPR: 6}  # of the arms
-    return [Line(ARMS[i].name, STYLES[i], found[name, plan, None]) for name, i in looks.items()]
 
 
 if __name__ == "__main__":
