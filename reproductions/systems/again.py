@@ -20,7 +20,7 @@ from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
-from reproductions.systems.tiny import MODEL, Measured, changed, measured, train
+from reproductions.systems.tiny import MODEL, RUNS, Measured, changed, measured, train
 
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
@@ -28,16 +28,8 @@ Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run t
 
 def guide(folder: Path) -> Measured:
     """The policy knows how to copy a hint, and hardly ever solves the task: most groups teach nothing."""
-    again = {"by": "hint", "template": "{hint}{prompt}"}
-    config = task(
-        folder,
-        policy={"model": copying(folder / "copying")},
-        objective={"name": "guide"},
-        source={"around": "resample", "options": again},
-        steps=10,
-        train__lr=1e-4,
-    )
-    run = train(config, folder / "run")
+    model = {"model": copying(folder / "copying")}
+    run = train(task(folder, policy=model, train__lr=1e-4, **RUNS["guide"]), folder / "run")
     right: dict[str, bool] = defaultdict(
         bool
     )  # whether a plain response to the prompt is: each is asked once
@@ -63,10 +55,9 @@ def without_hint(folder: Path) -> float:
     settings: dict[str, Any] = {"policy": {"model": taught(folder / "taught", read + guessed, max_new=3)}}
     asked_for = [{"prompt": f"{i:02d}>", "answer": CODES[7], "hint": "7"} for i in range(90)]
     settings |= {"data__prompts": written(folder / "one.jsonl", asked_for), "sampler__max_new": 3}
-    again = {"by": "hint", "template": "{hint}{prompt}"}
     right = {}
-    for name, changes in (("guide", {"source": {"around": "resample", "options": again}}), ("grpo", {})):
-        learning = task(folder / name, steps=10, objective={"name": name}, **settings, **changes)
+    for name, changes in (("guide", RUNS["guide"]), ("grpo", {"steps": 10, "objective": {"name": "grpo"}})):
+        learning = task(folder / name, **settings, **changes)
         plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
         right[name] = mean_reward(plain)
     return right["guide"] - right["grpo"]
@@ -78,16 +69,8 @@ def ampo(folder: Path) -> Measured:
     with Store.open(store) as opened:
         for source, text in (("understood", "{0}{0}{0}"), ("other", ">{0}")):
             opened.append(expert(p, text.format(p["answer"]), source) for p in prompts())
-    again = {"by": "store", "take": "right", "most": 1, "choose": "comprehension"}
-    config = task(
-        folder,
-        policy={"model": repeating(folder / "repeating")},
-        objective={"name": "ampo"},
-        source={"around": "resample", "options": again},
-        data__store=str(store),
-        train__lr=1e-9,
-        steps=8,
-    )
+    model = {"model": repeating(folder / "repeating")}
+    config = task(folder, policy=model, data__store=str(store), **RUNS["ampo"])
     groups = drawn(train(config, folder / "run"), store)
     experts = [s for g in groups.values() for s in g if s.role == "expert"]
     yield len(
@@ -101,12 +84,7 @@ def ampo(folder: Path) -> Measured:
 
 
 def sophia(folder: Path) -> Measured:
-    again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.2}
-    again["template"] = "{hint}{prompt}"
-    config = task(
-        folder, objective={"name": "sft"}, source={"around": "resample", "options": again}, steps=12
-    )
-    run = train(config, folder / "run")
+    run = train(task(folder, **RUNS["sophia"]), folder / "run")
     children = defaultdict(list)
     for sample in stored(run):
         if "parent" in sample.meta:
@@ -145,18 +123,8 @@ def locks(folder: Path, **changes: Any) -> RunConfig:
     return task(folder, **{**values, **changes})
 
 
-SEARCH = {"branches": 4, "expansions": 16}
-
-
 def agent_q(folder: Path) -> Measured:
-    search = {"by": "ucb", **SEARCH, "critique": ">", "good": "1"}
-    config = locks(
-        folder,
-        source={"around": "tree_search", "options": search},
-        objective={"name": "agent_q", "beta": 0.1},
-        steps=4,
-    )
-    run = train(config, folder / "run")
+    run = train(locks(folder, **RUNS["agent_q"]), folder / "run")
     samples = {s.id: s for s in stored(run)}
     with Store.open(run / "store.db", read_only=True) as store:
         pairs = list(store.pairs())
@@ -166,17 +134,7 @@ def agent_q(folder: Path) -> Measured:
 
 
 def bfs_prover(folder: Path) -> Measured:
-    search = {"by": "best", "train": "path", **SEARCH}
-    phases = [
-        {"name": "search", "source": {"around": "tree_search", "options": search}, "train": {"steps": 4}},
-        {
-            "name": "restart",
-            "data": {"replay": 1.0, "min_reward": 1.0},
-            "train": {"steps": 1, "groups": 4, "start": "first", "lr": 1e-12},
-        },
-    ]
-    band = {"name": "middle_band", "low": 0.1, "high": 0.9}
-    config = locks(folder, objective=band, phases=phases, steps=1)
+    config = locks(folder, **RUNS["bfs_prover"])
     run = train(config, folder / "run")
     yield len([s for g in drawn(run).values() for s in g if s.reward != 1])
     first = Policy.load(config.policy, seed=derive(config.train.seed, "weights")).weights()
@@ -198,18 +156,7 @@ def mbrcsl(folder: Path) -> Measured:
                 for turn in (*right[:known], wrong[known]):
                     store.append([Sample(state, turn, reward=known / 3, meta={"answer": right})])
                     state += f"{turn}>"
-    search = {"by": "ucb", "explore": 0.0, "train": "path", **SEARCH}
-    stored_alone = {"replay": 1.0, "group_size": 1}
-    imitate = {"name": "imitate", "data": stored_alone, "train": {"steps": 250, "groups": 48}}
-    stitch = {
-        "name": "stitch",
-        "source": {"around": "tree_search", "options": search},
-        "train": {"steps": 40},
-    }
-    new = {"alphabet": "0123>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
-    settings = {"objective": {"name": "reward_conditioned"}, "policy": {"new": new}, "train__lr": 3e-3}
-    data = {"data__store": str(log), "phases": [imitate, stitch], **settings, **prompts}
-    run = train(locks(folder, steps=1, **data), folder / "run")
+    run = train(locks(folder, data__store=str(log), **prompts, **RUNS["mbrcsl"]), folder / "run")
     yield len([s for g in drawn(run, log).values() for s in g if s.prompt[0] == "3" and s.reward != 1])
     still = {"sampler__n": 16, "objective": {"name": "grpo"}, "train__lr": 1e-12, **prompts}
     last = train(locks(folder, policy={"model": str(run / "model")}, steps=1, **still), folder / "last")
@@ -219,7 +166,8 @@ def mbrcsl(folder: Path) -> Measured:
 def opened_above_samples(by: str, folder: Path) -> float:
     """Share of locks opened with 64 tokens by a search above that with as many tokens or more by samples."""
     still: dict[str, Any] = {"steps": 1, "train__lr": 1e-12}
-    source = {"around": "tree_search", "options": {"by": by, "train": "path", **SEARCH}}
+    search = {"by": by, "train": "path", "branches": 4, "expansions": 16}
+    source = {"around": "tree_search", "options": search}
     searched = train(locks(folder, source=source, objective={"name": "sft"}, **still), folder / "search")
     sampled = train(locks(folder, objective={"name": "grpo"}, sampler__n=64, **still), folder / "samples")
     opened = {root(s) for s in stored(searched) if s.reward == 1}

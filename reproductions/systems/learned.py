@@ -24,7 +24,7 @@ from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from agro_papers.flow_reward import FlowReward
 from reproductions.systems import tiny
-from reproductions.systems.tiny import Measured, measured
+from reproductions.systems.tiny import RUNS, Measured, measured
 
 MODEL = tiny.MODEL | {"context": 8, "initializer_range": 0.2}
 SEEDS = (0, 1, 2)
@@ -77,22 +77,9 @@ def mean(values: list[float]) -> float:
 
 def rivals(folder: Path) -> Measured:
     """References and samplers that are earlier versions."""
-    common = {"demonstrations": "copied", "policy__reference": "sampler", "data__experts": 1, "sampler__n": 2}
-    steps, _ = run(
-        folder,
-        120,
-        source={"around": "rivals", "sync_every": 5, "sync_from": 4},
-        objective={"name": "seppo", "beta": 0.1, "singletons": "drop"},
-        **common,
-    )
+    steps, _ = run(folder, **RUNS["seppo"])
     behind = [row["version"] - 1 - row["sampler_version"] for row in steps[20:]]
-    played, _ = run(
-        folder,
-        120,
-        source={"around": "rivals", "sync_every": 10},
-        objective={"name": "dpo", "beta": 0.1, "singletons": "drop"},
-        **common,
-    )
+    played, _ = run(folder, **RUNS["spin"])
     off_rule = [abs(row["version"] - 1 - row["sampler_version"] - i % 10) for i, row in enumerate(played)]
     begun = [abs(row["loss"] - math.log(2)) for row in played[::10]]
     right = [mean(column(of, "reward_mean")[-10:]) for of in (played, steps)]
@@ -152,15 +139,7 @@ def hacking(folder: Path) -> Measured:
 
 def flow(folder: Path) -> Measured:
     """Token rewards of fresh responses."""
-    _, out = run(
-        folder,
-        30,
-        demonstrations="copied",
-        sampler__n=8,
-        source__around="flow_reward",
-        source__options={"min_reward": 1.0, "coef": 0.1, "every": 10, "steps": 100},
-        objective={"name": "prefix_consistency", "beta": 0.05},
-    )
+    _, out = run(folder, **RUNS["rlfr"])
     with Store.open(out.parent / "experts.db", read_only=True) as store:
         tokens = [s.token_reward for s in store.samples(roles=("policy",))]
     rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
@@ -215,14 +194,8 @@ def residual(folder: Path) -> Measured:
             for i in range(40)
             for text in (str(i % 10), str((i + 1) % 10))
         )
-    run(
-        folder,
-        60,
-        policy={"model": str(folder / "base"), "lora": {"rank": 4}},
-        data__store=str(folder / "log.db"),
-        data__replay={"log": 0.5},
-        objective={"name": "agro", "beta": 0.05, "weight": "reference"},
-    )
+    policy = {"model": str(folder / "base"), "lora": {"rank": 4}}
+    run(folder, policy=policy, data__store=str(folder / "log.db"), **RUNS["residual"])
     with Store.open(folder / "log.db", read_only=True) as store:
         own = [(sample.version, float(sample.reward or 0)) for sample in store.samples(roles=("policy",))]
     last, first = ([right for version, right in own if lo <= version < hi] for lo, hi in ((50, 60), (0, 3)))

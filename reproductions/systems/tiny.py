@@ -46,6 +46,7 @@ class Row:
 
 
 DECLARED = tomllib.loads(HERE.with_name("measurements.toml").read_text("utf-8"))
+RUNS: dict[str, dict[str, Any]] = tomllib.loads(HERE.with_name("runs.toml").read_text("utf-8"))
 Measured = Iterable[float | tuple[float, str]]  # the values, and what is shown beside one
 
 
