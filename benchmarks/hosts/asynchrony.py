@@ -44,7 +44,6 @@ CORES = 2
 # Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
 JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
 RESULTS = HERE.parent / "results" / "asynchrony.json"
-GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
 WINDOW = 10  # steps
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:1")}
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
@@ -53,17 +52,11 @@ TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
 def recipe_of(folder: Path, model: Model, steps: int) -> Path:
     """Fresh samples for the start of `JOB`."""
     files = logs.prepare(replace(JOB, model=model), folder, logs.FULL)
-    values = {
-        "policy": {"model": str(files.start)},
-        "data": {"prompts": str(files.prompts), "hold_out": 0.0},
-        "sampler": {"n": RESPONSES, "max_new": JOB.max_new},
-        "reward": {"name": "exact"},
-        "objective": {"name": "agro", "beta": 0.01, "baseline": "step"},
-        "train": {"groups": GROUPS, "micro_batch": 64, "steps": steps, "lr": 3e-4, "warmup": 5},
-        "evaluate": {"every": steps, "kl": False, "kl_samples": 0},
-    }
+    place = [f"policy.model={files.start}", f"data.prompts={files.prompts}"]
+    size = [f"train.steps={steps}", f"evaluate.every={steps}", f"sampler.max_new={JOB.max_new}"]
+    config = RunConfig.load(HERE / "asynchrony.toml", [*place, *size])
     path = folder / "recipe.json"
-    path.write_text(json.dumps(RunConfig.of(values).model_dump(mode="json")))
+    path.write_text(json.dumps(config.model_dump(mode="json")))
     return path
 
 

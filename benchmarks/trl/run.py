@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny": {"goals": {"float32": 2.0}, "prompts": 16, "new": 64, "steps": 8, "warmup": 2},
     "mid": {"goals": {"float32": 2.5, "mixed": 6.0}, "prompts": 8, "new": 256, "steps": 1, "warmup": 0},
 }
-SIZE = 4  # responses a prompt
+SIZE = 4  # responses a prompt, as in recipe.toml
 
 
 def write_prompts(path: Path, case: str) -> None:
@@ -69,22 +69,11 @@ def own(case: str, model: Path, folder: Path, dtype: str) -> dict[str, Any]:
 
     size = CASES[case]
     write_prompts(folder / "prompts.jsonl", case)
-    values = {
-        "policy": {"model": str(model), "device": "cpu", "dtype": dtype, "threads": 1},
-        "data": {"prompts": str(folder / "prompts.jsonl")},
-        "sampler": {"n": SIZE, "max_new": size["new"], "batch": size["prompts"] * SIZE},
-        "reward": {"name": "score"},
-        "objective": {"name": "rloo", "beta": 0.05},
-        "train": {
-            "steps": size["steps"],
-            "groups": size["prompts"],
-            "lr": 1e-4,
-            "warmup": 10,
-            "checkpoint_every": 1000,
-        },
-    }
+    place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={folder / 'prompts.jsonl'}"]
+    samples = [f"sampler.max_new={size['new']}", f"sampler.batch={size['prompts'] * SIZE}"]
+    steps = [f"train.steps={size['steps']}", f"train.groups={size['prompts']}"]
+    config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
     reward = tiny_reward if case == "tiny" else mid_reward
-    config = RunConfig.of(values)
     clock = recording.step_clock("sampled_tokens")
     Trainer(config, folder / "run", monitors=[clock], rewards={"score": reward}).run()
     counted = clock.steps[size["warmup"] :]
