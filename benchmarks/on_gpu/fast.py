@@ -155,7 +155,7 @@ def logps(package: str, asked: Asked) -> dict[str, Any]:
         hidden.grad = weight.grad = None
         found = loss(hidden, weight, tokens)
         found.backward()
-        return -float(found)
+        return -float(found.detach())
 
     repeats = 1 if asked.small else 5
     row = measured(lambda: total(LOSSES[package]), asked.device, repeats)
