@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -39,9 +42,30 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Of a script, with its head as the help."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(doc: str | None, /, **options: Any) -> argparse.ArgumentParser:
+    """Of a script, whose head is the help. `options`: --NAME by its default, which says of what kind it is.
+
+    False is a switch, a mapping or a tuple are names to choose from, a list several values, a type none yet.
+    """
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in options.items():
+        kind: dict[str, Any] = {"type": type(default), "default": default}
+        if default is False:
+            kind = {"action": "store_true"}
+        elif isinstance(default, type):
+            kind = {"type": default}
+        elif isinstance(default, (Mapping, tuple)):
+            kind = {"nargs": "+", "choices": list(default), "default": list(default)}
+        elif isinstance(default, list):
+            kind = {"nargs": "+", "type": type(default[0]) if default else str, "default": default}
+        made.add_argument(f"--{name.replace('_', '-')}", **kind)
+    return made
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def known(path: Path) -> dict[str, Row]:
@@ -62,16 +86,45 @@ def apart(script: str, checkout: Path, *words: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def step_clock(*names: str) -> Any:
+    """A monitor whose `steps` are the CPU seconds of each step and these metrics, `peak` the bytes so far."""
+    from agro.train.monitors import Monitor, View
+
+    class Clock(Monitor):
+        last, peak = time.process_time(), 0
+
+        def __init__(self) -> None:
+            self.steps: list[dict[str, float]] = []
+
+        def after(self, view: View) -> None:
+            now = time.process_time()
+            if view.step > 0:
+                self.steps.append({**{name: view.metrics[name] for name in names}, "cpu": now - self.last})
+            self.last, self.peak = now, peak_memory()
+
+    return Clock()
+
+
+def peak_memory() -> int:
+    """Bytes that this process had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def machine_of_models() -> str:
     """With the versions of the libraries that compute."""
     return f"{machine()}, torch {version('torch')}, transformers {version('transformers')}"
 
 
-def machine() -> str:
+def processor() -> str:
+    if not Path("/proc/cpuinfo").exists():
+        return platform.processor() or platform.machine()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+
+
+def machine() -> str:
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"{model}, {os.cpu_count()} cores, Python {python}, load {os.getloadavg()[0]:.0f}"
+    return f"{processor()}, {os.cpu_count()} cores, Python {python}, load {os.getloadavg()[0]:.0f}"
 
 
 def commit() -> str:

@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 RATIO = "times as fast as the peer"
-PARTS = {  # folder -> unit of its goals; where it isn't RATIO, the median of `ours` is compared
-    "trl": RATIO,
-    "sampling": RATIO,
-    "step": RATIO,
-    "draws": "CPU s at most",
-    "imports": "a CPU s",
-    "check": "CPU s at most",
-}
-FIRST = "s, first draw of the next process, at most"
-FURTHER = (  # goals for other figures of a row: benchmark, case, figure, goal, unit
-    ("trl", "step of RLOO, mid, float32", "memory", 0.25, "of the peer's memory at most"),
-    ("step", "head4096 float32", "memory", 0.25, "of the peer's memory at most"),
-    ("step", "mid float32", "share_of_product_rate", 0.65, "of the rate of a product"),
-    ("step", "mid mixed", "share_of_product_rate", 0.5, "of the rate of a product"),
-    ("imports", "import of text_20000.jsonl, records a CPU second", "ours", 40_000, "a CPU s"),
-    ("draws", "draw of 16 groups of 1000000 samples, least_used", "next_first", 0.2, FIRST),
-    ("draws", "draw of 16 groups of 10000000 samples, least_used", "next_first", 0.2, FIRST),
-    ("check", "1000000 records", "ours", 20, "CPU s at most"),
-    ("check", "1000000 records", "megabytes", 300, "MB at most"),
-)
+PARTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "goals.toml").read_text(encoding="utf-8"))
 
 
 def measure(names: list[str], trl_python: str | None) -> list[str]:
@@ -147,15 +129,16 @@ def table() -> str:
     heads = ["benchmark", "case", "goal", "reached (median)", "spread", "n", "met"]
     heads += ["limit of the machine, or note", "machine"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for name, unit in PARTS.items():
+    for name, goals in PARTS.items():
+        unit = goals["unit"]
         file = RESULTS / f"{name}.json"
         rows = json.loads(file.read_text()) if file.exists() else []
         figure = "ratio" if unit == RATIO else "ours"
         for row in rows:
             lines.append(line(name, row, figure, row["goal"], row.get("unit", unit)))
         by_case = {row["name"]: row for row in rows}
-        for of, case, *goal in FURTHER:
-            if of == name and case in by_case:
+        for case, *goal in goals.get("further", ()):
+            if case in by_case:
                 lines.append(line(name, by_case[case], *goal))
     note = "`python benchmarks/run.py`; commits are in the JSON files. A ratio's spread is of pairs in turns."
     text = "\n".join([*lines, "", note, ""])

@@ -6,7 +6,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.train.trainer import BaseTrainer
+from benchmarks import recording
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -35,6 +35,7 @@ RECORDED, MEASURED = "what was recorded counts as complete", "report the runs th
 SMALL = "a coarse measurement, for the tests"
 COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, which color-blind people tell apart
 Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
+markdown = recording.markdown
 
 
 def put(readme: Path, text: str, begin: str, end: str) -> None:
@@ -45,10 +46,12 @@ def put(readme: Path, text: str, begin: str, end: str) -> None:
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
-def parser(doc: str | None, out: Path | str, **switches: str) -> argparse.ArgumentParser:
-    """Of a reproduction: --out, which is `out` by default, and --NAME for each of `switches`, by its help."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, default=Path(out))
+def parser(doc: str | None, out: Path | str | None = None, **options: Any) -> argparse.ArgumentParser:
+    """As `recording.parser`, with --out, where it writes, and a switch for each option that is a text."""
+    switches = {name: text for name, text in options.items() if isinstance(text, str)}
+    made = recording.parser(doc, **{name: kind for name, kind in options.items() if name not in switches})
+    if out is not None:
+        made.add_argument("--out", type=Path, default=Path(out))
     for name, text in switches.items():
         made.add_argument(f"--{name}", action="store_true", help=text)
     return made
@@ -58,9 +61,8 @@ def arguments(
     doc: str | None, name: str, given: Sequence[str] | None = None, prepare: str = ""
 ) -> argparse.Namespace:
     """Of a reproduction with seeds. `prepare`: the help of --prepare FOLDER, where it has that."""
-    made = parser(doc, f"runs/{name}", record=RECORD)
+    made = parser(doc, f"runs/{name}", record=RECORD, seeds=3)
     made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
-    made.add_argument("--seeds", type=int, default=3)
     if prepare:
         made.add_argument("--prepare", type=Path, metavar="FOLDER", help=prepare)
     args = made.parse_args(given)
@@ -75,6 +77,13 @@ def at_least_1(**given: int) -> None:
             raise Refused(f"--{name}: expected at least 1, got {value}")
 
 
+def merged(base: Any, changes: Any) -> Any:
+    """Values of a configuration with others in their place, section by section."""
+    if not (isinstance(base, dict) and isinstance(changes, dict)):
+        return changes
+    return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""
@@ -83,12 +92,6 @@ def processes(jobs: int) -> Iterator[Map]:
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         yield pool.map
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def between(mean: float, error: float) -> str:
@@ -214,15 +217,10 @@ def enumerate_and_draw(
 
 def machine() -> dict[str, Any]:
     """Where a result comes from: processor, cores, load, commit."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {"cpu": cpu, "cores": os.cpu_count(), "load_average": os.getloadavg()[1], "commit": commit or None}
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    cores, load = os.cpu_count(), os.getloadavg()[1]
+    return {"cpu": recording.processor(), "cores": cores, "load_average": load, "commit": commit or None}
 
 
 def column(metrics: Sequence[dict[str, Any]], name: str) -> NDArray[np.float64]:
@@ -283,16 +281,7 @@ def name_phases(found: Any, metrics: Sequence[dict[str, Any]]) -> None:
     for name, step in begun.items():
         if step:
             found.axvline(step, color=GRID, linewidth=1.0, zorder=0)
-        found.annotate(
-            name,
-            (step, 1),
-            (3, -2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=7,
-            va="top",
-        )
+        _label(found, name, (step, 1), ("data", "axes fraction"), (3, -2), color=MUTED, fontsize=7, va="top")
 
 
 def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
@@ -301,32 +290,29 @@ def name_lines(found: Any, ends: Mapping[str, tuple[float, str]]) -> None:
     apart, before = 0.07 * (high - low), -np.inf
     for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         before = max(y, before + apart)
-        found.annotate(
-            name,
-            (1, before),
-            (4, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=color,
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-        )
+        style = {"color": color, "fontsize": 8, "va": "center", "annotation_clip": False}
+        _label(found, name, (1, before), ("axes fraction", "data"), (4, 0), **style)
 
 
-def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any, indent: int | None = 1) -> None:
+def _label(
+    found: Any, text: str, at: tuple[float, float], of: Any, off: tuple[int, int], **style: Any
+) -> None:
+    """A text beside a place, `off` by so many points."""
+    found.annotate(text, at, off, xycoords=of, textcoords="offset points", **style)
+
+
+def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any) -> None:
     """Write it into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
     """Write result.json and figure.png into --out, with --record beside the script too."""
+    keep_json(args, beside, "result.json", result)
     for folder in (args.out, *((beside,) if args.record else ())):
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / "result.json").write_text(text + "\n")
         figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 

@@ -262,7 +262,7 @@ def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
 
 
 # The recipes' β = 0.01 is for rewards from 0 to 1 and 256 tokens. It goes with the rewards, and with 1/length
-# of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/arguments.py).
+# of longer responses. On shorter ones 0.1 ended .01 to .03 lower (reproductions/panel/studies.py).
 LARGEST, PER_TOKEN = 0.01, 0.01 * 256
 LETTERS = 4  # of a token, about, where a log has none
 OF_METHOD = {

@@ -9,11 +9,8 @@ command, and prints a table with its wall time and its peak memory, of which 60 
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -26,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recording  # noqa: E402
+from benchmarks.draws.run import copied  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/check.json"
 GOAL = 60.0  # seconds
@@ -35,30 +33,10 @@ OBJECTIVE = ("--objective", "agro")
 
 
 def make(path: Path, records: int) -> None:
-    """A store of so many records; beyond `MADE` those before are repeated under other prompts."""
+    """A store of so many records; beyond `MADE` those before are copied under other prompts."""
     written(path, min(records, MADE))
     if records > MADE:
-        repeat(path, records)
-
-
-def made_apart(path: Path, records: int) -> None:
-    """`make` in a process of its own: what this one takes would count as that of its children."""
-    process = multiprocessing.get_context("spawn").Process(target=make, args=(path, records))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit(f"{path} couldn't be made")
-
-
-def repeat(path: Path, records: int) -> None:
-    """Copy the records of a store until there are so many. Their checksums are wrong."""
-    with sqlite3.connect(path) as connection:
-        names = [name for (_, name, *_) in connection.execute("PRAGMA table_info(samples)")]
-        changed = {"id": "id + :first", "prompt_id": "prompt_id || :first", "prompt": "prompt || :first"}
-        columns = ", ".join(changed.get(name, name) for name in names)
-        sql = f"INSERT INTO samples SELECT {columns} FROM samples WHERE id <= :count"
-        for first in range(MADE, records, MADE):
-            connection.execute(sql, {"first": first, "count": min(MADE, records - first)})
+        copied(path, MADE, records)
 
 
 def written(path: Path, records: int) -> None:
@@ -109,9 +87,11 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    args = parser.parse_args()
+    args = recording.parser(__doc__, records=[10_000, 100_000, 1_000_000], make=Path).parse_args()
+    if args.make:
+        make(args.make, args.records[0])
+        print("null")
+        return
     folder = ROOT / "build/check"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -119,7 +99,8 @@ def main() -> None:
     for records in args.records:
         path = folder / f"{records}.db"
         if not path.exists():
-            made_apart(path, records)
+            # In a process of its own: what this one takes would count as that of its children.
+            recording.apart(__file__, ROOT, "--make", str(path), "--records", str(records))
         runs = [measure(path) for _ in range(3)]
         cpu = sorted(run["cpu"] for run in runs)
         middle = next(run for run in runs if run["cpu"] == cpu[len(cpu) // 2])
@@ -129,9 +110,7 @@ def main() -> None:
         )
         name, memory = f"{records} records", middle["megabytes"]
         rows.append(recording.row(name, cpu, goal=GOAL, megabytes=memory))
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    of_name = {row["name"]: row for row in [*known, *rows]}
-    recording.write(RESULTS, of_name.values())
+    recording.keep(RESULTS, recording.known(RESULTS) | {row["name"]: row for row in rows})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared/data"
 sys.path.insert(0, str(ROOT))
 
 from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
@@ -60,13 +61,7 @@ def measure(reward: CodeReward, name: str, samples: list[Sample], verdicts: list
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data")
-    parser.add_argument("--level", default="full")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = recording.parser(__doc__, data=DATA, level="full", workers=2, json=False, out=Path).parse_args()
     results = []
     with closing(code({"level": args.level}, timeout=3.0, workers=args.workers)) as reward:
         attacks = [

@@ -1,21 +1,19 @@
 """What a draw of 16 groups costs, from 10^4 to 10^7 stored samples.
 
     python benchmarks/draws/run.py [--samples 10000 100000 1000000 10000000] [--rules …] [--repeats 2]
-        [--figure]
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
-rule: groups, their samples, and the record of the draw, on the disk. Writes draws.json and the figure
-draws.svg into benchmarks/results, where `ours` is CPU seconds of a draw, for each of the repeats the median
-of its steps (`peer`: the same before orders were kept, as it was measured then), and prints a table. Wall
-time, most of which is the disk's, depends on what else the machine does; `first` is that of the first draw by
-a rule, which puts the groups in order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the
-first draw of the next process, which finds the order in the store. None of them has the check of the file.
-Stores of more than 10^6 samples are copies of that log under other prompts, with indexes made at the end.
+rule: groups, their samples, and the record of the draw, on the disk. Writes benchmarks/results/draws.json,
+where `ours` is CPU seconds of a draw, for each of the repeats the median of its steps (`peer`: the same
+before orders were kept, as it was measured then), and prints a table. Wall time, most of which is the disk's,
+depends on what else the machine does; `first` is that of the first draw by a rule, which puts the groups in
+order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the first draw of the next process,
+which finds the order in the store. None of them has the check of the file. Stores of more than 10^6 samples
+are copies of that log under other prompts, with indexes made at the end.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -35,7 +33,7 @@ from benchmarks import recording  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/draws.json"
 GOAL = 0.005  # seconds
-GROUPS, SIZE, STEPS, REPEATS = 16, 4, 30, 2
+GROUPS, SIZE, STEPS, SAMPLES = 16, 4, 30, [10**4, 10**5, 10**6]
 RULES: dict[str, dict[str, Any]] = {
     "least_used": {},
     "uniform": {"order": "uniform"},
@@ -53,11 +51,11 @@ def make(path: Path, samples: int) -> None:
     """A store of so many samples. Beyond `MADE` the log of those before is copied under other prompts."""
     written(path, min(samples, MADE))
     if samples > MADE:
-        copied(path, samples)
+        copied(path, MADE, samples)
 
 
-def copied(path: Path, samples: int) -> None:
-    """Copy the log of a store until it has so many samples; two of its indexes are made at the end."""
+def copied(path: Path, made: int, samples: int) -> None:
+    """Copy the log of a store of `made` samples until it has so many; two indexes are made at the end."""
     place = [SAMPLE.index(name) for name in ("id", "prompt_id", "prompt")]
     sql = "SELECT name, sql FROM sqlite_master WHERE name IN ('samples_draw', 'samples_state')"
     with Store.open(path) as store:
@@ -66,7 +64,7 @@ def copied(path: Path, samples: int) -> None:
         for name, _ in indexes:
             store.tables.run(f"DROP INDEX {name}")
         log = store.tables.run(f"{SELECT} WHERE run IS NULL ORDER BY id")
-        for first in range(MADE, samples, len(log)):
+        for first in range(made, samples, len(log)):
             rows = []
             for i, old in enumerate(log[: samples - first], first + 1):
                 row = list(old)
@@ -153,36 +151,15 @@ def measured(samples: int, steps: int, names: list[str], *, anew: bool = True) -
     return result
 
 
-def figure(rows: list[dict[str, Any]]) -> None:
-    """CPU time of a draw by the samples of the store, a line for each rule."""
-    from matplotlib import pyplot
-
-    axes = pyplot.subplots(figsize=(6.4, 3.6))[1]
-    for rule in RULES:
-        found = [row for row in rows if row["name"].endswith(f" samples, {rule}")]
-        points = sorted((int(row["name"].split()[5]), 1e3 * statistics.median(row["ours"])) for row in found)
-        axes.plot(*zip(*points), marker="o", markersize=3, label=rule)
-    axes.axhline(1e3 * GOAL, color="gray", linewidth=0.8, linestyle="--")
-    axes.set(xscale="log", ylim=(0, 8), xlabel="samples in the store", ylabel="CPU ms of a draw")
-    axes.legend(fontsize=8, ncols=2)
-    axes.figure.savefig(RESULTS.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, nargs="+", default=[10**4, 10**5, 10**6])
-    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--one", nargs="+")
-    parser.add_argument("--figure", action="store_true", help="draw the figure of what is recorded")
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, samples=SAMPLES, rules=RULES, repeats=2, one=[]).parse_args()
     if asked.one:
         folder, samples, steps, orders, *names = asked.one
         found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")
         print(json.dumps(found))
         return
     known = recording.known(RESULTS)
-    for samples in [] if asked.figure else asked.samples:
+    for samples in asked.samples:
         ours, following = list[dict[str, Any]](), list[dict[str, Any]]()
         for _ in range(asked.repeats):
             ours.append(measured(samples, STEPS, asked.rules))
@@ -208,7 +185,6 @@ def main() -> None:
                 flush=True,
             )
     recording.keep(RESULTS, known)
-    figure(list(known.values()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ look at the CPU seconds of each process, and at `bound`, which is that quotient 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -44,10 +43,7 @@ CORES = 2
 # Responses of 200 tokens cost each side about as much, and much more than their way through the store.
 # Those of the demo's task, 8 tokens, don't: three seeds on two quiet cores were .81 to 1.10 times as fast.
 JOB = replace(JOBS["very long"], name="asynchrony", data="fresh", warm_up=120, prompts=4000)
-MODEL = (128, 1)  # hidden units and layers
-GROUPS, RESPONSES = 8, 8  # of a step, so that no prompt is sampled twice
-LR = 3e-4
-STEPS = 80
+RESULTS = HERE.parent / "results" / "asynchrony.json"
 WINDOW = 10  # steps
 WAYS = {"synchronous": (), "asynchronous": ("data.max_age=1", "--place", "local:1")}
 TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
@@ -56,24 +52,11 @@ TICK = os.sysconf("SC_CLK_TCK")  # of the times in /proc, a second
 def recipe_of(folder: Path, model: Model, steps: int) -> Path:
     """Fresh samples for the start of `JOB`."""
     files = logs.prepare(replace(JOB, model=model), folder, logs.FULL)
-    values = {
-        "policy": {"model": str(files.start)},
-        "data": {"prompts": str(files.prompts), "hold_out": 0.0},
-        "sampler": {"n": RESPONSES, "max_new": JOB.max_new},
-        "reward": {"name": "exact"},
-        "objective": {"name": "agro", "beta": 0.01, "baseline": "step"},
-        "train": {
-            "groups": GROUPS,
-            "micro_batch": 64,
-            "steps": steps,
-            "lr": LR,
-            "warmup": 5,
-            "schedule": "constant",
-        },
-        "evaluate": {"every": steps, "kl": False, "kl_samples": 0},
-    }
+    place = [f"policy.model={files.start}", f"data.prompts={files.prompts}"]
+    size = [f"train.steps={steps}", f"evaluate.every={steps}", f"sampler.max_new={JOB.max_new}"]
+    config = RunConfig.load(HERE / "asynchrony.toml", [*place, *size])
     path = folder / "recipe.json"
-    path.write_text(json.dumps(RunConfig.of(values).model_dump(mode="json")))
+    path.write_text(json.dumps(config.model_dump(mode="json")))
     return path
 
 
@@ -142,14 +125,9 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--model", type=int, nargs=2, default=MODEL, metavar=("HIDDEN", "LAYERS"))
-    parser.add_argument("--target", type=float, default=0.8)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a run")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "asynchrony.json")
-    arguments = parser.parse_args()
+    arguments = recording.parser(
+        __doc__, seeds=[0, 1, 2], model=[128, 1], target=0.8, steps=80, timeout=600.0, out=RESULTS
+    ).parse_args()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as made:
         recipe = recipe_of(Path(made), Model(*arguments.model), arguments.steps)
@@ -171,8 +149,7 @@ def main() -> None:
         ratio=found["ratio_median"],
         **{"target": arguments.target, **found, **rows},
     )
-    before = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    recording.write(arguments.out, [*(old for old in before if old["name"] != row["name"]), row])
+    recording.keep(arguments.out, recording.known(arguments.out) | {row["name"]: row})
     print(json.dumps(found))
 
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agro.config import RunConfig
 from agro.io.processes import LocalProcess
 from agro.place.placement import PlacedRecord
 from agro.store import Store
 from agro.store.location import located
-from reproductions.systems.tiny import prompts
+from reproductions.systems import tiny
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -32,18 +31,17 @@ ENVIRONMENT = {
 
 def configuration(folder: Path, steps: int, max_age: int, **sections: Any) -> Path:
     """A recipe as JSON: copy a digit; a few thousand parameters."""
-    values = {
-        "policy": {"new": {"alphabet": "0123456789>", "hidden": 16, "layers": 1, "heads": 2, "context": 16}},
-        "data": {"prompts": prompts(folder / "prompts.jsonl", range(60)), "max_age": max_age},
-        "sampler": {"n": RESPONSES, "max_new": 3},
-        "reward": {"name": f"{HERE / 'reward.py'}:share"},
-        "objective": {"name": "agro", "beta": 0.1},
-        "source": {"kind": "elsewhere", "lease_seconds": 4.0},
-        "train": {"steps": steps, "groups": GROUPS, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
+    config = tiny.config(
+        folder,
+        data__max_age=max_age,
+        sampler__n=RESPONSES,
+        reward__name=f"{HERE.parent}/recorded/reward.py:share",
+        source={"kind": "elsewhere", "lease_seconds": 4.0},
+        train={"steps": steps, "groups": GROUPS, "micro_batch": 4, "lr": 1e-2, "checkpoint_every": 2},
         **sections,
-    }
+    )
     path = folder / "recipe.json"
-    path.write_text(json.dumps(RunConfig.of(values).model_dump(mode="json")))
+    path.write_text(json.dumps(config.model_dump(mode="json")))
     return path
 
 

@@ -15,7 +15,6 @@ unpacked, hashed and parsed, and the rows inserted, and nothing is checked.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -155,7 +154,7 @@ def parsed(path: Path) -> float:
     return time.process_time() - began
 
 
-def case(name: str, workers: int, asked: argparse.Namespace) -> dict[str, Any]:
+def case(name: str, workers: int, asked: Any) -> dict[str, Any]:
     """Each import in a process of its own."""
     path = make(name, asked.records, asked.megabytes)
     size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
@@ -176,14 +175,9 @@ def case(name: str, workers: int, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--megabytes", type=float, default=300)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1])
-    parser.add_argument("--only", nargs="+", default=list(GOALS), choices=list(GOALS))
-    parser.add_argument("--one", type=Path)
-    asked = parser.parse_args()
+    asked = recording.parser(
+        __doc__, records=100_000, megabytes=300.0, repeats=3, workers=[1], only=GOALS, one=Path
+    ).parse_args()
     if asked.one:
         print(json.dumps(measure(asked.one, asked.workers[0])))
         return

@@ -174,10 +174,15 @@ def of_graded(prompts: int, evaluations: int) -> list[Row]:
 
 
 def of_eval(prompts: int, evaluations: int) -> list[Row]:
-    return [
-        {"name": name, "coverage": coverage(draw, truth, prompts, evaluations)}
-        for name, (draw, truth) in CASES.items()
-    ]
+    """The share of simulated evaluations whose interval holds the truth."""
+    rows: list[Row] = []
+    for name, (draw, truth) in CASES.items():
+        random, held = np.random.default_rng(0), 0
+        for _ in range(evaluations):
+            low, high = interval(draw(random, random.beta(0.5, 1.0, size=prompts)))
+            held += low <= truth <= high
+        rows.append({"name": name, "coverage": held / evaluations})
+    return rows
 
 
 Pair = tuple[Values, Values]
@@ -294,22 +299,9 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-def coverage(draw: Draw, truth: float, prompts: int, evaluations: int) -> float:
-    """The share of simulated evaluations whose interval holds the truth."""
-    random = np.random.default_rng(0)
-    held = 0
-    for _ in range(evaluations):
-        low, high = interval(draw(random, random.beta(0.5, 1.0, size=prompts)))
-        held += low <= truth <= high
-    return held / evaluations
-
-
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[100, 300])
-    parser.add_argument("--evaluations", type=int, default=2000)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=KINDS, nargs="+", default=[k for k in KINDS if k != "null"])
+    parser = recording.parser(__doc__, prompts=[100, 300], evaluations=2000, json=False, only=KINDS)
+    parser.set_defaults(only=[kind for kind in KINDS if kind != "null"])
     asked = parser.parse_args()
     rows: list[Row] = []
     for kind, prompts in itertools.product(asked.only, asked.prompts):
@@ -318,7 +310,7 @@ def main() -> None:
         for row in found:
             value, goal = (row["coverage"], 0.95) if "coverage" in row else (row["verdict"], 0.05)
             rows.append(recording.row(ours=[value], goal=goal, **row, **about))
-    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
+    kept = json.loads(RESULTS.read_text())
     made = {(row["kind"], row["prompts"]) for row in rows}
     rows = [row for row in kept if (row["kind"], row["prompts"]) not in made] + rows
     recording.write(RESULTS, rows)

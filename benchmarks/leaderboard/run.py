@@ -174,14 +174,8 @@ def of_trl(folder: Path, name: str, python: Path, rates: Sequence[str], seeds: i
 
 def row(job: str, name: str, runs: Sequence[dict[str, Any]], settings: str) -> dict[str, Any]:
     minutes, final = [run["minutes"] for run in runs], [last(run) for run in runs]
-    more = {
-        "job": job,
-        "method": name,
-        "final": final,
-        "settings": settings,
-        "date": date.today().isoformat(),
-    }
-    return recording.row(f"{job}: {name}", minutes, goal=GOAL, **more)
+    more = {"job": job, "method": name, "final": final, "settings": settings}
+    return recording.row(f"{job}: {name}", minutes, goal=GOAL, **more, date=date.today().isoformat())
 
 
 def place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -192,7 +186,7 @@ def place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    head = (
+    head = [
         "job",
         "method",
         "settings",
@@ -200,7 +194,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "accuracy at the end",
         "commit",
         "date",
-    )
+    ]
     lines = []
     for each in sorted(rows, key=place):
         minutes = ", ".join(told(value).removesuffix(" min") for value in each["ours"])
@@ -227,13 +221,8 @@ def main() -> None:
         folder, seed, *changes, _, out = sys.argv[2:]
         train(Path(folder), int(seed), changes, Path(out))
         return
-    parser = recording.parser(__doc__)
-    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
-    parser.add_argument("--methods", nargs="+", default=[*METHODS, *TRL], choices=[*METHODS, *TRL])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL 1.16")
-    parser.add_argument("--trl-rates", nargs="+", default=TRL_RATES, metavar="LR")
-    parser.add_argument("--row", metavar="NAME", help="a row of your own: the recipe with KEY=VALUE")
+    options = {"jobs": JOBS, "methods": (*METHODS, *TRL), "seeds": 3, "row": str}
+    parser = recording.parser(__doc__, **options, trl_python=Path, trl_rates=[*TRL_RATES])
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_args()
     for job in asked.jobs:
@@ -256,9 +245,8 @@ def main() -> None:
 
 def write(rows: Sequence[dict[str, Any]]) -> None:
     """Results and page, with other rows as they were."""
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    known = {row["name"]: row for row in [*before, *rows]}
-    recording.write(RESULTS, known.values())
+    known = recording.known(RESULTS) | {row["name"]: row for row in rows}
+    recording.keep(RESULTS, known)
     (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
     print(page(list(known.values())))
 

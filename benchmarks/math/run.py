@@ -64,10 +64,7 @@ def parsed(text: str) -> Any:
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--golden", type=Path)
-    parser.add_argument("--alone", action="store_true")
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, golden=Path, alone=False).parse_args()
     sets = {} if asked.golden is None else {"golden": golden(asked.golden)}
     sets |= {file.stem: judged(file) for file in sorted((ROOT / "tests/grade/pairs").glob("*.jsonl"))}
     with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:

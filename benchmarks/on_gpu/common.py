@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,12 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
+
+from agro import objectives
+from agro.config import RunConfig
+from agro.models.policy import Policy
+from agro.train.learner import Local
+from agro.types import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
 RATES = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16 operations a second, from NVIDIA
@@ -51,6 +57,13 @@ class Asked:
         return self.ends - time.monotonic()
 
 
+def write(file: Path, content: Any) -> None:
+    """JSON, complete or as it was."""
+    making = file.with_name(f".{file.name}")
+    making.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    making.replace(file)
+
+
 class Results:
     """The rows of a part in OUT/PART.json, which is complete after each of them."""
 
@@ -68,9 +81,7 @@ class Results:
         print(json.dumps(row, ensure_ascii=False), flush=True)
 
     def write(self) -> None:
-        making = self.file.with_name(f".{self.file.name}")
-        making.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        making.replace(self.file)
+        write(self.file, self.content)
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]], needs: float = 0.0) -> None:
         """Add what `work` returns, or how it failed, which costs no other row; `needs`: seconds, else it is
@@ -108,10 +119,55 @@ def measured(work: Callable[[], Any], device: torch.device, repeats: int) -> dic
     return {"seconds": found, "median": statistics.median(found), "gib": peak_gib(device)}
 
 
-def two_words() -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer for models whose tokens nobody reads."""
+def qwen3(shape: dict[str, int], vocabulary: int, **more: Any) -> Any:
+    """A Qwen3 with random weights. `shape`: hidden, inner, layers, heads, key_heads and per_head."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["key_heads"],
+        head_dim=shape["per_head"],
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        **more,
+    )
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def policy_of(model: Any, adapter: Any = None) -> Policy:
+    """With a tokenizer that nobody reads; only lengths end a response."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
+    )
+    policy = Policy(model, tokenizer, adapter=adapter)
+    policy.eos_ids = ()
+    return policy
+
+
+class Rloo:
+    """Steps of RLOO over one batch of random tokens, in groups of four."""
+
+    def __init__(self, policy: Policy, lengths: Sequence[int], prompt: int, **train: Any) -> None:
+        """`lengths`: of each sequence; `prompt`: tokens before a response; `train`: the values of `train`."""
+        config = RunConfig.of({"objective": {"name": "rloo", "beta": 0.0}, "train": train})
+        self.learner = Local(policy, None, print)
+        self.learner.enter(config, began=None, resumed=None)
+        self.options = objectives.get("rloo").resolve("rloo", config.objective.options)
+        random, rows, places = torch.Generator().manual_seed(0), len(lengths), torch.arange(max(lengths))
+        self.batch = Batch.of(
+            mask=(places >= prompt) & (places < torch.tensor(lengths)[:, None]),
+            reward=torch.rand(rows, generator=random).tolist(),
+            group=[i // 4 for i in range(rows)],
+            tokens=torch.randint(0, policy.vocab_size, (rows, len(places)), generator=random),
+            lengths=list(lengths),
+        )
+
+    def gradient(self) -> None:
+        self.learner.gradient(self.batch, "rloo", self.options, lambda: None)
 
 
 def synchronize(device: torch.device) -> None:

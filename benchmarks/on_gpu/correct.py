@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from agro import objectives
@@ -28,46 +27,29 @@ from agro.models.adapters import adapted
 from agro.models.policy import Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.hf import HF
-from agro.train.learner import Local
 from agro.train.trainer import BaseTrainer
-from agro.types import Batch
-from benchmarks.on_gpu.common import ROOT, Asked, Results, two_words
+from benchmarks.on_gpu.common import ROOT, Asked, Results, Rloo, policy_of, qwen3
 
 CPU = torch.device("cpu")
 TESTS = ROOT / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "train")]  # whose batches and runs these are
 
 
-def wild(small: bool, architecture: str = "Qwen3") -> Any:
+def wild(small: bool) -> Any:
     """A model with random weights so large that it prefers some tokens: a float32 one, on the CPU."""
     width = 32 if small else 256
-    config = getattr(transformers, f"{architecture}Config")(
-        vocab_size=256 if small else 4096,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2 if small else 4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=width // 4,
-        max_position_embeddings=512,
-        initializer_range=1.7 / width**0.5,  # as in the tests, .3 at a width of 32
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    return getattr(transformers, f"{architecture}ForCausalLM")(config)
+    shape = {"hidden": width, "inner": 2 * width, "layers": 2 if small else 4, "heads": 4, "key_heads": 2}
+    vocabulary, spread = 256 if small else 4096, 1.7 / width**0.5  # as in the tests, .3 at a width of 32
+    return qwen3(shape | {"per_head": width // 4}, vocabulary, initializer_range=spread)
 
 
-def policy_of(model: Any, lora: bool = False) -> Policy:
-    adapter = None
-    if lora:
-        torch.manual_seed(1)
-        adapter = adapted(model, "random", LoRA(rank=4))
-        for name, p in model.named_parameters():
-            if "lora_B" in name:  # which are zero at first, and with them half of the gradient
-                torch.nn.init.normal_(p.data, std=0.02)
-    policy = Policy(model, two_words(), adapter=adapter)
-    policy.eos_ids = ()  # only lengths end a response
-    return policy
+def with_adapter(model: Any) -> Policy:
+    torch.manual_seed(1)
+    adapter = adapted(model, "random", LoRA(rank=4))
+    for name, p in model.named_parameters():
+        if "lora_B" in name:  # which are zero at first, and with them half of the gradient
+            torch.nn.init.normal_(p.data, std=0.02)
+    return policy_of(model, adapter)
 
 
 def written(policy: Policy, rows: int, new: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,11 +76,11 @@ def logp_and_gradient(policy: Policy, tokens: Tensor, lengths: Tensor) -> tuple[
 
 
 def in_a_row(policy: Policy) -> Tensor:
-    """All gradients, on the CPU."""
-    trained = policy.trained().values()
-    return torch.cat(
-        [(torch.zeros_like(p) if p.grad is None else p.grad).double().cpu().flatten() for p in trained]
-    )
+    """All gradients, on the CPU, those of a value head last."""
+    trained = [*policy.trained().values()]
+    value = [] if policy.value is None else [p for p in policy.value.parameters() if p.grad is not None]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in (*trained, *value)]
+    return torch.cat([grad.double().cpu().flatten() for grad in grads])
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -126,20 +108,13 @@ def numbers(asked: Asked) -> list[dict[str, Any]]:
         there = policy_of(copy.deepcopy(model).to(device, dtype))
         logp, gradient = logp_and_gradient(there, tokens, lengths)
         off = (logp - expected[0]).abs()
-        row = {
-            "mean": float(off.mean()),
-            "most": float(off.max()),
-            "gradient": relative(gradient, expected[1]),
-        }
+        row = {"mean": float(off.mean()), "most": float(off.max())}
+        row["gradient"] = relative(gradient, expected[1])
         # What it decodes there: against complete sequences there, and against float32 on the CPU.
         decoded, widths, recorded = written(there, rows, new, 1)
-        complete = logp_and_gradient(there, decoded, widths)[0]
-        correct = logp_and_gradient(policy_of(copy.deepcopy(model)), decoded, widths)[0]
-        for key, other in (("decoded", complete), ("decoded_cpu", correct)):
-            row |= {
-                f"{key}_mean": float((recorded - other).abs().mean()),
-                f"{key}_most": float((recorded - other).abs().max()),
-            }
+        for key, judge in (("decoded", there), ("decoded_cpu", policy_of(copy.deepcopy(model)))):
+            off = (recorded - logp_and_gradient(judge, decoded, widths)[0]).abs()
+            row |= {f"{key}_mean": float(off.mean()), f"{key}_most": float(off.max())}
         if name == "bfloat16 of the CPU":
             allowed = {"mean": 2 * row["mean"], "most": 3 * row["most"], "gradient": 2 * row["gradient"]}
             found.append({"name": name, **row, "largest_logp": float(expected[0].min())})
@@ -170,18 +145,7 @@ def every_objective(asked: Asked) -> dict[str, Any]:
                     module.to(device)
                 policy.zero_grad()
                 backward(policy, batch, name, resolved, passes(4), reference)
-                found.append(
-                    torch.cat(
-                        [
-                            in_a_row(policy),
-                            *(
-                                p.grad.double().cpu().flatten()
-                                for p in policy.value.parameters()
-                                if p.grad is not None
-                            ),
-                        ]
-                    )
-                )
+                found.append(in_a_row(policy))
             off[name] = relative(found[1], found[0])
         except Exception as error:  # noqa: BLE001
             failed[name] = f"{type(error).__name__}: {error}"[:300]
@@ -197,28 +161,14 @@ def steps_of(
     asked: Asked, device: torch.device, moves: int, lora: bool = False, **train: Any
 ) -> tuple[Tensor, Tensor]:
     """The first gradient of RLOO over a batch, and the weights after so many moves."""
-    policy = policy_of(wild(asked.small).to(device), lora)
+    policy = (with_adapter if lora else policy_of)(wild(asked.small).to(device))
     rows, width = (8, 24) if asked.small else (32, 128)
-    random = torch.Generator().manual_seed(0)
-    batch = Batch.of(
-        mask=(torch.arange(width) >= 4).expand(rows, width),
-        reward=torch.rand(rows, generator=random).tolist(),
-        group=[i // 4 for i in range(rows)],
-        tokens=torch.randint(0, policy.vocab_size, (rows, width), generator=random),
-        lengths=[width - i % 5 for i in range(rows)],
-    )  # fmt: skip
-    batch = batch.replace(mask=batch.mask & (torch.arange(width) < batch.lengths[:, None]))
-    config = RunConfig.of(
-        {"objective": {"name": "rloo", "beta": 0.0}, "train": {"micro_tokens": 1 << 20, **train}}
-    )
-    learner = Local(policy, None, print)
-    learner.enter(config, began=None, resumed=None)
-    options = objectives.get("rloo").resolve("rloo", config.objective.options)
+    steps = Rloo(policy, [width - i % 5 for i in range(rows)], 4, **{"micro_tokens": 1 << 20, **train})
     gradient = None
     for _ in range(moves):
-        learner.gradient(batch, "rloo", options, lambda: None)
+        steps.gradient()
         gradient = in_a_row(policy) if gradient is None else gradient
-        learner.move(1e-3)
+        steps.learner.move(1e-3)
     assert gradient is not None
     return gradient, torch.cat([p.detach().double().cpu().flatten() for p in policy.trained().values()])
 

@@ -13,6 +13,7 @@ cuts off are seeds. Results are in learns.json after each run, with what is know
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import multiprocessing
@@ -29,7 +30,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,9 +49,9 @@ from agro.train.step import MicroBatch, Passes, streams_of
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch, Prompt, Sample
 from benchmarks.on_gpu import task
-from benchmarks.on_gpu.common import Asked, Results, peak_gib
+from benchmarks.on_gpu.common import Asked, Results, peak_gib, write
 
-N, J_BETA = 8, 0.01
+N = 8  # responses of the start to a prompt
 PASS = 32_768  # tokens
 KL_NAME = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats"
 
@@ -87,62 +88,49 @@ SMALL = Size(
     hidden=16, layers=1, teach_seconds=0.5, lessons=16, logged=8, anew=8, held_out=4, compared=2, updates=2,
     every=2, groups=2, batch=64, seeds=1, workers=1, tail=10.0, is_random=True,
 )  # fmt: skip
-RECIPE = tomllib.loads(recipes()["log"].text)
-WEIGHTED = {k: v for k, v in RECIPE["objective"].items() if k != "name"}
+SETTINGS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arm.toml").read_text("utf-8"))
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     """What a run minimizes; `train`, `data`: what differs from other runs."""
 
     name: str
     objective: dict[str, Any]
     data: dict[str, Any]
     train: dict[str, Any]
-    log: str = "log"  # or the responses of π_ref that were sampled anew
+    log: str  # or the responses of π_ref that were sampled anew
+
+    @classmethod
+    def of(cls, name: str, given: dict[str, Any]) -> Arm:
+        """Of arm.toml; `recipe`: it has the objective of the recipe `log`, and its bound on a step."""
+        values = {"data": {}, "train": {}, "log": "log", **given}
+        if values.pop("recipe", False):
+            recipe = tomllib.loads(recipes()["log"].text)
+            values |= {"objective": recipe["objective"], "train": {"step_kl": recipe["train"]["step_kl"]}}
+        return cls(name, **values)
 
 
-def _arm(name: str, objective: str, options: dict[str, Any] | None = None, **more: Any) -> Arm:
-    fields: dict[str, Any] = {"data": {}, "train": {}, **more}
-    return Arm(name, {"name": objective, **(options or {})}, **fields)
+ARMS = tuple(Arm.of(name, given) for name, given in SETTINGS.pop("arm").items())
 
 
-ARMS = (
-    _arm("recipe log", "agro", WEIGHTED, train={"step_kl": RECIPE["train"]["step_kl"]}),
-    _arm("AGRO, β = .1", "agro", {"beta": 0.1}),
-    _arm("AGRO, β = .01", "agro", {"beta": 0.01}),
-    _arm("section 6, β = .1", "agro", {"beta": 0.1, "regularizer": "reference"}),
-    _arm("KL-PG, β = .1", "kl_pg", {"beta": 0.1}),
-    _arm("imitation", "sft", data={"min_reward": 1.0}),
-    _arm("TOPR", "topr"),
-    _arm(
-        "log, new samples",
-        "agro",
-        WEIGHTED,
-        train={"step_kl": RECIPE["train"]["step_kl"]},
-        log="anew",
-    ),
-)
-
-
-def teach(folder: Path, size: Size, asked: Asked) -> dict[str, Any]:
-    """Imitation of the careless teacher for so many seconds, at a rate that falls with time; -> FOLDER."""
+def new_policy(size: Size, asked: Asked) -> Policy:
+    """The model with random weights, and a token for each character."""
     new = NewModel(
         alphabet=task.ALPHABET, hidden=size.hidden, layers=size.layers, heads=max(1, size.hidden // 64),
         context=task.CONTEXT,
     )  # fmt: skip
     dtype = "mixed" if asked.device.type == "cuda" else "float32"
-    policy = Policy.load(PolicyConfig(new=new, device=str(asked.device), dtype=dtype))
-    config = RunConfig.of(
-        {
-            "objective": {"name": "sft"},
-            "train": {"micro_tokens": 65_536, "lr": 1e-3, "adam_betas": [0.9, 0.98]},
-        }
-    )
+    return Policy.load(PolicyConfig(new=new, device=str(asked.device), dtype=dtype))
+
+
+def teach(folder: Path, size: Size, asked: Asked) -> dict[str, Any]:
+    """Imitation of the careless teacher for so many seconds, at a rate that falls with time; -> FOLDER."""
+    policy = new_policy(size, asked)
+    train = {"micro_tokens": 65_536, "lr": 1e-3, "adam_betas": [0.9, 0.98]}
+    config = RunConfig.of({"objective": {"name": "sft"}, "train": train})
     learner = Local(policy, None, print)
     learner.enter(config, began=None, resumed=None)
     options = objectives.get("sft").resolve("sft", {})
-    ids = {c: policy.tokenizer.convert_tokens_to_ids(c) for c in task.ALPHABET}
     steps = tokens = 0
     spent, losses = 0.0, []
     command = [sys.executable, "-m", "benchmarks.on_gpu.task", str(size.lessons), str(size.untaught)]
@@ -150,7 +138,7 @@ def teach(folder: Path, size: Size, asked: Asked) -> dict[str, Any]:
         assert teacher.stdout is not None
         began = time.monotonic()
         for line in teacher.stdout:
-            batch = taught(json.loads(line), ids, policy)
+            batch = taught(json.loads(line), policy)
             slope = math.cos(math.pi / 2 * spent / size.teach_seconds)
             step = learner.gradient(batch, "sft", options, lambda: None)
             learner.move(1e-3 * min(1.0, (steps + 1) / 50) * (0.02 + 0.98 * slope))
@@ -171,8 +159,9 @@ def teach(folder: Path, size: Size, asked: Asked) -> dict[str, Any]:
     }
 
 
-def taught(pairs: Sequence[tuple[str, str]], ids: dict[str, int], policy: Policy) -> Batch:
+def taught(pairs: Sequence[tuple[str, str]], policy: Policy) -> Batch:
     """Lessons as one batch; the end of a response is learned too."""
+    ids = {c: policy.tokenizer.convert_tokens_to_ids(c) for c in task.ALPHABET}
     bos, eos = policy.tokenizer.bos_token_id, policy.tokenizer.eos_token_id
     rows = [[bos, *(ids[c] for c in prompt + text), eos] for prompt, text in pairs]
     width = max(map(len, rows))
@@ -243,15 +232,13 @@ class OfLog(Monitor):
             }
         )
         spent = round(time.monotonic() - self.began, 1)
-        making = self.file.with_suffix(".making")
-        making.write_text(json.dumps({**self.head, "curve": self.curve, "seconds": spent}))
-        making.replace(self.file)
+        write(self.file, {**self.head, "curve": self.curve, "seconds": spent})
 
 
 def train(arm: Arm, seed: int, folder: Path, size: Size, device: str, dtype: str) -> dict[str, Any]:
     """One run; what it measured is in FOLDER/curves too, as far as it came."""
     torch.set_num_threads(1)
-    values: dict[str, Any] = tomllib.loads(Path(__file__).with_name("arm.toml").read_text("utf-8"))
+    values = copy.deepcopy(SETTINGS)
     values["policy"] |= {"model": str(folder / "start"), "device": device, "dtype": dtype}
     files = {"store": str(folder / f"{arm.log}.db"), "eval_prompts": str(folder / "held_out.jsonl")}
     values["data"] |= {**files, **arm.data}
@@ -337,7 +324,7 @@ def race(
 ) -> None:
     """All arms with each seed, `size.workers` runs at a time, as far as there is time."""
     runs: list[dict[str, Any]] = []
-    results.content |= {"size": asdict(size), "dtype": dtype, "beta_of_j": J_BETA, "runs": runs}
+    results.content |= {"size": asdict(size), "dtype": dtype, "runs": runs}
     every = [(arm, seed) for seed in range(size.seeds) for arm in ARMS]
     first = [(arm, seed) for arm, seed in every if arm.log == "log"][: 2 * size.workers]
     waiting = {pool.submit(train, *one, folder, size, str(asked.device), dtype): one for one in first}
@@ -365,23 +352,13 @@ def race(
             if (run["arm"], run["seed"]) not in ended:
                 runs.append({**run, "ended": False})
         results.add({"name": "runs", "cut_off": left_out, "of": len(waiting)})
-    results.measure(
-        "figure", lambda: {"file": figure(runs, asked.out, weights_in(results.content["rows"])).name}
-    )
+    results.measure("figure", lambda: {"file": figure(runs, asked.out, results.content["rows"]).name})
 
 
-def weights_in(rows: Sequence[dict[str, Any]]) -> str:
-    """How many weights were taught, in words; nothing where the teaching failed."""
-    weights = next((row["weights"] for row in rows if "weights" in row), None)
-    if weights is None:
-        return ""
-    return f"{weights / 1e6:.0f} million weights" if weights > 1e6 else f"{weights:,} weights"
-
-
-def figure(runs: Sequence[dict[str, Any]], out: Path, weights: str) -> Path:
-    """Accuracy and J over KL, beside those of the CPU; below log π/π_ref of right and of wrong responses."""
+def figure(runs: Sequence[dict[str, Any]], out: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Accuracy over KL; and log π/π_ref of right and of wrong responses of the log."""
     from reproductions.paper import drawing
-    from reproductions.paper.drawing import STYLES, Line, Panel
+    from reproductions.paper.drawing import STYLES, Line, Panel, of_curve
 
     shown = [run for run in runs if len(run["curve"]) > 1]
     points = min((len(run["curve"]) for run in shown), default=0)
@@ -390,46 +367,18 @@ def figure(runs: Sequence[dict[str, Any]], out: Path, weights: str) -> Path:
         Line(arm.name, style, [run for run in shown if run["arm"] == arm.name])
         for arm, style in zip(ARMS, STYLES, strict=False)
     ]
-    cpu = of_cpu()
-
-    def panel(title: str, drawn: Sequence[Line], key: str, name: str, kl: bool) -> Panel:
-        def values(run: Any) -> list[float]:
-            if key == "j":
-                return [point["accuracy"] - J_BETA * point["kl"] for point in run["curve"]]
-            return [point[key] for point in run["curve"]]
-
-        x, x_name = (drawing.kl, KL_NAME) if kl else (drawing.updates, "updates")
-        return Panel(title, drawn, x, values, x_name, name, own_x=kl)
-
-    large, small = weights, "0.2 million (on a CPU)"
-    rows = [
-        [panel(large, lines, "accuracy", "accuracy", True), panel(small, cpu, "accuracy", "", True)],
-        [panel("", lines, "j", f"accuracy − {J_BETA:g} KL", True), panel("", cpu, "j", "", True)],
-        [
-            panel("right responses of the log", lines, "right", r"log $\pi/\pi_\mathrm{ref}$", False),
-            panel("wrong ones", lines, "wrong", "", False),
-        ],
-    ]
-    drawn = drawing.draw(rows)
+    taught = next((f"{row['weights']:,} weights" for row in rows if "weights" in row), "")
+    ratio = r"log $\pi/\pi_\mathrm{ref}$"
+    panels = [Panel(taught, lines, drawing.kl, drawing.accuracy, KL_NAME, "accuracy", own_x=True)]
+    for key, title in (("right", "right responses of the log"), ("wrong", "wrong ones")):
+        panels.append(Panel(title, lines, drawing.updates, of_curve(key), "updates", ratio))
+    drawn = drawing.draw([panels])
     ratios = [p[k] for run in shown for p in run["curve"] for k in ("right", "wrong")]
-    for axes in drawn.axes[-2:]:  # which are below 0 too
+    drawn.axes[0].set_ylim(0, 1)
+    for axes in drawn.axes[1:]:  # which are below 0 too
         axes.set_ylim(min([0.0, *ratios]), max([1e-9, *ratios]))
     drawing.save(drawn, out, "learns")
     return out / "learns.svg"
-
-
-def of_cpu() -> list[Any]:
-    """The same methods, each with its best setting, as reproductions/paper recorded them."""
-    from reproductions.paper.drawing import STYLES, Line
-    from reproductions.paper.experiments import PARTS
-    from reproductions.paper.plans import AGRO, IMITATION, KL_PG, PLANS, TOPR, WEIGHTED
-
-    file = Path(__file__).resolve().parents[2] / "reproductions/paper/result.json"
-    recorded = json.loads(file.read_text(encoding="utf-8"))["runs"]["offline"]
-    plan = next(name for name in PLANS if name.startswith("the start"))
-    found = PARTS["offline"].found(recorded)
-    looks = {WEIGHTED: 0, AGRO: 1, KL_PG: 4, IMITATION: 5, TOPR: 6}  # of the arms
-    return [Line(ARMS[i].name, STYLES[i], found[name, plan, None]) for name, i in looks.items()]
 
 
 if __name__ == "__main__":

@@ -77,24 +77,17 @@ def update(asked: Asked) -> dict[str, Any]:
     import random
 
     from agro import objectives
-    from agro.config import NewModel, PolicyConfig, RunConfig
-    from agro.models.policy import Policy
+    from agro.config import RunConfig
     from agro.train.learner import Local
     from benchmarks.on_gpu import learns, task
 
     size = learns.SMALL if asked.small else learns.FULL
-    new = NewModel(
-        alphabet=task.ALPHABET, hidden=size.hidden, layers=size.layers, heads=max(1, size.hidden // 64),
-        context=task.CONTEXT,
-    )  # fmt: skip
-    dtype = "mixed" if asked.device.type == "cuda" else "float32"
-    policy = Policy.load(PolicyConfig(new=new, device=str(asked.device), dtype=dtype))
+    policy = learns.new_policy(size, asked)
     learner = Local(policy, None, print)
     learner.enter(RunConfig.of({"train": {"micro_tokens": learns.PASS}}), began=None, resumed=None)
     rng = random.Random(0)
     chosen = rng.choices(task.prompts([])[0], k=size.groups * learns.N)
-    ids = {c: policy.tokenizer.convert_tokens_to_ids(c) for c in task.ALPHABET}
-    batch = learns.taught([(prompt, task.lesson(prompt, rng)) for prompt in chosen], ids, policy)
+    batch = learns.taught([(prompt, task.lesson(prompt, rng)) for prompt in chosen], policy)
     options = objectives.get("sft").resolve("sft", {})
 
     def step() -> None:

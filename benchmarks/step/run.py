@@ -18,7 +18,6 @@ nothing is compared.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import resource
@@ -178,14 +177,14 @@ def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Pat
     return result
 
 
-def is_missing(case: str, asked: argparse.Namespace) -> bool:
+def is_missing(case: str, asked: Any) -> bool:
     if case.startswith("tiny") and not asked.tiny.is_dir():
         print(f"{case}: skipped: {asked.tiny} isn't there; name the model's folder with --tiny", flush=True)
         return True
     return False
 
 
-def record(asked: argparse.Namespace) -> None:
+def record(asked: Any) -> None:
     """Measure every case that can be measured here. Rows of other cases and kinds of machines stay."""
     for case in asked.cases:
         if is_missing(case, asked):
@@ -217,7 +216,7 @@ def is_slower(found: dict[str, Any], recorded: dict[str, Any]) -> bool:
     return ratio_of(found) < TOLERATED * ratio_of(recorded)
 
 
-def check(asked: argparse.Namespace) -> int:
+def check(asked: Any) -> int:
     """1 where a case is slower than before beside the plain way, also when it is measured again."""
     here, failed = kind(recording.machine_of_models()), False
     rows = [row for row in json.loads(RESULTS.read_text()) if row["ours"] and kind(row["machine"]) == here]
@@ -242,18 +241,14 @@ def check(asked: argparse.Namespace) -> int:
     return int(failed)
 
 
-def turns(case: str, asked: argparse.Namespace, checkout: Path = ROOT) -> dict[str, Any]:
+def turns(case: str, asked: Any, checkout: Path = ROOT) -> dict[str, Any]:
     return measured(case, asked.repeats, asked.tiny, ["ours", "peer"], checkout)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), help="all, with --check those of minutes")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--tiny", type=Path, default=TINY)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--one", nargs="+")
+    options = {"cases": CASES, "repeats": 5, "before": Path, "tiny": TINY, "check": False, "one": []}
+    parser = recording.parser(__doc__, **options)
+    parser.set_defaults(cases=None)
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(measure(asked.one[0], asked.repeats, asked.tiny, asked.one[1:])))

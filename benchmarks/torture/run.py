@@ -38,6 +38,7 @@ from agro.store import Store  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from reproductions.systems import tiny  # noqa: E402
 
+REWARD = f"{HERE.parent}/recorded/reward.py:share"  # it differs within a group
 STAGES = ["sampling", "scoring", "appending", "updating", "saving"]
 # A kill strikes at one of the first few entries of a stage, so that most children get a checkpoint further.
 ENTRIES = 5
@@ -50,7 +51,7 @@ def config(folder: Path) -> RunConfig:
     prompts = tiny.prompts(folder / "prompts.jsonl", range(60))
     held = tiny.prompts(folder / "held.jsonl", range(60, 66))
     files = [f"data.prompts={prompts}", f"data.eval_prompts={held}"]
-    return RunConfig.load(HERE / "recipe.toml", [*files, f"reward.name={HERE / 'reward.py'}:share"])
+    return RunConfig.load(HERE / "recipe.toml", [*files, f"reward.name={REWARD}"])
 
 
 def log(folder: Path) -> Path:
@@ -228,18 +229,14 @@ class Torture:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| stage | kills at an event | kills at a random time | kills |", "|---|---|---|---|"]
+    rows = []
     for stage, by in result["stages"].items():
-        lines.append(f"| {stage} | {by['event']} | {by['time']} | {by['event'] + by['time']} |")
-    return "\n".join(lines)
+        rows.append([stage, *map(str, (by["event"], by["time"], by["event"] + by["time"]))])
+    return recording.markdown(["stage", "kills at an event", "kills at a random time", "kills"], rows)
 
 
 if __name__ == "__main__":
-    parser = recording.parser(__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, kills=200, seed=0, out=Path).parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         torture = Torture(Path(scratch), asked.seed)

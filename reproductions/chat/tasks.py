@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,39 +18,8 @@ Make = Callable[[random.Random, bool], Iterator[Question]]  # endless, or as man
 
 SYSTEM = "Answer with one word."
 HELD_OUT = 3  # every third word or number is held out
-
-OPPOSITES = """
-    hot cold  big small  fast slow  old young  rich poor  happy sad  open closed  hard soft  wet dry
-    early late  strong weak  full empty  high low  near far  loud quiet  thick thin  wide narrow
-    clean dirty  up down  left right  first last  good bad  true false  day night  north south
-    east west  win lose  buy sell  push pull  start stop  love hate  friend enemy  king queen  boy girl
-    man woman  father mother  brother sister  uncle aunt  inside outside  above below  before after
-    always never  yes no  more less  many few  long short  deep shallow  sweet sour  brave cowardly
-    smooth rough  sharp dull  tight loose  alive dead  asleep awake  cheap expensive  easy difficult
-    safe dangerous  war peace  success failure  teacher student  question answer  summer winter
-    husband wife  son daughter  over under  give take  arrive leave  remember forget  laugh cry
-"""
-PAST = """
-    go went  eat ate  run ran  walk walked  see saw  take took  write wrote  play played  buy bought
-    sing sang  jump jumped  think thought  sleep slept  give gave  stop stopped  drink drank
-    speak spoke  break broke  drive drove  fly flew  grow grew  know knew  throw threw  draw drew
-    begin began  ring rang  sit sat  stand stood  tell told  sell sold  find found  hold held  keep kept
-    feel felt  leave left  meet met  pay paid  say said  send sent  build built  lose lost  win won
-    teach taught  catch caught  bring brought  fight fought  open opened  close closed  talk talked
-    call called  help helped  work worked  want wanted  need needed  love loved  live lived  move moved
-    smile smiled  dance danced  cook cooked  clean cleaned  wash washed  paint painted  climb climbed
-    laugh laughed  watch watched  wait waited  start started  finish finished  try tried  cry cried
-    carry carried  study studied  plan planned  drop dropped  fall fell  choose chose  wear wore
-    steal stole  forget forgot  hide hid  ride rode  rise rose  shake shook  wake woke  bite bit
-"""
-NOUNS = """
-    table river apple stone dance house music cloud paper tiger bread plant chair ocean dream horse
-    knife lemon money queen radio sugar train voice water zebra angle beach clock dress earth flame
-    grape honey island jacket kettle ladder mirror needle orange pencil rabbit saddle ticket window
-    yellow basket candle dragon engine flower garden hammer insect jungle kitten letter market napkin
-    office pepper rocket salmon temple valley wallet banana bridge castle desert feather guitar helmet
-    iron jewel lamp motor nest onion piano quilt rope spoon tower violin wheel
-"""
+_WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+OPPOSITES, PAST, NOUNS = (_WORDS[name] for name in ("opposites", "past", "nouns"))
 
 
 def pairs(text: str) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Logs of other models, without log-probs: AGRO on the responses in a store, and on nothing else.
 
-    python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
+    python reproductions/logs/run.py [--data gsm8k game24] [--seeds 3] [--out runs/logs] [--small]
                                      [--record] [KEY=VALUE …]
 
 Imports two logs (`agro import`), and splits the prompts of each into two halves, each held out once. For each
@@ -48,12 +48,7 @@ def settings(name: str, overrides: Sequence[str], small: bool) -> tuple[RunConfi
 
 
 def changed(config: RunConfig, changes: dict[str, dict[str, Any]]) -> RunConfig:
-    def merge(old: Any, new: Any) -> Any:
-        if not (isinstance(old, dict) and isinstance(new, dict)):
-            return new
-        return {**old, **{key: merge(old.get(key), value) for key, value in new.items()}}
-
-    return RunConfig.of(merge(config.model_dump(), changes))
+    return RunConfig.of(harness.merged(config.model_dump(), changes))
 
 
 def one_run(config: RunConfig, seed: int, stores: tuple[Path, Path], folder: Path) -> dict[str, Any]:
@@ -122,10 +117,6 @@ def references(sft: RunConfig, folds: Sequence[tuple[Path, Path]], folder: Path)
     return made
 
 
-def from_reference(agro_: RunConfig, reference: dict[str, Any]) -> RunConfig:
-    return changed(agro_, {"policy": {"model": reference["model"], "new": None}})
-
-
 def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[str]) -> dict[str, Any]:
     log, folder = LOGS[name], out / name
     store = imported(name, folder)
@@ -134,7 +125,7 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
     result: dict[str, Any] = {"title": log.title, "goal": {"auc": log.auc, "errors": log.errors}}
     result |= {"log": describe(store, sft), "baselines": baselines(folds)}
     made = references(sft, folds, folder)
-    starts = [from_reference(agro_, reference) for reference in made]
+    starts = [changed(agro_, {"policy": {"model": of["model"], "new": None}}) for of in made]
     result["references"] = [{key: of[key] for key in ("loss", "seconds", "cpu_seconds")} for of in made]
     result |= {"seeds": [], "control": []}
     for seed in range(seeds):
@@ -146,11 +137,8 @@ def one_log(name: str, seeds: int, out: Path, small: bool, overrides: Sequence[s
             control.append(one_run(starts[fold], seed, stores, to))
         result["seeds"].append(of_seed(seed, trained))
         result["control"].append(of_seed(seed, control))
-    return result | judged(result) | {"config": {"sft": plain(sft), "agro": plain(agro_)}}
-
-
-def plain(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json")
+    config = {key: phase.model_dump(mode="json") for key, phase in (("sft", sft), ("agro", agro_))}
+    return result | judged(result) | {"config": config}
 
 
 def judged(result: dict[str, Any]) -> dict[str, Any]:
@@ -171,14 +159,11 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     switches = {"small": "few groups, few steps: seconds, and no result", "record": harness.RECORD}
-    parser = harness.parser(__doc__, "runs/logs", **switches)
-    parser.add_argument("--data", choices=(*LOGS, "both"), default="both")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = harness.parser(__doc__, "runs/logs", data=LOGS, seeds=3, **switches)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     out = args.out.resolve()
-    names = list(LOGS) if args.data == "both" else [args.data]
-    results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in names}
+    results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in args.data}
     for result in results.values():
         print(table(result))
     record = {"machine": harness.machine(), **results}

@@ -16,16 +16,16 @@ SERIES = (("seeds", "agro", harness.COLORS[0]), ("control", "shuffled rewards", 
 def table(result: dict[str, Any]) -> str:
     log, last = result["log"], result["seeds"][-1]
     rewards = ", ".join(f"{source} {mean:.3f}" for source, mean in log["reward_mean"].items())
+    head = ["", "AUC", "standard error", "errors above 0.5", "½Var(R) at π_ref", "after", "fall", "its error"]
+    rows = [row(f"seed {seed['seed']}", seed) for seed in result["seeds"]]
+    rows += [row(f"shuffled rewards, seed {seed['seed']}", seed) for seed in result["control"]]
+    rows += [row(name, found) for name, found in result["baselines"].items()]
     lines = [
         f"\n{result['title']}: {log['groups']} prompts, {log['samples']} responses; "
         f"{log['groups_equal']} prompts have equal rewards; "
         f"invalid responses: {log['dropped'] or 'none'}; mean reward: {rewards}",
         "",
-        "| | AUC | standard error | errors above 0.5 | ½Var(R) at π_ref | after | fall | its error |",
-        "|---|---|---|---|---|---|---|---|",
-        *(row(f"seed {seed['seed']}", seed) for seed in result["seeds"]),
-        *(row(f"shuffled rewards, seed {seed['seed']}", seed) for seed in result["control"]),
-        *(row(name, found) for name, found in result["baselines"].items()),
+        harness.markdown(head, rows),
     ]
     lowest, goal = result["over_seeds"]["lowest"], result["goal"]
     lines += [
@@ -42,14 +42,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def row(name: str, found: dict[str, Any]) -> str:
+def row(name: str, found: dict[str, Any]) -> list[str]:
     errors = above_chance(found)
     away = "–" if errors is None else f"{errors:.1f}"
-    return (
-        f"| {name} | {found['auc']:.3f} | {found['auc_se']:.3f} | {away} "
-        f"| {found['before']:.5f} | {found['after']:.5f} | {found['relative']:.1%} "
-        f"| {found['fall_se'] / found['before']:.1%} |"
-    )
+    variance = [f"{found['before']:.5f}", f"{found['after']:.5f}", f"{found['relative']:.1%}"]
+    return [
+        *(name, f"{found['auc']:.3f}", f"{found['auc_se']:.3f}", away),
+        *(*variance, f"{found['fall_se'] / found['before']:.1%}"),
+    ]
 
 
 def mean(over_seeds: dict[str, Any]) -> str:

@@ -39,7 +39,6 @@ from agro.config import RunConfig, override  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs  # noqa: E402
 
-UPDATES = 150
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 RECIPE = "agro, the recipe"
 UNBOUNDED = "agro, the recipe without the bound"  # on the change of a step: train.step_kl
@@ -120,21 +119,16 @@ def further(measured: Sequence[Run], seeds: int) -> list[Row]:
 def configure(row: Row, files: Mapping[str, Path], changes: Sequence[str] = ()) -> RunConfig:
     """The recipe with what this job, the method and the row change of it."""
     method, is_fresh = copy.deepcopy(METHODS[row.section][row.method]), row.section == "fresh"
-    settings = [
-        f"policy.model={logs.MODEL}",
-        f"data.prompts={files['prompts']}" if is_fresh else f"data.store={files['own']}",
-        f"data.eval_prompts={files['held_out']}",
-        f"reward.name={HERE / 'reward.py'}:right_sum",
-        f"train.steps={UPDATES}",
-        f"train.seed={row.seed}",
-        "train.lr=3e-4",
-        "sampler.n=4",
-        "sampler.max_new=64",
-        "sampler.batch=256",
-        "data.spread=false",  # as these runs were recorded
-    ]
-    recipe = harness.ROOT / "agro/config/recipes" / ("fresh.toml" if is_fresh else "log.toml")
-    values = RunConfig.load(recipe, settings).model_dump()
+    data = {"prompts": str(files["prompts"])} if is_fresh else {"store": str(files["own"])}
+    place = {
+        "policy": {"model": str(logs.MODEL)},
+        "data": {**data, "eval_prompts": str(files["held_out"])},
+        "reward": {"name": f"{HERE / 'reward.py'}:right_sum"},
+        "train": {"seed": row.seed},
+    }
+    values = RunConfig.load("fresh" if is_fresh else "log").model_dump()
+    for changes_of_recipe in (METHODS["job"], place):
+        values = harness.merged(values, changes_of_recipe)
     values["objective"] = method.get("objective", values["objective"])
     for section in ("data", "train"):
         values[section] |= method.get(section, {})
@@ -268,11 +262,9 @@ def figure(runs: Sequence[Run]) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED}
-    parser = harness.parser(__doc__, "runs/offline", record=harness.RECORD, **more)
-    parser.add_argument("--only", choices=("methods", "fresh"), help="one section")
-    parser.add_argument("--seeds", type=int, default=5, help="of the recipe; of other methods at most 3")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    more = {"record": harness.RECORD, "recorded": harness.RECORDED, "measured": harness.MEASURED}
+    sections = ("methods", "fresh")
+    parser = harness.parser(__doc__, "runs/offline", only=sections, seeds=5, jobs=1, **more)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(arguments)
     logs.prepare(args.out)
@@ -282,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with harness.processes(args.jobs) as each:
 
         def run(rows: Sequence[Row]) -> None:
-            chosen = [row for row in rows if args.only in (None, row.section)]
+            chosen = [row for row in rows if row.section in args.only]
             if args.measured:
                 chosen = [row for row in chosen if (args.out / row.folder / "measured.json").exists()]
             for found in each(partial(complete, out=args.out, changes=args.changes), chosen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -47,29 +47,21 @@ def author_of(job: Job) -> str:
 
 def table(runs: Sequence[Run]) -> str:
     """Held-out reward: a mean over the seeds of a job and over jobs, where all jobs of a row have a run."""
-    cells = _cells(runs)
+    cells: dict[tuple[str, str, float | None], list[float]] = {}
+    for run in runs:
+        cells.setdefault((run["job"], run["method"], run["rate"]), []).append(run["reward"] or 0.0)
     rows: dict[str, list[str]] = {}
     for name in JOBS:
         if any((name, DEFAULT, rate) in cells for rate in RATES):
             rows.setdefault(data_of(JOBS[name]), []).append(name)
-    lines = [
-        "| data | jobs | the start | imitation | the recipe | at 3e-3: imitation | the recipe "
-        "| best other, 1e-3 |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["data", "jobs", "the start", "imitation", "the recipe", "at 3e-3: imitation", "the recipe"]
+    lines = []
     for data, jobs in rows.items():
         found = [_over(cells, jobs, NOTHING, None)]
         found += [_over(cells, jobs, name, rate) for rate in RATES for name in (IMITATION, DEFAULT)]
-        values = " | ".join("–" if value is None else f"{value:.2f}" for value in found)
-        lines.append(f"| {data} | {len(jobs)} | {values} | {_best_other(cells, jobs)} |")
-    return "\n".join(lines)
-
-
-def _cells(runs: Iterable[Run]) -> dict[tuple[str, str, float | None], list[float]]:
-    cells: dict[tuple[str, str, float | None], list[float]] = {}
-    for run in runs:
-        cells.setdefault((run["job"], run["method"], run["rate"]), []).append(run["reward"] or 0.0)
-    return cells
+        values = ["–" if value is None else f"{value:.2f}" for value in found]
+        lines.append([data, str(len(jobs)), *values, _best_other(cells, jobs)])
+    return harness.markdown([*head, "best other, 1e-3"], lines)
 
 
 def _over(cells: Mapping[Any, Sequence[float]], jobs: Sequence[str], method: str, rate: float | None) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agro.errors import Refused
 from reproductions.panel.tasks import TASKS, Task, Writer
 
 Data = Literal["groups", "one each", "pairs", "fresh"]  # what a job gives to train on
@@ -72,7 +73,7 @@ class Job:
         return of_response(prompt, response)
 
 
-def _job(name: str, given: Mapping[str, Any]) -> Job:
+def job_of(name: str, given: Mapping[str, Any]) -> Job:
     """Of a section of jobs.toml."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     if "authors" in values:
@@ -85,7 +86,7 @@ def _job(name: str, given: Mapping[str, Any]) -> Job:
 
 
 EVERY = [
-    _job(name, given)
+    job_of(name, given)
     for name, given in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 ]
 JOBS = {job.name: job for job in EVERY}
@@ -94,3 +95,12 @@ JOBS = {job.name: job for job in EVERY}
 def reward(prompts: Sequence[str], completions: Sequence[str], job: str, **columns: object) -> list[float]:
     """That of a job, as the library's users write it."""
     return [JOBS[job].value(p, text) for p, text in zip(prompts, completions, strict=True)]
+
+
+def chosen(only: Sequence[str], known: Iterable[str], option: str) -> list[str]:
+    """The names that are asked for, in their own order; all where none is."""
+    names = list(known)
+    for name in only:
+        if name not in names:
+            raise Refused(f"{option}: expected one of {', '.join(names)}; got {name}")
+    return [name for name in names if name in only] if only else names

@@ -57,33 +57,16 @@ FULL = Size()
 SMALL = Size(held_out=32, lessons=400, prompts=24, updates=2, warm_up=12)
 
 
-@dataclass(frozen=True)
 class Files:
-    """What `prepare` makes in the folder of a job."""
+    """What `prepare` makes in the folder of a job.
 
-    folder: Path
+    `values`: rewarded samples of the start, for objectives that need some of the reference.
+    """
 
-    @property
-    def start(self) -> Path:
-        return self.folder / "start"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.db"
-
-    @property
-    def values(self) -> Path:
-        """Rewarded samples of the start, for objectives that need some of the reference."""
-        return self.folder / "values.db"
-
-    @property
-    def prompts(self) -> Path:
-        """Prompts to sample from."""
-        return self.folder / "prompts.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        return self.folder / "held_out.jsonl"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.start = folder, folder / "start"
+        self.log, self.values = folder / "log.db", folder / "values.db"
+        self.prompts, self.held_out = folder / "prompts.jsonl", folder / "held_out.jsonl"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -132,7 +115,8 @@ def _make_start(job: Job, files: Files, size: Size, taken: Collection[str], rng:
     longest = max(len(prompt) for prompt in taken) + job.max_new + 2
     initial = files.folder / "initial"
     start.create(job, initial, CONTEXT_OF_TURNS if job.environment else longest)
-    policy = start.imitate(job, initial, lessons, rng, environment_of(job))
+    environment = CALCULATOR if job.environment else None
+    policy = start.imitate(job, initial, lessons, rng, environment)
     policy.save(files.start, merge=True)
 
 
@@ -150,10 +134,6 @@ def _prompts(job: Job, size: Size, rng: random.Random) -> tuple[list[str], list[
     copies = harness.different(job.prompts + half, near_copy)
     others = harness.different(half, lambda: job.task.prompt(rng))
     return copies[: job.prompts], list(dict.fromkeys([*copies[job.prompts :], *others]))
-
-
-def environment_of(job: Job) -> dict[str, Any] | None:
-    return CALCULATOR if job.environment else None
 
 
 def rollout_of(job: Job, policy: Policy) -> Rollout:
@@ -203,12 +183,8 @@ def _responses(
     """The responses to each prompt."""
     fewest, most = job.sizes
     n = 8 if job.data == "pairs" else most
-    sampler = SamplerConfig(n=n, max_new=job.max_new, batch=1024)
-    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
-    if START in job.authors:
-        found = sorted(rollout_of(job, policy).sample(prompts, n, sampler, seed=1), key=_index)
-        for sample in found:
-            drawn[sample.prompt_id].append(sample.replace(role="log", source="start"))
+    own = _drawn(job, policy, prompts, n, seed=1) if START in job.authors else {}
+    drawn = {name: [s.replace(role="log", source="start") for s in group] for name, group in own.items()}
     for prompt in prompts:
         if job.data == "pairs":
             yield _judged(job, drawn[prompt.id], rng)
@@ -230,11 +206,7 @@ def reference_samples(job: Job, files: Files) -> Path:
     if files.values.exists():
         return files.values
     rng = random.Random(f"values of {job.name}")
-    prompts = load_prompts(files.prompts)
-    sampler = SamplerConfig(n=8, max_new=job.max_new, batch=1024)
-    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
-    for sample in sorted(rollout_of(job, load(files.start)).sample(prompts, 8, sampler, seed=2), key=_index):
-        drawn[sample.prompt_id].append(sample)
+    drawn = _drawn(job, load(files.start), load_prompts(files.prompts), 8, seed=2)
     making = files.values.with_suffix(".making")
     with Store.open(making) as store:
         store.append([s for group in drawn.values() for s in _rewarded(replace(job, equal=0.0), group, rng)])
@@ -242,8 +214,14 @@ def reference_samples(job: Job, files: Files) -> Path:
     return files.values
 
 
-def _index(sample: Sample) -> int:
-    return int(sample.meta["index"])
+def _drawn(job: Job, policy: Policy, prompts: Sequence[Prompt], n: int, seed: int) -> dict[str, list[Sample]]:
+    """A policy's responses by the prompt's id, in their order."""
+    sampler = SamplerConfig(n=n, max_new=job.max_new, batch=1024)
+    drawn: dict[str, list[Sample]] = {p.id: [] for p in prompts}
+    found = rollout_of(job, policy).sample(prompts, n, sampler, seed=seed)
+    for sample in sorted(found, key=lambda s: int(s.meta["index"])):
+        drawn[sample.prompt_id].append(sample)
+    return drawn
 
 
 def _judged(job: Job, group: Sequence[Sample], rng: random.Random) -> list[Sample]:

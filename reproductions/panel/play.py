@@ -83,33 +83,24 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
     values: dict[str, Any] = {"train": {"schedule": "linear"}}
     if "recipe" in given:
         values = RunConfig.load(given["recipe"]).model_dump()
-    values["objective"] = {**values.get("objective", {}), **given.get("objective", {})}
-    needs = objectives.get(values["objective"]["name"]).needed(
-        {key: value for key, value in values["objective"].items() if key != "name"}
-    )
-    values["policy"] = {
-        **values.get("policy", {}),
-        **given.get("policy", {}),
-        "model": str(world.files.start),
-        "cache_reference": store is not None and "ref_logp" in needs,
-    }
+    changes = {key: values.get(key, {}) | given.get(key, {}) for key in ("objective", "data", "train")}
+    objective, data = changes["objective"], changes["data"]
     on_all = {"hold_out": 0.0, "hold_out_most": None}  # the held-out prompts are others
-    values["data"] = {**values.get("data", {}), **on_all, **given.get("data", {})}
+    data |= on_all | given.get("data", {})
     if store is not None:
-        values["data"]["store"] = str(store)
-    if values["data"].get("value_store"):
-        values["data"]["value_store"] = str(logs.reference_samples(world.job, world.files))
-    if store is None or values["data"].get("prompts"):  # of the log, where both are asked for
-        values["data"]["prompts"] = str(world.files.prompts)
-    if values["data"].get("eval_prompts"):
-        values["data"]["eval_prompts"] = str(world.files.held_out)
-    responses = given.get("responses", RESPONSES)
-    values["train"] = {
-        **values["train"],
-        **given.get("train", {}),
+        data["store"] = str(store)
+    if data.get("value_store"):
+        data["value_store"] = str(logs.reference_samples(job, world.files))
+    if store is None or data.get("prompts"):  # of the log, where both are asked for
+        data["prompts"] = str(world.files.prompts)
+    if data.get("eval_prompts"):
+        data["eval_prompts"] = str(world.files.held_out)
+    options = {key: value for key, value in objective.items() if key != "name"}
+    needs = objectives.get(objective["name"]).needed(options)
+    changes["train"] |= {
         "steps": job.updates,
         "epochs": None,
-        "groups": job.groups * RESPONSES // responses if store is None else job.groups,
+        "groups": job.groups,
         "lr": row.rate,
         "warmup": min(10, job.updates // 2),
         "seed": row.seed,
@@ -117,10 +108,11 @@ def settings(world: World, row: Row, store: Path | None) -> RunConfig:
         "micro_batch": MICRO.get(job.name, 64),
         "checkpoint_every": 100_000,
     }
-    values["evaluate"] = {"kl": False, "kl_samples": 0}
-    values["reward"] = {"name": VALUE}
-    values["sampler"] = {"n": responses, "max_new": job.max_new, "batch": 256}
-    return RunConfig.of(values, f"{row.job}, {row.method}")
+    cached = store is not None and "ref_logp" in needs
+    policy = values.get("policy", {}) | {"model": str(world.files.start), "cache_reference": cached}
+    sampler = {"n": RESPONSES, "max_new": job.max_new, "batch": 256}
+    others = {"reward": {"name": VALUE}, "evaluate": {"kl": False, "kl_samples": 0}, "sampler": sampler}
+    return RunConfig.of(values | changes | {"policy": policy} | others, f"{row.job}, {row.method}")
 
 
 def complete(row: Row, out: Path, size: Size) -> Run:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,9 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.store import Pair, Store  # noqa: E402
 from reproductions import harness, racing  # noqa: E402
-from reproductions.panel import logs, play  # noqa: E402
-from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel import logs  # noqa: E402
+from reproductions.panel.jobs import JOBS, chosen  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
-from reproductions.panel.run import chosen  # noqa: E402
 
 DATA = {
     "own": "a log, 0/1 (own)",
@@ -52,20 +52,15 @@ def values(name: str, folder: Path, out: Path, size: Size) -> dict[str, Any]:
         data["store"] = str(folder / "log.db")
         if not Path(data["store"]).exists():
             copy_log(files.log, Path(data["store"]), judged=job.data == "pairs")
-    return {
-        "policy": {"model": str(files.start), "threads": 1},
+    place = {
+        "policy": {"model": str(files.start)},
         "data": data,
-        "reward": {"name": "reproductions.panel.jobs:reward", "options": {"job": name}},
-        "sampler": {"n": play.RESPONSES, "max_new": job.max_new, "batch": 512},
-        "train": {
-            "steps": max(job.updates, 4),
-            "lr": 1e-3,
-            "groups": job.groups,
-            "schedule": "linear",
-            "checkpoint_every": 100_000,
-        },
-        "evaluate": {"kl": False, "kl_samples": 0},
+        "reward": {"options": {"job": name}},
+        "sampler": {"max_new": job.max_new},
+        "train": {"steps": max(job.updates, 4), "groups": job.groups},
     }
+    found: dict[str, Any] = harness.merged(tomllib.loads((HERE / "race.toml").read_text("utf-8")), place)
+    return found
 
 
 def copy_log(log: Path, to: Path, *, judged: bool) -> None:
@@ -82,9 +77,8 @@ def copy_log(log: Path, to: Path, *, judged: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, small=harness.SMALL)
-    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
-    args = parser.parse_args(arguments)
+    switches = {"record": harness.RECORD, "small": harness.SMALL}
+    args = harness.parser(__doc__, "runs/panel", only=[], **switches).parse_args(arguments)
     size, out = SMALL if args.small else FULL, args.out.resolve()
     raced = {}
     for name in chosen(args.only, DATA, "--only"):

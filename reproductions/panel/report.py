@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from reproductions import harness
 from reproductions.panel.jobs import JOBS
-from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SHIFTED, SIMPLE
+from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SHIFTED
 
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
@@ -214,19 +214,13 @@ def _reward(runs: Sequence[Run]) -> str:
     return number(mean(runs, key)) + several
 
 
-def differences(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, tuple[float, float]]:
-    """By job how far a method ends above the start, and above the best simple method. Where it has no value
-    it counts as 0; jobs without the start or another simple method are left out of what needs them."""
-    found: dict[str, tuple[float, float]] = {}
+def above_start(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, float]:
+    """By job how far a method ends above the start; where it has no value it counts as 0."""
+    found: dict[str, float] = {}
     for (job, name), runs in cells.items():
-        if name != method:
-            continue
-        reached = mean(runs) or 0.0
         before = mean(cells.get((job, NOTHING), []))
-        known = [mean(cells[job, other]) for other in SIMPLE if (job, other) in cells]
-        best = max((value for value in known if value is not None), default=None)
-        if before is not None and best is not None:
-            found[job] = reached - before, reached - best
+        if name == method and before is not None:
+            found[job] = (mean(runs) or 0.0) - before
     return found
 
 
@@ -238,7 +232,7 @@ def figure(result: Run) -> Figure:
     methods = [name for name in methods_of(runs) if name not in (NOTHING, *PARTS)]
     shown = np.full((len(methods), len(jobs)), math.nan)
     for i, method in enumerate(methods):
-        for job, (above, _) in differences(cells, method).items():
+        for job, above in above_start(cells, method).items():
             if job in jobs:
                 shown[i, jobs.index(job)] = above
     size = (2.5 + 0.62 * max(1, len(jobs)), 1.6 + 0.28 * max(1, len(methods)))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,21 +34,12 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import advice, logs, play, report  # noqa: E402
-from reproductions.panel.jobs import JOBS  # noqa: E402
+from reproductions.panel.jobs import JOBS, chosen  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
 
 RECORDED = "recorded.json"  # in --out: what was recorded of the jobs
-
-
-def chosen(only: Sequence[str], known: Iterable[str], option: str) -> list[str]:
-    """The names that are asked for, in their own order; all where none is."""
-    names = list(known)
-    for name in only:
-        if name not in names:
-            raise Refused(f"{option}: expected one of {', '.join(names)}; got {name}")
-    return [name for name in names if name in only] if only else names
 
 
 def jobs_to_run(only: Sequence[str], kept: bool) -> list[str]:
@@ -117,15 +108,14 @@ def complete_runs(able: Sequence[tuple[str, str]], out: Path) -> list[Run]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    more = {"recorded": harness.RECORDED, "measured": harness.MEASURED, "small": harness.SMALL}
+    more: dict[str, Any] = {
+        "recorded": harness.RECORDED,
+        "measured": harness.MEASURED,
+        "small": harness.SMALL,
+    }
     more |= {"all-rates": "the other seeds at every rate", "kept": "the jobs of the last look too"}
-    parser = harness.parser(__doc__, "runs/panel", record=harness.RECORD, **more)
-    parser.add_argument("--only", nargs="+", default=[], metavar="JOB")
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
-    parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
-    args = parser.parse_args(arguments)
+    more |= {"only": [], "methods": [], "rates": list(RATES), "seeds": 3, "jobs": 1}  # runs at a time
+    args = harness.parser(__doc__, "runs/panel", record=harness.RECORD, **more).parse_args(arguments)
     harness.at_least_1(seeds=args.seeds, jobs=args.jobs)
     if args.recorded:
         restore(args.out)

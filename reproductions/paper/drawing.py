@@ -72,16 +72,12 @@ class Panel:
     log_x: bool = False
 
 
-def updates(run: Run) -> list[float]:
-    return [point["update"] for point in run["curve"]]
+def of_curve(key: str) -> Values:
+    """What each point of a run's curve has under a name."""
+    return lambda run: [point[key] for point in run["curve"]]
 
 
-def accuracy(run: Run) -> list[float]:
-    return [point["accuracy"] for point in run["curve"]]
-
-
-def kl(run: Run) -> list[float]:
-    return [point["kl"] for point in run["curve"]]
+updates, accuracy, kl = (of_curve(key) for key in ("update", "accuracy", "kl"))
 
 
 def generated(run: Run) -> list[float]:

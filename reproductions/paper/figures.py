@@ -10,32 +10,12 @@ from matplotlib.figure import Figure
 
 from reproductions.paper import drawing
 from reproductions.paper import plans as m
-from reproductions.paper.drawing import STYLES, Line, Panel
-from reproductions.paper.experiments import FOUR_DECADES, FRESH, OFFLINE, OURS, PARTS
-from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, MIXTURE, PLANS, SHARES
+from reproductions.paper.drawing import STYLES, Line, Panel, Style
+from reproductions.paper.experiments import PARTS
+from reproductions.paper.plans import CAREFUL, CARELESS, LAGS, METHODS, MIXTURE, PLANS, SHARES
 from reproductions.paper.rules import Found, end
 from reproductions.paper.task import OTHER, START
 
-# A method looks the same in every figure; those that share a look share no figure.
-LOOK = {
-    m.WEIGHTED: 0,
-    m.AGRO: 1,
-    m.KL_PG: 2,
-    m.UNREGULARIZED: 3,
-    m.IMITATION: 4,
-    m.DRO: 5,
-    m.TOPR: 6,
-    m.QRPO: 7,
-    m.FPA: 8,
-    m.ON_POLICY: 3,
-    m.ADAPTIVE: 5,
-    m.RLOO: 8,
-    m.BY_SAMPLER: 2,
-    m.OAPL: 3,
-    m.M2PO: 5,
-    m.CLIP: 6,
-    m.DPPO: 8,
-}
 KL_NAME, UPDATES = r"KL($\pi\,\Vert\,\pi_\mathrm{ref}$), nats", "updates"
 
 
@@ -45,10 +25,15 @@ def figures(found: Mapping[str, Found]) -> dict[str, Figure]:
     return {name: make(found[name]) for name, make in makers.items() if name in found}
 
 
+def _style(name: str) -> Style:
+    """A method looks the same in every figure."""
+    return STYLES[METHODS[name].look]
+
+
 def _lines(found: Found, plan: str, methods: Sequence[str]) -> list[Line]:
     return [
-        Line(name, STYLES[LOOK[name]], found[name, plan, None])
-        for name in sorted(methods, key=list(LOOK).index)
+        Line(name, _style(name), found[name, plan, None])
+        for name in sorted(methods, key=list(METHODS).index)
         if (name, plan, None) in found
     ]
 
@@ -62,7 +47,7 @@ def _offline(found: Found) -> Figure:
     first = [
         Panel(
             f"{title}, n = 4",
-            _lines(found, f"{log}, n = 4", OFFLINE),
+            _lines(found, f"{log}, n = 4", PARTS["offline"].methods),
             drawing.updates,
             drawing.accuracy,
             UPDATES,
@@ -76,7 +61,7 @@ def _offline(found: Found) -> Figure:
 def _replay(found: Found) -> Figure:
     shades = (STYLES[0], STYLES[2], STYLES[8])
     rows = []
-    for name in OURS:
+    for name in (m.AGRO, m.WEIGHTED, m.BY_SAMPLER):
         lines = [
             Line(f"replay {share:.0%}", style, found.get((name, f"replay {share:g}", None), []))
             for share, style in zip(SHARES, shades, strict=True)
@@ -93,10 +78,10 @@ def _lag(found: Found) -> Figure:
     over_lag = []
     lags = [lag for lag in LAGS if (m.AGRO, f"sync {lag}", None) in found]
     shown = [name for name in methods if all((name, f"sync {lag}", None) in found for lag in lags)]
-    for name in sorted(shown, key=list(LOOK).index):
+    for name in sorted(shown, key=list(METHODS).index):
         ends = [[end(run) for run in found[name, f"sync {lag}", None]] for lag in lags]
         by_seed = [{"ends": of_seed} for of_seed in zip(*ends)]  # of the seeds that all have
-        over_lag.append(Line(name, STYLES[LOOK[name]], by_seed))
+        over_lag.append(Line(name, _style(name), by_seed))
     last = f"sync {LAGS[-1]}"
     panels = [
         Panel("at the end", over_lag, lambda _: lags, _ends, "lag, updates", "accuracy", log_x=True),
@@ -114,7 +99,7 @@ def _fresh(found: Found) -> Figure:
     for start in (CARELESS, CAREFUL):
         plan = f"fresh, {start}"
         right = "3 times in 10" if start == CARELESS else "2 times in 3"
-        lines = _lines(found, plan, FRESH)
+        lines = _lines(found, plan, PARTS["fresh"].methods)
         every = PLANS[plan].every
         panel = Panel(
             f"start right {right}",
@@ -140,7 +125,7 @@ def _beta(found: Found) -> Figure:
     for name, plan, title in shown:
         lines = [
             Line(rf"$\beta$ = {beta:g}", style, found.get((name, plan, beta), []))
-            for beta, style in zip(FOUR_DECADES, shades, strict=True)
+            for beta, style in zip(PARTS["beta"].betas or (), shades, strict=True)
         ]
         panel = Panel(title, lines, drawing.updates, drawing.accuracy, UPDATES)
         first.append(panel)

@@ -107,20 +107,26 @@ def _mixture(first: Rows, second: Rows) -> Rows:
     return mixed._replace(behavior=torch.full_like(mixed.behavior, torch.nan))
 
 
-def _recipe_log() -> dict[str, Any]:
-    """The weight of the recipe `log`, and its baseline. Its β is of the grid, as others'."""
-    options = tomllib.loads(recipes()["log"].text)["objective"]
-    return {key: value for key, value in options.items() if key.startswith("weight")}
-
-
 @dataclass(frozen=True)
 class Method:
     """An objective with options; `betas`: those that are tried, the first one with each learning rate."""
 
     name: str
     objective: str
+    look: int  # the style of its line
     options: Mapping[str, Any] = field(default_factory=dict)
     betas: tuple[float | None, ...] = BETAS
+
+    @classmethod
+    def of(cls, name: str, given: Mapping[str, Any]) -> Method:
+        """Of methods.toml. The β of the recipe `log` isn't taken: it is of the grid, as others'."""
+        values = {"options": {}, **given}
+        if values.pop("of_recipe", False):
+            options = tomllib.loads(recipes()["log"].text)["objective"]
+            values["options"] = {key: value for key, value in options.items() if key.startswith("weight")}
+        if "betas" in values:
+            values["betas"] = tuple(None if beta == "default" else beta for beta in values["betas"])
+        return cls(name, **values)
 
     def options_for(self, n: int, beta: float | None) -> dict[str, Any]:
         """With one response a prompt a group is the update, as in the recipe `feedback`."""
@@ -140,30 +146,9 @@ class Method:
 
 
 AGRO, WEIGHTED, BY_SAMPLER = "AGRO", "AGRO, weighted", "AGRO, weighted by the sampler"
-ON_POLICY, ADAPTIVE = "on-policy AGRO", "on-policy AGRO, adaptive"
-KL_PG, UNREGULARIZED, RLOO = "KL-PG", "KL-PG, β = 0", "RLOO"
-IMITATION, DRO, TOPR, QRPO, FPA = "imitation of the right", "DRO-V", "TOPR", "QRPO", "FPA"
-OAPL, M2PO, CLIP, DPPO = "OAPL", "M2PO", "PPO's clip", "DPPO"
-NONE = (None,)
+ON_POLICY, KL_PG, UNREGULARIZED = "on-policy AGRO", "KL-PG", "KL-PG, β = 0"
+IMITATION, TOPR = "imitation of the right", "TOPR"
 METHODS = {
-    method.name: method
-    for method in (
-        Method(AGRO, "agro"),  # eq. 4
-        Method(WEIGHTED, "agro", _recipe_log()),
-        Method(BY_SAMPLER, "agro", {"weight": "behavior", "weight_baseline": "lower"}),  # min(1, π/μ)
-        Method(ON_POLICY, "agro_onpolicy"),  # eqs. 5 and 6
-        Method(ADAPTIVE, "agro_onpolicy", {"likelihood_ratio": "adaptive"}),  # our default share
-        Method(KL_PG, "kl_pg"),  # with the tokens' exact KL
-        Method(UNREGULARIZED, "kl_pg", {"beta": 0.0}, NONE),
-        Method(RLOO, "rloo"),  # β times the log-ratio is part of the reward
-        Method(IMITATION, "sft", betas=NONE),
-        Method(DRO, "dro", betas=BETAS[:1]),  # a learned value of the prompt
-        Method(TOPR, "topr", betas=NONE),  # tapered ratios
-        Method(QRPO, "qrpo", betas=BETAS[:1]),  # quantile of the reward among 4 samples of the start
-        Method(FPA, "fpa", betas=NONE),  # gradients of the extrapolated policy
-        Method(OAPL, "oapl", betas=(None, 0.1)),  # square with the sampler as anchor
-        Method(M2PO, "m2po", betas=NONE),  # second moment of the ratios
-        Method(CLIP, "grpo", betas=NONE),  # clipped ratios to the sampler
-        Method(DPPO, "dppo", betas=NONE),  # mask by total variation
-    )
+    name: Method.of(name, given)
+    for name, given in tomllib.loads(Path(__file__).with_name("methods.toml").read_text("utf-8")).items()
 }

@@ -2,8 +2,7 @@
 
 Intervals are of 95 %, over seeds: Welch's of a difference of two means, Student's of a mean. There is no
 difference where two one-sided tests at 5 % say that it is below MARGIN either way (the interval of 90 % is
-within it). All policies answer the same held-out prompts with the same random numbers. Each rule returns a
-function of what was found.
+within it). All policies answer the same held-out prompts with the same random numbers.
 """
 
 from __future__ import annotations
@@ -34,6 +33,11 @@ class Verdict:
 
 
 Rule = Callable[[Found], Verdict]
+
+
+def rule(judge: Callable[..., Verdict]) -> Callable[..., Rule]:
+    """A function of what is compared, which gives the judgment of what was found."""
+    return lambda *compared: lambda found: judge(found, *compared)
 
 
 @dataclass(frozen=True)
@@ -111,99 +115,75 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     return contrast([(1.0, first), (-1.0, second)])
 
 
-def above(first: Key, second: Key, score: Score = end) -> Rule:
+@rule
+def above(found: Found, first: Key, second: Key, score: Score = end) -> Verdict:
     """The first one's score is higher: the interval of the difference says so."""
-
-    def judge(found: Found) -> Verdict:
-        values = [[score(run) for run in found[key]] for key in (first, second)]
-        apart = difference(*values)
-        means = "/".join(f"{statistics.mean(v):.3f}" for v in values)
-        return Verdict(_side(apart), f"{means}: {apart}", (first, second))
-
-    return judge
+    values = [[score(run) for run in found[key]] for key in (first, second)]
+    apart = difference(*values)
+    means = "/".join(f"{statistics.mean(v):.3f}" for v in values)
+    return Verdict(_side(apart), f"{means}: {apart}", (first, second))
 
 
-def best(first: Key, others: Sequence[Key], score: Score = end) -> Rule:
+@rule
+def best(found: Found, first: Key, others: Sequence[Key], score: Score = end) -> Verdict:
     """The first one is above each of the others."""
-
-    def judge(found: Found) -> Verdict:
-        rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
-        verdict = above(first, rival, score)(found)
-        return Verdict(verdict.word, f"{verdict.why}, {rival[0]}", verdict.keys)
-
-    return judge
+    rival = max(others, key=lambda key: statistics.mean(score(run) for run in found[key]))
+    verdict = above(first, rival, score)(found)
+    return Verdict(verdict.word, f"{verdict.why}, {rival[0]}", verdict.keys)
 
 
-def grows(first: str, second: str, near: str, far: str) -> Rule:
+@rule
+def grows(found: Found, first: str, second: str, near: str, far: str) -> Verdict:
     """The first method is further ahead of the second one at the end on the plan `far` than on `near`."""
     keys = [(name, plan, None) for plan in (far, near) for name in (first, second)]
-
-    def judge(found: Found) -> Verdict:
-        ends = [[end(run) for run in found[key]] for key in keys]
-        more = contrast(list(zip((1.0, -1.0, -1.0, 1.0), ends, strict=True)))
-        gaps = [statistics.mean(ends[i]) - statistics.mean(ends[i + 1]) for i in (2, 0)]
-        return Verdict(_side(more), f"{gaps[0]:+.3f} → {gaps[1]:+.3f}: {more}", tuple(keys))
-
-    return judge
+    ends = [[end(run) for run in found[key]] for key in keys]
+    more = contrast(list(zip((1.0, -1.0, -1.0, 1.0), ends, strict=True)))
+    gaps = [statistics.mean(ends[i]) - statistics.mean(ends[i + 1]) for i in (2, 0)]
+    return Verdict(_side(more), f"{gaps[0]:+.3f} → {gaps[1]:+.3f}: {more}", tuple(keys))
 
 
-def level(first: Key, second: Key, score: Score = end) -> Rule:
+@rule
+def level(found: Found, first: Key, second: Key, score: Score = end) -> Verdict:
     """There is no difference; it doesn't hold where the interval is outside of ± MARGIN."""
-
-    def judge(found: Found) -> Verdict:
-        apart = difference(*([score(run) for run in found[key]] for key in (first, second)))
-        outside = FAILS if apart.low > MARGIN or apart.high < -MARGIN else UNKNOWN
-        return Verdict(HOLDS if apart.within(MARGIN) else outside, str(apart), (first, second))
-
-    return judge
+    apart = difference(*([score(run) for run in found[key]] for key in (first, second)))
+    outside = FAILS if apart.low > MARGIN or apart.high < -MARGIN else UNKNOWN
+    return Verdict(HOLDS if apart.within(MARGIN) else outside, str(apart), (first, second))
 
 
-def crashes(key: Key, least: float) -> Rule:
+@rule
+def crashes(found: Found, key: Key, least: float) -> Verdict:
     """Accuracy ends more than `least` below its best on the way."""
-
-    def judge(found: Found) -> Verdict:
-        fall = of_mean([drop(run) for run in found[key]])
-        ends = ", ".join(f"{end(run):.3f}" for run in found[key])
-        return Verdict(_side(fall, least), f"{fall} below its best, at {ends}", (key,))
-
-    return judge
+    fall = of_mean([drop(run) for run in found[key]])
+    ends = ", ".join(f"{end(run):.3f}" for run in found[key])
+    return Verdict(_side(fall, least), f"{fall} below its best, at {ends}", (key,))
 
 
-def below_start(key: Key) -> Rule:
+@rule
+def below_start(found: Found, key: Key) -> Verdict:
     """Accuracy ends below the start's."""
-
-    def judge(found: Found) -> Verdict:
-        loss = of_mean([start(run) - end(run) for run in found[key]])
-        return Verdict(_side(loss), f"the start is {loss} above the end", (key,))
-
-    return judge
+    loss = of_mean([start(run) - end(run) for run in found[key]])
+    return Verdict(_side(loss), f"the start is {loss} above the end", (key,))
 
 
-def keeps(ours: Sequence[str], fresh: str, stale: str, share: float) -> Rule:
+@rule
+def keeps(found: Found, ours: Sequence[str], fresh: str, stale: str, share: float) -> Verdict:
     """The best of the methods on stale samples has at least `share` of its accuracy on fresh ones."""
-
-    def judge(found: Found) -> Verdict:
-        name = max(ours, key=lambda name: statistics.mean(map(end, found[name, stale, None])))
-        of_fresh = statistics.mean(map(end, found[name, fresh, None]))
-        kept = of_mean([end(run) / of_fresh for run in found[name, stale, None]])
-        ends = statistics.mean(map(end, found[name, stale, None]))
-        why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%}…{kept.high:.1%})"
-        return Verdict(_side(kept, share), why, tuple((name, plan, None) for plan in (fresh, stale)))
-
-    return judge
+    name = max(ours, key=lambda name: statistics.mean(map(end, found[name, stale, None])))
+    of_fresh = statistics.mean(map(end, found[name, fresh, None]))
+    kept = of_mean([end(run) / of_fresh for run in found[name, stale, None]])
+    ends = statistics.mean(map(end, found[name, stale, None]))
+    why = f"{name}: {ends:.3f} of {of_fresh:.3f}, {kept.mean:.1%} ({kept.low:.1%}…{kept.high:.1%})"
+    return Verdict(_side(kept, share), why, tuple((name, plan, None) for plan in (fresh, stale)))
 
 
-def more_kl_efficient(first: Key, second: Key, least: float = 0.0) -> Rule:
+@rule
+def more_kl_efficient(found: Found, first: Key, second: Key, least: float = 0.0) -> Verdict:
     """More accuracy for the same KL: the mean over KL, up to the largest that all of the runs reach."""
-
-    def judge(found: Found) -> Verdict:
-        reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
-        values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
-        apart = difference(*values)
-        why = f"{apart} to {reach:.2f} nats"
-        return Verdict(_side(apart, least), why, (first, second))
-
-    return judge
+    reach = min(float(_kl(run).max()) for key in (first, second) for run in found[key])
+    values = [[over_kl(run, reach) for run in found[key]] for key in (first, second)]
+    apart = difference(*values)
+    why = f"{apart} to {reach:.2f} nats"
+    return Verdict(_side(apart, least), why, (first, second))
 
 
 def over_kl(run: Run, reach: float) -> float:
@@ -217,31 +197,28 @@ def _kl(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.maximum.accumulate([max(0.0, float(point["kl"])) for point in run["curve"]])
 
 
-def fewer_generations(method: str, replayed: str, fresh: str, most: float) -> Rule:
+@rule
+def fewer_generations(found: Found, method: str, replayed: str, fresh: str, most: float) -> Verdict:
     """With replay at most the share `most` of the generations is needed for the accuracy of fresh samples.
 
     That is 95 % of what fresh samples end with, which counts as reached where the line first crosses it.
     """
     keys = ((method, replayed, None), (method, fresh, None))
-
-    def judge(found: Found) -> Verdict:
-        goal = 0.95 * statistics.mean(map(end, found[keys[1]]))
-        needed = [[generations(run, goal) for run in found[key]] for key in keys]
-        missed = sum(n is None for n in needed[0])
-        if not all(needed[1]):  # None, or 0 where the start is there already
-            return Verdict(UNKNOWN, f"a run on fresh samples doesn't rise to {goal:.3f}", keys)
-        if missed:
-            runs = len(needed[0])
-            chance = sum(math.comb(runs, k) for k in range(missed, runs + 1)) / 2**runs  # a sign test
-            word = FAILS if chance <= 0.025 else UNKNOWN
-            return Verdict(word, f"{missed} of {runs} runs never reach {goal:.3f}", keys)
-        of_fresh = statistics.mean(n for n in needed[1] if n)
-        ratio = of_mean([n / of_fresh for n in needed[0] if n])
-        word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
-        why = f"{ratio.mean:.0%} ({ratio.low:.0%}…{ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
-        return Verdict(word, why, keys)
-
-    return judge
+    goal = 0.95 * statistics.mean(map(end, found[keys[1]]))
+    needed = [[generations(run, goal) for run in found[key]] for key in keys]
+    missed = sum(n is None for n in needed[0])
+    if not all(needed[1]):  # None, or 0 where the start is there already
+        return Verdict(UNKNOWN, f"a run on fresh samples doesn't rise to {goal:.3f}", keys)
+    if missed:
+        runs = len(needed[0])
+        chance = sum(math.comb(runs, k) for k in range(missed, runs + 1)) / 2**runs  # a sign test
+        word = FAILS if chance <= 0.025 else UNKNOWN
+        return Verdict(word, f"{missed} of {runs} runs never reach {goal:.3f}", keys)
+    of_fresh = statistics.mean(n for n in needed[1] if n)
+    ratio = of_mean([n / of_fresh for n in needed[0] if n])
+    word = {HOLDS: FAILS, FAILS: HOLDS, UNKNOWN: UNKNOWN}[_side(ratio, most)]
+    why = f"{ratio.mean:.0%} ({ratio.low:.0%}…{ratio.high:.0%}) of {of_fresh:.0f}, for {goal:.3f}"
+    return Verdict(word, why, keys)
 
 
 def generations(run: Run, goal: float) -> float | None:

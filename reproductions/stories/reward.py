@@ -12,40 +12,17 @@ invented ones included, add nothing.
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 ENOUGH = 4
 SHORTEST = 5
 TOO_OFTEN = 0.2
 
-# Names that are common verbs too (fly, bug, seal) are left out; a teddy bear counts as a bear.
-NAMES = """
-    ant bear beaver bee bird butterfly camel cat chicken cow crab crocodile deer dinosaur dog dolphin donkey
-    dragon duck eagle elephant fish fox frog giraffe goat goose hamster hippo horse kangaroo lion lizard
-    monkey mouse octopus owl panda parrot penguin pig pigeon rabbit rat shark sheep snail snake spider
-    squirrel swan tiger turtle whale wolf worm zebra
-"""
-ANIMALS = frozenset(NAMES.split())
-SAME = {
-    "mice": "mouse",
-    "geese": "goose",
-    "wolves": "wolf",
-    "kitty": "cat",
-    "kitten": "cat",
-    "puppy": "dog",
-    "doggy": "dog",
-    "bunny": "rabbit",
-    "chick": "chicken",
-    "hen": "chicken",
-    "rooster": "chicken",
-    "calf": "cow",
-    "pony": "horse",
-    "lamb": "sheep",
-    "piglet": "pig",
-    "cub": "bear",
-    "duckling": "duck",
-    "birdie": "bird",
-}
+_WORDS = tomllib.loads(Path(__file__).with_name("animals.toml").read_text(encoding="utf-8"))
+ANIMALS = frozenset(_WORDS["names"].split())
+SAME: dict[str, str] = _WORDS["same"]
 
 
 def animal(word: str) -> str | None:

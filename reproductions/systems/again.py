@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,128 +20,84 @@ from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
-from reproductions.systems.tiny import MODEL, Row, changed, train
+from reproductions.systems.tiny import MODEL, RUNS, Measured, changed, measured, train
 
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
-BY_HINT = "resample, by = hint"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    """All measurements; `folder` is for their runs."""
-    for measure in (guide, ampo, sophia, mixed, agent_q, bfs_prover, mbrcsl):
-        scratch = folder / measure.__name__
-        scratch.mkdir(parents=True, exist_ok=True)
-        yield from measure(scratch)
-
-
-def guide(folder: Path) -> Iterator[Row]:
+def guide(folder: Path) -> Measured:
     """The policy knows how to copy a hint, and hardly ever solves the task: most groups teach nothing."""
-    model = copying(folder / "copying")
-    again = {"by": "hint", "template": "{hint}{prompt}"}
-    config = task(
-        folder,
-        policy={"model": model},
-        objective={"name": "guide"},
-        source={"around": "resample", "options": again},
-        steps=10,
-        train__lr=1e-4,
-    )
-    run = train(config, folder / "run")
+    model = {"model": copying(folder / "copying")}
+    run = train(task(folder, policy=model, train__lr=1e-4, **RUNS["guide"]), folder / "run")
     right: dict[str, bool] = defaultdict(
         bool
-    )  # whether a plain response to the prompt is; each is asked once
+    )  # whether a plain response to the prompt is: each is asked once
     for sample in stored(run):
         right[sample.prompt_id] |= not is_hinted(sample) and sample.reward == 1
     groups = drawn(run)
-    beside = [prompt_id for (_, prompt_id), g in groups.items() if hinted(g) and right[prompt_id]]
-    yield Row(
-        "Guide", BY_HINT, "hinted groups to prompts with a right plain response", len(beside), 0, "at most"
-    )
+    yield len([prompt_id for (_, prompt_id), g in groups.items() if hinted(g) and right[prompt_id]])
     failed = [g for (_, prompt_id), g in groups.items() if not right[prompt_id]]
-    share = float(np.mean([len({s.reward for s in g}) > 1 for g in failed]))
-    yield Row("Guide", BY_HINT, "share of failed groups with a signal (0 without)", share, 0.5, "at least")
+    yield float(np.mean([len({s.reward for s in g}) > 1 for g in failed]))
     own = {s.prompt_id: asked(s) for s in stored(run) if not is_hinted(s)}
     of_hint = [s for g in groups.values() for s in hinted(g)]
-    read = [s for s in of_hint if asked(s) != own[s.prompt_id] or s.context_tokens is None]
-    text = "trained rows whose tokens aren't those of the prompt without the hint that was read"
-    yield Row("Guide", BY_HINT, text, len(read), 0, "at most")
+    yield len([s for s in of_hint if asked(s) != own[s.prompt_id] or s.context_tokens is None])
     yield without_hint(folder / "without")
 
 
 CODES = [f"{(digit * 271 + 507) % 1000:03d}" for digit in range(10)]
 
 
-def without_hint(folder: Path) -> Row:
+def without_hint(folder: Path) -> float:
     """A policy that can write the code of a digit that it reads first, and guesses where it reads none."""
     read = [Sample(f"{i:03d}>", CODES[i // 100], reward=1.0) for i in range(1000)]
     guessed = [Sample(f"{i % 100:02d}>", f"{i * 371 % 1000:03d}", reward=1.0) for i in range(1000)]
     settings: dict[str, Any] = {"policy": {"model": taught(folder / "taught", read + guessed, max_new=3)}}
     asked_for = [{"prompt": f"{i:02d}>", "answer": CODES[7], "hint": "7"} for i in range(90)]
     settings |= {"data__prompts": written(folder / "one.jsonl", asked_for), "sampler__max_new": 3}
-    again = {"by": "hint", "template": "{hint}{prompt}"}
     right = {}
-    for name, changes in (("guide", {"source": {"around": "resample", "options": again}}), ("grpo", {})):
-        learning = task(folder / name, steps=10, objective={"name": name}, **settings, **changes)
+    for name, changes in (("guide", RUNS["guide"]), ("grpo", {"steps": 10, "objective": {"name": "grpo"}})):
+        learning = task(folder / name, **settings, **changes)
         plain = [s for s in stored(train(learning, folder / name / "run")) if not is_hinted(s)]
         right[name] = mean_reward(plain)
-    text, gain = (
-        "right responses without a hint in 10 steps, less those of grpo",
-        right["guide"] - right["grpo"],
-    )
-    return Row("Guide", "recipe `guide`, a rare answer", text, gain, 0.05, "at least")
+    return right["guide"] - right["grpo"]
 
 
-def ampo(folder: Path) -> Iterator[Row]:
+def ampo(folder: Path) -> Measured:
     """Teachers who repeat the answer, whom a policy that repeats digits understands, and who write >."""
-    model = repeating(folder / "repeating")
     store = folder / "teachers.db"
     with Store.open(store) as opened:
         for source, text in (("understood", "{0}{0}{0}"), ("other", ">{0}")):
             opened.append(expert(p, text.format(p["answer"]), source) for p in prompts())
-    again = {"by": "store", "take": "right", "most": 1, "choose": "comprehension"}
-    config = task(
-        folder,
-        policy={"model": model},
-        objective={"name": "ampo"},
-        source={"around": "resample", "options": again},
-        data__store=str(store),
-        train__lr=1e-9,
-        steps=8,
-    )
+    model = {"model": repeating(folder / "repeating")}
+    config = task(folder, policy=model, data__store=str(store), **RUNS["ampo"])
     groups = drawn(train(config, folder / "run"), store)
     experts = [s for g in groups.values() for s in g if s.role == "expert"]
-    beside = [g for g in groups.values() if any(s.role == "expert" for s in g) and any_right(g)]
-    mechanism = "resample, by = store"
-    yield Row("AMPO", mechanism, "groups with a teacher and a right own response", len(beside), 0, "at most")
-    understood = float(np.mean([s.source == "understood" for s in experts]))
-    yield Row("AMPO", mechanism, "share of teachers who are understood", understood, 0.9, "at least")
-
-
-def sophia(folder: Path) -> Iterator[Row]:
-    again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.2}
-    again["template"] = "{hint}{prompt}"
-    config = task(
-        folder, objective={"name": "sft"}, source={"around": "resample", "options": again}, steps=12
+    yield len(
+        [
+            g
+            for g in groups.values()
+            if any(s.role == "expert" for s in g) and any(s.reward == 1 for s in g if s.role == "policy")
+        ]
     )
-    run = train(config, folder / "run")
+    yield float(np.mean([s.source == "understood" for s in experts]))
+
+
+def sophia(folder: Path) -> Measured:
+    run = train(task(folder, **RUNS["sophia"]), folder / "run")
     children = defaultdict(list)
     for sample in stored(run):
         if "parent" in sample.meta:
             children[sample.meta["parent"]].append(sample)
     trained = [s for g in drawn(run).values() for s in g]
-    bad = [s for s in trained if not s.reward or mean_reward(children[s.meta["parent"]]) <= 0.2]
-    mechanism = "resample, by = parents"
-    yield Row("SOPHIA", mechanism, "trained rows that are wrong or of a bad parent", len(bad), 0, "at most")
-    yield Row("SOPHIA", mechanism, "trained rows, each of a parent in the store", len(trained), 1, "at least")
+    yield len([s for s in trained if not s.reward or mean_reward(children[s.meta["parent"]]) <= 0.2])
+    yield len(trained)
 
 
-def mixed(folder: Path) -> Iterator[Row]:
+def mixed(folder: Path) -> Measured:
     """Stored responses beside fresh ones: an expert's in each group, or one that fresh ones complete."""
-    for row, setting, name, data in (
-        ("TempSamp-R1", "data.experts", "tempsamp_r1", {"experts": 1}),
-        ("ABPO", "data.complete_groups", "agro", {"replay": 1.0, "roles": ["expert"], "complete_groups": 3}),
-    ):
+    complete = {"replay": 1.0, "roles": ["expert"], "complete_groups": 3}
+    for name, data in (("tempsamp_r1", {"experts": 1}), ("agro", complete)):
         store = folder / f"{name}.db"
         with Store.open(store) as opened:
             opened.append(expert(p, p["answer"], "log") for p in prompts())
@@ -149,10 +105,7 @@ def mixed(folder: Path) -> Iterator[Row]:
         changes = {f"data__{key}": value for key, value in data.items()}
         config = task(folder / name, objective=objective, data__store=str(store), steps=4, **changes)
         groups = drawn(train(config, folder / name / "run"), store)
-        both = [{s.role for s in g} == {"expert", "policy"} for g in groups.values()]
-        yield Row(
-            row, setting, "share of groups with stored and fresh rows", float(np.mean(both)), 1, "at least"
-        )
+        yield float(np.mean([{s.role for s in g} == {"expert", "policy"} for g in groups.values()]))
 
 
 LOCKS = [{"prompt": f"{a}{b}>", "answer": f"{a}{b}{(a + b) % 4}"} for a in range(4) for b in range(4)]
@@ -170,54 +123,27 @@ def locks(folder: Path, **changes: Any) -> RunConfig:
     return task(folder, **{**values, **changes})
 
 
-SEARCH = {"branches": 4, "expansions": 16}
-
-
-def agent_q(folder: Path) -> Iterator[Row]:
-    search = {"by": "ucb", **SEARCH, "critique": ">", "good": "1"}
-    config = locks(
-        folder,
-        source={"around": "tree_search", "options": search},
-        objective={"name": "agent_q", "beta": 0.1},
-        steps=4,
-    )
-    run = train(config, folder / "run")
+def agent_q(folder: Path) -> Measured:
+    run = train(locks(folder, **RUNS["agent_q"]), folder / "run")
     samples = {s.id: s for s in stored(run)}
     with Store.open(run / "store.db", read_only=True) as store:
         pairs = list(store.pairs())
-    apart = [p for p in pairs if samples[p.winner].prompt != samples[p.loser].prompt]
-    yield Row(
-        "Agent Q", "tree_search, by = ucb", "judged pairs without a common prefix", len(apart), 0, "at most"
-    )
-    yield Row("Agent Q", "tree_search, by = ucb", "judged pairs", len(pairs), 10, "at least")
-    yield opened_above_samples("Agent Q", "ucb", folder)
+    yield len([p for p in pairs if samples[p.winner].prompt != samples[p.loser].prompt])
+    yield len(pairs)
+    yield opened_above_samples("ucb", folder)
 
 
-def bfs_prover(folder: Path) -> Iterator[Row]:
-    search = {"by": "best", "train": "path", **SEARCH}
-    phases = [
-        {"name": "search", "source": {"around": "tree_search", "options": search}, "train": {"steps": 4}},
-        {
-            "name": "restart",
-            "data": {"replay": 1.0, "min_reward": 1.0},
-            "train": {"steps": 1, "groups": 4, "start": "first", "lr": 1e-12},
-        },
-    ]
-    band = {"name": "middle_band", "low": 0.1, "high": 0.9}
-    config = locks(folder, objective=band, phases=phases, steps=1)
+def bfs_prover(folder: Path) -> Measured:
+    config = locks(folder, **RUNS["bfs_prover"])
     run = train(config, folder / "run")
-    wrong = [s for g in drawn(run).values() for s in g if s.reward != 1]
-    mechanism = "tree_search, by = best"
-    yield Row("BFS-Prover-V2", mechanism, "trained turns of no right episode", len(wrong), 0, "at most")
+    yield len([s for g in drawn(run).values() for s in g if s.reward != 1])
     first = Policy.load(config.policy, seed=derive(config.train.seed, "weights")).weights()
     last = load_file(run / "model" / "model.safetensors")
-    far = max(float((last[name] - weight).abs().max()) for name, weight in first.items())
-    consequence = "distance of the restarted weights from the first"
-    yield Row("BFS-Prover-V2", "train.start = first", consequence, far, 1e-6, "at most")
-    yield opened_above_samples("BFS-Prover-V2", "best", folder)
+    yield max(float((last[name] - weight).abs().max()) for name, weight in first.items())
+    yield opened_above_samples("best", folder)
 
 
-def mbrcsl(folder: Path) -> Iterator[Row]:
+def mbrcsl(folder: Path) -> Measured:
     """A log of turns whose episodes all fail; a prompt begins with the number of its episode's right ones."""
     asked = [{**lock, "prompt": f"3{lock['prompt']}"} for lock in LOCKS]
     prompts = {"data__prompts": written(folder / "asked.jsonl", asked)}
@@ -230,45 +156,23 @@ def mbrcsl(folder: Path) -> Iterator[Row]:
                 for turn in (*right[:known], wrong[known]):
                     store.append([Sample(state, turn, reward=known / 3, meta={"answer": right})])
                     state += f"{turn}>"
-    search = {"by": "ucb", "explore": 0.0, "train": "path", **SEARCH}
-    stored_alone = {"replay": 1.0, "group_size": 1}
-    imitate = {"name": "imitate", "data": stored_alone, "train": {"steps": 250, "groups": 48}}
-    stitch = {
-        "name": "stitch",
-        "source": {"around": "tree_search", "options": search},
-        "train": {"steps": 40},
-    }
-    new = {"alphabet": "0123>", "hidden": 32, "layers": 2, "heads": 2, "context": 16}
-    settings = {"objective": {"name": "reward_conditioned"}, "policy": {"new": new}, "train__lr": 3e-3}
-    data = {"data__store": str(log), "phases": [imitate, stitch], **settings, **prompts}
-    run = train(locks(folder, steps=1, **data), folder / "run")
-    wrong_turns = [s for g in drawn(run, log).values() for s in g if s.prompt[0] == "3" and s.reward != 1]
-    mechanism, paths = (
-        "tree_search, by = ucb, explore = 0",
-        "trained turns of no right episode, after the log's",
-    )
-    yield Row("MBRCSL", mechanism, paths, len(wrong_turns), 0, "at most")
+    run = train(locks(folder, data__store=str(log), **prompts, **RUNS["mbrcsl"]), folder / "run")
+    yield len([s for g in drawn(run, log).values() for s in g if s.prompt[0] == "3" and s.reward != 1])
     still = {"sampler__n": 16, "objective": {"name": "grpo"}, "train__lr": 1e-12, **prompts}
     last = train(locks(folder, policy={"model": str(run / "model")}, steps=1, **still), folder / "last")
-    consequence = "right episodes of the policy, asked for the best (of the log's: none)"
-    yield Row("MBRCSL", "recipe mbrcsl", consequence, mean_reward(stored(last)), 0.5, "at least")
+    yield mean_reward(stored(last))
 
 
-def opened_above_samples(row: str, by: str, folder: Path) -> Row:
+def opened_above_samples(by: str, folder: Path) -> float:
     """Share of locks opened with 64 tokens by a search above that with as many tokens or more by samples."""
     still: dict[str, Any] = {"steps": 1, "train__lr": 1e-12}
-    search = {"by": by, "train": "path", **SEARCH}
-    searched = train(
-        locks(
-            folder, source={"around": "tree_search", "options": search}, objective={"name": "sft"}, **still
-        ),
-        folder / "search",
-    )
+    search = {"by": by, "train": "path", "branches": 4, "expansions": 16}
+    source = {"around": "tree_search", "options": search}
+    searched = train(locks(folder, source=source, objective={"name": "sft"}, **still), folder / "search")
     sampled = train(locks(folder, objective={"name": "grpo"}, sampler__n=64, **still), folder / "samples")
     opened = {root(s) for s in stored(searched) if s.reward == 1}
     by_samples = {root(s) for s in stored(sampled) if s.reward == 1}
-    gain = (len(opened) - len(by_samples)) / len(LOCKS)
-    return Row(row, f"tree_search, by = {by}", "solved with 64 tokens, above samples", gain, 0.3, "at least")
+    return (len(opened) - len(by_samples)) / len(LOCKS)
 
 
 def root(sample: Sample) -> str:
@@ -363,5 +267,4 @@ def mean_reward(samples: list[Sample]) -> float:
     return float(np.mean([s.reward for s in samples]))
 
 
-def any_right(group: list[Sample]) -> bool:
-    return any(s.reward == 1 for s in group if s.role == "policy")
+rows = partial(measured, (guide, ampo, sophia, mixed, agent_q, bfs_prover, mbrcsl))

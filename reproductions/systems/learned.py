@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agro.train.stored_tensors import from_text
 from agro.types import Sample
 from agro_papers.flow_reward import FlowReward
 from reproductions.systems import tiny
-from reproductions.systems.tiny import Row
+from reproductions.systems.tiny import RUNS, Measured, measured
 
 MODEL = tiny.MODEL | {"context": 8, "initializer_range": 0.2}
 SEEDS = (0, 1, 2)
@@ -75,47 +75,15 @@ def mean(values: list[float]) -> float:
     return float(np.mean(values))
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    for measure in (rivals, imitation, off_policy_imitation, hacking, flow, props, draft, residual):
-        yield from measure(folder)
-
-
-def rivals(folder: Path) -> list[Row]:
+def rivals(folder: Path) -> Measured:
     """References and samplers that are earlier versions."""
-    steps, _ = run(
-        folder,
-        120,
-        demonstrations="copied",
-        policy__reference="sampler",
-        data__experts=1,
-        sampler__n=2,
-        source={"around": "rivals", "sync_every": 5, "sync_from": 4},
-        objective={"name": "seppo", "beta": 0.1, "singletons": "drop"},
-    )
+    steps, _ = run(folder, **RUNS["seppo"])
     behind = [row["version"] - 1 - row["sampler_version"] for row in steps[20:]]
-    played, _ = run(
-        folder,
-        120,
-        demonstrations="copied",
-        policy__reference="sampler",
-        data__experts=1,
-        sampler__n=2,
-        source={"around": "rivals", "sync_every": 10},
-        objective={"name": "dpo", "beta": 0.1, "singletons": "drop"},
-    )
+    played, _ = run(folder, **RUNS["spin"])
     off_rule = [abs(row["version"] - 1 - row["sampler_version"] - i % 10) for i, row in enumerate(played)]
     begun = [abs(row["loss"] - math.log(2)) for row in played[::10]]
-    setting = 'policy.reference = "sampler", source.sync_from = 4'
-    own, iterations = "self-play, SPIN", 'policy.reference = "sampler", source.sync_every = 10'
-    text = "right responses at the end, from demonstrations alone (from .02)"
-    return [
-        Row(own, iterations, "steps the rival is behind, less (step mod 10)", max(off_rule), 0, "at most"),
-        Row(own, iterations, "loss as an iteration begins, less log 2", max(begun), 1e-6, "at most"),
-        Row(own, "recipe self_play", text, mean(column(played, "reward_mean")[-10:]), 0.3, "at least"),
-        Row("SePPO", setting, "most optimizer steps that the rival is behind", max(behind), 10, "at least"),
-        Row("SePPO", setting, "fewest", min(behind), 4, "at most"),
-        Row("SePPO", "recipe seppo", text, mean(column(steps, "reward_mean")[-10:]), 0.3, "at least"),
-    ]
+    right = [mean(column(of, "reward_mean")[-10:]) for of in (played, steps)]
+    return [max(off_rule), max(begun), right[0], max(behind), min(behind), right[1]]
 
 
 def own_part() -> str:
@@ -130,82 +98,53 @@ def imitating(folder: Path, count: int, learned: dict[str, Any], **changes: Any)
     return run(folder, count, demonstrations="even", reward=reward, source=source, **rate, **changes)[0]
 
 
-def share(name: str, mechanism: str, steps: Steps, bound: float) -> Row:
-    end = mean(column(steps, "", own_part())[-5:])
-    text = "even digits among responses at the end, as all demonstrations are (from .08)"
-    return Row(name, mechanism, text, end, bound, "at least")
+def share(steps: Steps) -> float:
+    """Even digits among the responses at the end."""
+    return mean(column(steps, "", own_part())[-5:])
 
 
-def imitation(folder: Path) -> list[Row]:
+def imitation(folder: Path) -> Measured:
     """The reward of demonstrations, by two losses."""
     inverse = imitating(folder, 40, {})
     pairs = imitating(folder, 80, {"loss": "pairs", "penalty": 0.0}, objective={"name": "grpo"})
-    name = "inverse RL from demonstrations"
-    auc = column(inverse, "learned_auc")
-    text = "AUC of the discriminator on prompts that it wasn't fitted to, first ten steps"
-    return [
-        Row(name, "adversary", text, mean(auc[:10]), 0.7, "at least"),
-        share(name, "recipe inverse_rl", inverse, 0.5),
-        share("GAD", "recipe gad", pairs, 0.35),
-    ]
+    return [mean(column(inverse, "learned_auc")[:10]), share(inverse), share(pairs)]
 
 
-def off_policy_imitation(folder: Path) -> Iterator[Row]:
+def off_policy_imitation(folder: Path) -> Measured:
     """With half of each step replayed: a bounded slope and age weights, and each without."""
     replay = {"data__replay": 0.5, "data__roles": ["policy"]}
     replay["objective"] = {"name": "agro", "beta": 0.05, "weight": "reference"}
-    name, text = "Lipschitz imitation", "spread of the learned reward, times that without the penalty"
     spread, right = {}, {}
     for penalty in (0.0, 10.0):
         learned = {"penalty": penalty, "newest": 320}
         runs = [imitating(folder, 40, learned, data__max_age=8, train__seed=s, **replay) for s in SEEDS]
         spread[penalty] = mean([row["reward_std"] for steps in runs for row in steps[-10:]])
-        right[penalty] = mean([share(name, "", steps, 0).value for steps in runs])
-    setting = "adversary, penalty = 10"
-    yield Row(name, setting, text, spread[10.0] / spread[0.0], 0.5, "at most")
-    gain = f"even digits at the end ({right[10.0]:.3f}), less those without the penalty, three seeds"
-    yield Row(name, setting, gain, right[10.0] - right[0.0], 0, "at least")
+        right[penalty] = mean([share(steps) for steps in runs])
+    yield spread[10.0] / spread[0.0]
+    yield right[10.0] - right[0.0], f"{right[10.0]:.3f}"
     boosted = {}
     weighted = {"data__order": "age_weighted", "data__age_decay": 0.05}
     for order, changes in (("weighted", weighted), ("uniform", {"data__order": "uniform"})):
         runs = [imitating(folder, 40, {"newest": 1000}, train__seed=s, **changes, **replay) for s in SEEDS]
-        boosted[order] = mean([share("AILBoost", "", steps, 0).value for steps in runs])
-    gain = f"even digits at the end ({boosted['weighted']:.3f}), less those of uniform replay, three seeds"
-    yield Row("AILBoost", "recipe ailboost", gain, boosted["weighted"] - boosted["uniform"], 0, "at least")
+        boosted[order] = mean([share(steps) for steps in runs])
+    yield boosted["weighted"] - boosted["uniform"], f"{boosted['weighted']:.3f}"
 
 
-def hacking(folder: Path) -> list[Row]:
+def hacking(folder: Path) -> Measured:
     """A discriminator that is fitted once, against one that goes on."""
     once = imitating(folder, 40, {"every": 10_000, "steps": 200, "penalty": 0.0})
     learned, own = column(once, "", "learned"), column(once, "", own_part())
-    name, setting = "inverse RL from demonstrations", "adversary, every above the steps: fitted once"
-    return [
-        Row(name, setting, "rise of the learned reward", mean(learned[-5:]) - learned[0], 5, "at least"),
-        Row(name, setting, "rise of the independent one", mean(own[-5:]) - mean(own[:2]), 0.25, "at most"),
-    ]
+    return [mean(learned[-5:]) - learned[0], mean(own[-5:]) - mean(own[:2])]
 
 
-def flow(folder: Path) -> list[Row]:
+def flow(folder: Path) -> Measured:
     """Token rewards of fresh responses."""
-    _, out = run(
-        folder,
-        30,
-        demonstrations="copied",
-        sampler__n=8,
-        source__around="flow_reward",
-        source__options={"min_reward": 1.0, "coef": 0.1, "every": 10, "steps": 100},
-        objective={"name": "prefix_consistency", "beta": 0.05},
-    )
+    _, out = run(folder, **RUNS["rlfr"])
     with Store.open(out.parent / "experts.db", read_only=True) as store:
         tokens = [s.token_reward for s in store.samples(roles=("policy",))]
     rewarded = mean([float(t is not None and np.nanmax(np.abs(t)) > 0) for t in tokens])
     position = json.loads((out / "checkpoints" / "step-00000030" / "position.json").read_text())
-    order = "AUC of the flow's error, right over wrong responses to prompts of no step (chance: 0.5)"
-    text = "share of fresh responses with token rewards"
-    return [
-        Row("RLFR", "recipe rlfr", text, rewarded, 0.9, "at least"),
-        Row("RLFR", "recipe rlfr", order, held_out_auc(out, position["monitors"]["flow"]), 0.6, "at least"),
-    ]
+    return [rewarded, held_out_auc(out, position["monitors"]["flow"])]
 
 
 def held_out_auc(out: Path, state: dict[str, Any]) -> float:
@@ -220,7 +159,7 @@ def held_out_auc(out: Path, state: dict[str, Any]) -> float:
     return mean([float(right < wrong) for right, wrong in zip(errors[::2], errors[1::2], strict=True)])
 
 
-def props(folder: Path) -> list[Row]:
+def props(folder: Path) -> Measured:
     """Responses together against as many independent ones, of a policy that stays as it is."""
     prompts, kl = folder / "ten.jsonl", {}
     prompts.write_text("".join(json.dumps({"prompt": f"{i:02d}>", "answer": "0"}) + "\n" for i in range(10)))
@@ -229,15 +168,10 @@ def props(folder: Path) -> list[Row]:
         changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": str(prompts)}
         steps, _ = run(folder, 10, source={"around": "props", "options": proposal}, **changes)
         kl[name] = column(steps, "aggregate_kl")
-    text = "KL of 36 responses to each prompt, together, from the policy, times that of independent ones"
-    ratio, fall = kl["adapted"][-1] / kl["independent"][-1], kl["adapted"][-1] / kl["adapted"][0]
-    return [
-        Row("PROPS", "props", text, ratio, 0.85, "at most"),
-        Row("PROPS", "recipe adaptive_sampling", "that KL, times the first", fall, 0.3, "at most"),
-    ]
+    return [kl["adapted"][-1] / kl["independent"][-1], kl["adapted"][-1] / kl["adapted"][0]]
 
 
-def draft(folder: Path) -> list[Row]:
+def draft(folder: Path) -> Measured:
     """What is accepted of a draft's tokens, while the policy moves."""
     new = NewModel(**MODEL)
     Policy.load(PolicyConfig(new=new), seed=5).save(folder / "draft")
@@ -247,16 +181,11 @@ def draft(folder: Path) -> list[Row]:
         around = {"around": "trained_draft", "options": {"every": every, "lr": 1e-2}} if every else {}
         steps, _ = run(folder, 30, sampler={"n": 4, "max_new": 3}, engine=engine, source=around)
         accepted[every] = column(steps, "draft_accepted")
-    name, setting = "Mixture of Attentions", "trained_draft, every = 1"
-    ratio = mean(accepted[1][-5:]) / mean(accepted[None][-5:])
-    rise = mean(accepted[1][-5:]) - mean(accepted[1][:2])
-    return [
-        Row(name, setting, "accepted tokens at the end, times a fixed draft's", ratio, 1.5, "at least"),
-        Row(name, "recipe trained_draft", "rise of the accepted share in a run", rise, 0.1, "at least"),
-    ]
+    end = mean(accepted[1][-5:])
+    return [end / mean(accepted[None][-5:]), end - mean(accepted[1][:2])]
 
 
-def residual(folder: Path) -> list[Row]:
+def residual(folder: Path) -> Measured:
     """A frozen model with an adapter, half of each step from demonstrations with rewards."""
     Policy.load(PolicyConfig(new=NewModel(**MODEL | {"hidden": 32})), seed=1).save(folder / "base")
     with Store.open(folder / "log.db") as store:
@@ -265,16 +194,12 @@ def residual(folder: Path) -> list[Row]:
             for i in range(40)
             for text in (str(i % 10), str((i + 1) % 10))
         )
-    run(
-        folder,
-        60,
-        policy={"model": str(folder / "base"), "lora": {"rank": 4}},
-        data__store=str(folder / "log.db"),
-        data__replay={"log": 0.5},
-        objective={"name": "agro", "beta": 0.05, "weight": "reference"},
-    )
+    policy = {"model": str(folder / "base"), "lora": {"rank": 4}}
+    run(folder, policy=policy, data__store=str(folder / "log.db"), **RUNS["residual"])
     with Store.open(folder / "log.db", read_only=True) as store:
         own = [(sample.version, float(sample.reward or 0)) for sample in store.samples(roles=("policy",))]
     last, first = ([right for version, right in own if lo <= version < hi] for lo, hi in ((50, 60), (0, 3)))
-    text = "right responses in the last ten of 60 steps, less those in the first three"
-    return [Row("residual RL", "recipe residual", text, mean(last) - mean(first), 0.1, "at least")]
+    return [mean(last) - mean(first)]
+
+
+rows = partial(measured, (rivals, imitation, off_policy_imitation, hacking, flow, props, draft, residual))

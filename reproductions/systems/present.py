@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,25 +24,15 @@ from agro.store.samples import Pair
 from agro.train.collate import collate
 from agro.types import Prompt, Sample
 from reproductions.systems import tiny
-from reproductions.systems.tiny import Row, column, config, metrics, of_recipe, train, weights
-
-ASYMRE = "REC, REP, RED, OPMD, AsymRE"
+from reproductions.systems.tiny import Measured, column, config, measured, metrics, of_recipe, train, weights
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    for measure_run in RUNS:
-        scratch = folder / measure_run.__name__.removeprefix("_")
-        scratch.mkdir(parents=True, exist_ok=True)
-        yield from measure_run(scratch)
-
-
-def _lagging(folder: Path) -> Iterator[Row]:
+def lagging(folder: Path) -> Measured:
     """What an anchor at the behavior is for: β = 0.05 and 0.5, over 8 steps with one set of sampling weights,
     and with the present ones."""
-    more = "β tenfold moves the weights: largest difference, as a multiple of that without a lag"
     # Adam doesn't see the scale of a gradient, so that without a lag β, which scales it, does nothing.
     changes = {"train__adam_eps": 1e-30, "train__clip": 1e9, "train__steps": 8}
-    for system, name in (("OAPL", "oapl"), ("GVPO, VarGrad", "gvpo")):
+    for name in ("oapl", "gvpo"):
         moved = {}
         for every in (1, 8):
             ends = []
@@ -51,11 +41,10 @@ def _lagging(folder: Path) -> Iterator[Row]:
                 settings = config(folder, objective=objective, source__sync_every=every, **changes)
                 ends.append(weights(train(settings, folder / f"{name}-{beta}-{every}")))
             moved[every] = (ends[0] - ends[1]).abs().max().item()
-        mechanism = f"`source.sync_every` = 8 and 1, `{name}`, 8 steps"
-        yield Row(system, mechanism, more, moved[8] / moved[1], 10.0, "at least")
+        yield moved[8] / moved[1]
 
 
-def _arb(folder: Path) -> list[Row]:
+def arb(folder: Path) -> Measured:
     """A log of the start, then fresh samples: the closest stored groups, and any. As the recipe has it."""
     reward: dict[str, list[float]] = {"closest": [], "uniform": []}
     easy = {"reward__name": f"{Path(tiny.__file__)}:low"}
@@ -66,44 +55,35 @@ def _arb(folder: Path) -> list[Row]:
         changes = {"data__order": order, "train__steps": 30, "data__store": str(log), "train__seed": seed}
         run = train(of_recipe("arb", here, **changes, **easy), here / "run")
         reward[order].append(float(column(run, "reward_mean")[-10:].mean()))
-    gain = float(np.mean(reward["closest"]) - np.mean(reward["uniform"]))
-    consequence = "mean reward, last ten of 30 steps from a log on, less that of uniform draws, two seeds"
-    return [Row("ARB", "recipe `arb`", consequence, gain, 0.02, "at least")]
+    return [float(np.mean(reward["closest"]) - np.mean(reward["uniform"]))]
 
 
-def _remix(folder: Path) -> list[Row]:
+def remix(folder: Path) -> Measured:
     """Stored samples first; then a new reference and fresh samples alone."""
     settings = of_recipe("remix", folder).model_dump(mode="json", exclude_unset=True)
     for phase, steps in zip(settings["phases"], (12, 6), strict=True):
         phase["train"]["steps"] = steps
     run = train(type(config(folder)).of(settings), folder / "remix")
     replayed = [m["replay_share"] for m in metrics(run) if m["phase"] == "mixed"][4:]
-    share = float(np.mean(replayed))
-    return [Row("ReMix", "recipe `remix`, first phase", "share of replayed groups", share, 0.2, "at least")]
+    return [float(np.mean(replayed))]
 
 
-def _erc(folder: Path) -> list[Row]:
+def erc(folder: Path) -> Measured:
     """Far samples are dropped before a step."""
     changes = {"train__steps": 30, "data__max_drift": 0.02}
     run = train(of_recipe("erc", folder, **changes), folder / "erc")
-    dropped = float(column(run, "dropped").sum())
-    mechanism = "recipe `erc`, `data.max_drift` = 0.02, 30 steps"
-    consequence = "replayed responses that were dropped since |log π − log μ| per token is above it"
-    return [Row("experience-replayable conditions", mechanism, consequence, dropped, 1.0, "at least")]
+    return [float(column(run, "dropped").sum())]
 
 
-def _tuned_beta(folder: Path) -> list[Row]:
+def tuned_beta(folder: Path) -> Measured:
     """β moves until the KL is its target."""
     beta = {"start": 0.02, "target_kl": 0.5, "rate": 0.1}
     changes = {"objective__beta": beta, "train__steps": 80, "reward__name": f"{Path(tiny.__file__)}:low"}
     run = train(of_recipe("tuned_beta", folder, **changes), folder / "tuned")
-    kl = float(column(run, "kl_ref")[-30:].mean())
-    mechanism = "recipe `tuned_beta`, target 0.5 nats, 80 steps"
-    consequence = "|log(KL/target)|, mean KL of the last 30 steps"
-    return [Row("SAC", mechanism, consequence, abs(math.log(kl / 0.5)), math.log(1.5), "at most")]
+    return [abs(math.log(float(column(run, "kl_ref")[-30:].mean()) / 0.5))]
 
 
-def _opa_dpo(folder: Path) -> list[Row]:
+def opa_dpo(folder: Path) -> Measured:
     """Imitation of winners, then DPO; DPO alone has the same pairs and steps.
 
     The winners are digits below 5, which the start hardly writes.
@@ -118,11 +98,10 @@ def _opa_dpo(folder: Path) -> list[Row]:
         both = train(of_recipe("opa_dpo", folder, **here, train__steps=15), folder / f"both {seed}")
         alone = of_recipe("opa_dpo", folder, **here, train__steps=30, phases=[], objective__winner=0.0)
         gains.append(_right(both, folder) - _right(train(alone, folder / f"alone {seed}"), folder))
-    learned = "winners' digits after 30 steps, less those of DPO alone on the same pairs, two seeds"
-    return [Row("OPA-DPO", "recipe `opa_dpo`", learned, float(np.mean(gains)), 0.1, "at least")]
+    return [float(np.mean(gains))]
 
 
-def _evaluation(folder: Path) -> list[Row]:
+def evaluation(folder: Path) -> Measured:
     """The value of a policy from another one's log: how often its interval holds the truth."""
     rng = np.random.default_rng(0)
     held, runs, prompts = 0, 200, 400
@@ -134,10 +113,7 @@ def _evaluation(folder: Path) -> list[Row]:
         a, b = (np.log(policy[y] / behavior[y]) for policy in (start, now))
         found = compare_on_log(a, b, drawn, np.arange(prompts))
         held += found.low <= (now - start) @ reward <= found.high
-    consequence = f"share of {runs} logs of {prompts} responses whose 95 % interval holds the true gain"
-    mechanism = "self-normalized weights π/μ (`eval_logged_gain`)"
-    share = float(held / runs)
-    return [Row("off-policy evaluation, ad loads", mechanism, consequence, share, 0.91, "at least")]
+    return [float(held / runs)]
 
 
 def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> float:
@@ -149,7 +125,7 @@ def sharpe_ratio(estimated: Values, true: Values, behavior: int, k: int) -> floa
     return (float(true[chosen].max()) - float(true[behavior])) / spread if spread else math.nan
 
 
-def _checkpoints(folder: Path) -> list[Row]:
+def checkpoints(folder: Path) -> Measured:
     """Of eight policies the best three by a log are tried: what is gained over μ for the risk of bad ones."""
     rng = np.random.default_rng(0)
     reward, prompts, found = np.linspace(0, 1, 5), 400, {"estimates": [], "hash": []}
@@ -162,12 +138,10 @@ def _checkpoints(folder: Path) -> list[Row]:
         true = np.array([policy @ reward for policy in (behavior, *policies)])
         found["estimates"].append(sharpe_ratio(estimated, true, 0, 3))
         found["hash"].append(sharpe_ratio(rng.random(8), true, 0, 3))
-    ratio = float(np.nanmean(found["estimates"]) / np.nanmean(found["hash"]))
-    consequence = "mean over 200 logs, times that of a ranking by chance"
-    return [Row("SharpeRatio@k", "k = 3 of 8 policies, by a log", consequence, ratio, 1.5, "at least")]
+    return [float(np.nanmean(found["estimates"]) / np.nanmean(found["hash"]))]
 
 
-def _checked(folder: Path) -> list[Row]:
+def checked(folder: Path) -> Measured:
     """What `agro check` says of a log that is written down: two prompts, rewards and repeats."""
     with Store.open(folder / "checked.db") as store:
         store.append(
@@ -175,16 +149,12 @@ def _checked(folder: Path) -> list[Row]:
         )
         store.append(Sample("b", text, reward=r) for text, r in (("x", 0.0), ("y", 1.0)))
         found = survey(store)
-    name = "quality and coverage of a log"
     quality = fmean(found.quality) - (0.375 + 0.5) / 2  # (mean − least) / (best − least) of both prompts
     coverage = fmean(found.coverage) - (3 / 4 + 1) / 2  # distinct responses per response
-    return [
-        Row(name, "`agro check`", "TQ less that by hand", abs(quality), 1e-9, "at most"),
-        Row(name, "`agro check`", "SACo less that by hand", abs(coverage), 1e-9, "at most"),
-    ]
+    return [abs(quality), abs(coverage)]
 
 
-def _ranked(folder: Path) -> list[Row]:
+def ranked(folder: Path) -> Measured:
     """Of pairs to prompts that weren't trained on, the share that the model ranks right."""
     for name, numbers in (("pairs", range(40)), ("others", range(40, 60))):
         with Store.open(folder / f"{name}.db") as store:
@@ -194,12 +164,11 @@ def _ranked(folder: Path) -> list[Row]:
     run = train(of_recipe("dpo", folder, **changes), folder / "dpo")
     with Store.open(folder / "others.db") as store:
         found = measure(store, load_published(config(folder).policy, run / "model")).values
-    mechanism, name = "recipe `dpo`, 150 steps; `agro check --model`", "ranking accuracy of preferences"
-    consequence = f"share of {found['ranked_pairs']} held-out pairs that are ranked right (chance: 0.5)"
-    return [Row(name, mechanism, consequence, found["ranked_share"], 0.7, "at least")]
+    assert found["ranked_pairs"] == 20
+    return [found["ranked_share"]]
 
 
-def _coverage(folder: Path) -> list[Row]:
+def coverage(folder: Path) -> Measured:
     """E_μ (π/μ)² of a log: 1 of the policy's own samples, more of another's."""
     still = config(folder, train__steps=12, train__lr=1e-9)
     run = train(still, folder / "own")
@@ -209,14 +178,10 @@ def _coverage(folder: Path) -> list[Row]:
         for model in (run, moved):
             policy = load_published(still.policy, model / "model")
             found.append(measure(store, policy).values["concentrability"])
-    name, mechanism = "realizability and coverage", "`agro check --model`: E_μ (π/μ)²"
-    return [
-        Row(name, mechanism, "of the model's own samples, less 1", abs(found[0] - 1), 1e-3, "at most"),
-        Row(name, mechanism, "of the same samples, for a model trained further", found[1], 1.1, "at least"),
-    ]
+    return [abs(found[0] - 1), found[1]]
 
 
-def _freshper(folder: Path) -> list[Row]:
+def freshper(folder: Path) -> Measured:
     """Of one policy's responses, replayed by age and reward and by age alone."""
     replayed = {}
     for name, power in (("priority", 0.6), ("age", None)):
@@ -229,9 +194,7 @@ def _freshper(folder: Path) -> list[Row]:
             again += [abs(draw.reward or 0.0)] if draw.sample in seen else []
             seen.add(draw.sample)
         replayed[name] = float(np.mean(again))
-    ratio = replayed["priority"] / replayed["age"]
-    consequence = "mean reward of replayed responses, times that of draws by age alone"
-    return [Row("FreshPER", "recipe `freshper`, 40 steps", consequence, ratio, 1.3, "at least")]
+    return [replayed["priority"] / replayed["age"]]
 
 
 def _log_of_digits(folder: Path) -> dict[str, Any]:
@@ -248,7 +211,7 @@ def _right(run: Path, folder: Path) -> float:
     return float(column(last, "reward_mean").mean())
 
 
-def _asymre(folder: Path) -> list[Row]:
+def asymre(folder: Path) -> Measured:
     """A baseline below the mean of the log's rewards, and one above it."""
     changes = {**_log_of_digits(folder), "data__replay": 1.0, "data__group_size": 10, "train__steps": 80}
     changes |= {"source__sync_every": 1}
@@ -256,11 +219,7 @@ def _asymre(folder: Path) -> list[Row]:
     for shift in (-0.1, 0.1):
         settings = of_recipe("asymre", folder, **changes, objective__shift=shift)
         right[shift] = _right(train(settings, folder / f"asymre {shift}"), folder)
-    consequence = (
-        f"right responses after 80 steps on a log, less those with a shift of +0.1 ({right[0.1]:.2g})"
-    )
-    gain = right[-0.1] - right[0.1]
-    return [Row(ASYMRE, "recipe `asymre`, a log, shift −0.1", consequence, gain, 0.3, "at least")]
+    return [(right[-0.1] - right[0.1], f"{right[0.1]:.2g}")]
 
 
 def starts_low(completions: list[str], **_: Any) -> list[float]:
@@ -268,14 +227,12 @@ def starts_low(completions: list[str], **_: Any) -> list[float]:
     return [float(text[:1] in set("01234")) for text in completions]
 
 
-def _spo(folder: Path) -> list[Row]:
+def spo(folder: Path) -> Measured:
     """Groups of one, compared with a value that is tracked."""
     changes = {"train__steps": 60, "train__groups": 32, "reward__name": f"{Path(tiny.__file__)}:low"}
     run = train(of_recipe("one_response", folder, **changes), folder / "spo")
     reward = column(run, "reward_mean")
-    gain = float(reward[-10:].mean() - reward[:10].mean())
-    consequence = "mean reward of the last ten steps less that of the first ten, one response a prompt"
-    return [Row("SPO", "recipe `one_response`, 60 steps", consequence, gain, 0.1, "at least")]
+    return [float(reward[-10:].mean() - reward[:10].mean())]
 
 
 class Telling:
@@ -293,7 +250,7 @@ class Telling:
         return Turn(state["answer"] + ">", 0.0)
 
 
-def _echo(folder: Path) -> list[Row]:
+def echo(folder: Path) -> Measured:
     """One set of episodes, and two policies: with a share of what the environment answered, and without."""
     found = []
     for share in (0.0, 0.1):
@@ -310,11 +267,13 @@ def _echo(folder: Path) -> list[Row]:
             found.append(
                 -float(policy.streams(batch.tokens, batch.lengths, observed)["logp"][observed].mean())
             )
-    consequence = f"nats per token of what the environment answers, times those without it ({found[0]:.2f})"
-    return [Row("ECHO", "recipe `echo`, λ = 0.1, 40 steps", consequence, found[1] / found[0], 0.7, "at most")]
+    return [(found[1] / found[0], f"{found[0]:.2f}")]
 
 
-RUNS = (
-    *(_lagging, _arb, _remix, _erc, _tuned_beta, _opa_dpo, _evaluation, _checkpoints, _checked, _ranked),
-    *(_coverage, _freshper, _asymre, _spo, _echo),
+rows = partial(
+    measured,
+    (
+        *(lagging, arb, remix, erc, tuned_beta, opa_dpo, evaluation, checkpoints, checked, ranked),
+        *(coverage, freshper, asymre, spo, echo),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,29 @@ class Row:
     def holds(self) -> bool:
         """A value that isn't a number holds nothing."""
         return self.value <= self.bound if self.side == "at most" else self.value >= self.bound
+
+
+DECLARED = tomllib.loads(HERE.with_name("measurements.toml").read_text("utf-8"))
+RUNS: dict[str, dict[str, Any]] = tomllib.loads(HERE.with_name("runs.toml").read_text("utf-8"))
+Measured = Iterable[float | tuple[float, str]]  # the values, and what is shown beside one
+
+
+def rows_of(measure: Callable[[Path], Measured], folder: Path) -> Iterator[Row]:
+    """What a function measures, beside what measurements.toml says of it; `folder` is for its runs."""
+    declared = DECLARED[measure.__module__.rpartition(".")[2]][measure.__name__]
+    scratch = folder / measure.__name__
+    scratch.mkdir(parents=True, exist_ok=True)
+    for about, found in zip(declared, measure(scratch), strict=True):
+        value, shown = found if isinstance(found, tuple) else (found, "")
+        side: Literal["at most", "at least"] = "at most" if "at_most" in about else "at least"
+        bound, what = about[side.replace(" ", "_")], about["what"].format(shown)
+        yield Row(about["system"], about["setting"], what, value, bound, side)
+
+
+def measured(measures: Iterable[Callable[[Path], Measured]], folder: Path) -> Iterator[Row]:
+    """All of a module."""
+    for measure in measures:
+        yield from rows_of(measure, folder)
 
 
 def digits(completions: list[str], answer: list[str], **_: Any) -> list[float]:

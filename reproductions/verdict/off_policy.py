@@ -271,12 +271,9 @@ def values_table(result: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = harness.parser(__doc__, FOLDER)
-    parser.add_argument("--only", choices=MARKS)
-    parser.add_argument("--runs", type=int, help="logs a setting")
-    args = parser.parse_args()
+    args = harness.parser(__doc__, FOLDER, only=MARKS, runs=int).parse_args()
     for name, make, table in (("gain", gains, gain_table), ("values", values, values_table)):
-        if args.only not in (None, name):
+        if name not in args.only:
             continue
         result = make(args.runs or RUNS[name])
         (args.out / FILES[name]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.store import Store
 from agro.types import Batch
 from reproductions import racing
-from reproductions.panel import advice, jobs, logs, play, race, report, run, short, sizes, thousand
+from reproductions.panel import advice, jobs, logs, play, race, report, run, studies
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
@@ -257,8 +257,8 @@ def test_a_run_that_has_no_value_is_the_worst() -> None:
     assert report.chosen_rates(runs) == {"the default": 3e-4}
 
 
-def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> None:
-    """.8 is .5 above the start, .3, and .2 above imitation, .6; on the other job .1 is .2 below the start."""
+def test_a_method_is_compared_with_the_start() -> None:
+    """.8 is .5 above the start, .3; on the other job .1 is .2 below it."""
     imitation = "imitation of the good"
     runs = [
         measured("own", NOTHING, None, 0.3),
@@ -269,9 +269,8 @@ def test_the_verdict_compares_with_the_start_and_the_best_simple_method() -> Non
         measured("better", imitation, 1e-3, 0.2),
         measured("better", "the default", 1e-3, 0.1),
     ]
-    apart = report.differences(report.of_cells(runs), "the default")
-    assert apart["own"] == pytest.approx((0.5, 0.2))
-    assert apart["better"] == pytest.approx((-0.2, -0.2))
+    apart = report.above_start(report.of_cells(runs), "the default")
+    assert apart == {"own": pytest.approx(0.5), "better": pytest.approx(-0.2)}
     text = report.tables({"runs": runs})
     about = JOBS["own"].about
     assert f"| own | {about} | 0.300 | 0.600 | – | 0.800 (2) | – |" in text
@@ -329,45 +328,45 @@ def test_recorded_runs_count_as_complete(tmp_path) -> None:
 def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
     """With 40 tokens, and imitation alone: rewards of a start that learned nothing don't differ."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thousand, "JOB", replace(thousand.JOB, max_new=40))
-        patch.setattr(thousand, "METHODS", ("imitation of the good",))
-        thousand.main(["--small", "--seeds", "2", "--rates", "1e-3", "--out", str(tmp_path)])
+        patch.setitem(studies.KINDS, "thousand", replace(studies.KINDS["thousand"], max_new=40))
+        changes = {"methods": ["imitation of the good"], "rates": [1e-3]}
+        patch.setitem(studies.STUDIES, "thousand", studies.STUDIES["thousand"] | changes)
+        studies.main(["thousand", "--small", "--seeds", "2", "--out", str(tmp_path)])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    methods = [row.removeprefix("| ").split(" | ")[:3] for row in rows[1:]]
-    assert methods == [[NOTHING, "–", "1"], ["imitation of the good", "0.001", "2"]]
-    JOBS.pop(thousand.JOB.name)
+    methods = [row.removeprefix("| ").split(" | ")[:5] for row in rows[1:]]
+    assert methods == [
+        ["thousand", "1", NOTHING, "–", "1"],
+        ["thousand", "1", "imitation of the good", "0.001", "2"],
+    ]
+    assert "thousand" not in JOBS
 
 
 def test_the_bounds_of_short_runs_are_what_their_names_say() -> None:
     """The library doubles a bound at 25 updates: 0.005 whatever the updates, and what 100 have over 25."""
-    assert short.bound_of(short.OWN, 25) == 0.005
-    assert short.bound_of(short.LONG, 25) == pytest.approx(0.0025, rel=1e-12)
-    assert short.bound_of(short.IN_SUM, 25) == pytest.approx(0.01, rel=1e-12)
-    assert short.bound_of(short.NO_BOUND, 25) is None
-    runs = [
-        {"job": job, "method": method, "rate": rate, "reward": 0.25 + 0.5 * (job == "own"), "seed": 0}
-        for job in short.ON
-        for method, rate in ((NOTHING, None), (short.LONG, 1e-3))
-    ]
-    lines = short.table({16: runs, 25: runs[:-2]}).splitlines()
-    assert lines[2:] == ["| the start | 0.312 | 0.321 |", f"| {short.LONG} | 0.312 | 0.321 |"]
+    found = [studies.bound_of(name, 25) for name in studies.BOUNDS]
+    assert found == [0.005, pytest.approx(0.0025, rel=1e-12), pytest.approx(0.01, rel=1e-12), None]
 
 
 def test_sizes_differ_in_prompts_alone() -> None:
-    """The table has a row for each kind and size, means over seeds; .6 is that of .5 and .7."""
-    small, large = (sizes.job_of("ratings", prompts, Path("start")) for prompts in (512, 8192))
+    """The table has a row for each size and method, means over seeds; .6 is that of .5 and .7."""
+    small, large = (studies.sized("ratings", prompts, 128, Path("start")) for prompts in (512, 8192))
     assert replace(small, name="", prompts=0) == replace(large, name="", prompts=0)
-    assert sizes.job_of("noisy thumbs", 512, Path("start")).wrong == 0.2
-    assert [row.seed for row in sizes.rows(small, seeds=2)] == [0, *[0] * 4, *[1] * 4]
+    assert studies.sized("noisy thumbs", 512, 128, Path("start")).wrong == 0.2
+    rows = studies.rows(small, studies.STUDIES["sizes"], seeds=2)
+    assert [row.seed for row in rows] == [0, *[0] * 4, *[1] * 4]
+    assert [row.rate for row in rows[:5]] == [None, 1e-3, 1e-3, 1e-3, 3e-4]
     runs = [measured("ratings, 512", NOTHING, None, 0.3)]
     runs += [measured("ratings, 512", "DRO", 1e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7))]
-    lines = sizes.table(runs, [small, large]).splitlines()
-    assert lines[2:] == ["| ratings, 512 | 0.300 | – | – | 0.600 | – |"]
+    lines = studies.table([run | {"updates": 128} for run in runs]).splitlines()
+    assert lines[2:] == [
+        "| ratings, 512 | 128 | nothing | – | 1 | 0.300 | 1.0 |",
+        "| ratings, 512 | 128 | DRO | 0.001 | 2 | 0.600 (0.500 to 0.700) | 1.0 (1.0 to 1.0) |",
+    ]
 
 
 def test_logs_of_a_kind_are_of_one_start(out) -> None:
     first = logs.prepare(logs.SMALL.of(JOBS["stars"]), out, logs.SMALL)
-    other = logs.prepare(logs.SMALL.of(sizes.job_of("ratings", 24, first.start)), out, logs.SMALL)
+    other = logs.prepare(logs.SMALL.of(studies.sized("ratings", 24, 128, first.start)), out, logs.SMALL)
     weights = "model.safetensors"
     assert (other.start / weights).read_bytes() == (first.start / weights).read_bytes()
     assert other.prompts.read_text() != first.prompts.read_text()

@@ -1,0 +1,192 @@
+"""Studies beside the panel, by studies.toml: its runs with few updates, more prompts, or longer responses.
+
+    python reproductions/panel/studies.py short|sizes|thousand|arguments [--jobs JOB …] [--seeds N]
+                                          [--out runs/studies] [--record] [--small]
+
+Prints a table, and writes it with --record into result_NAME.json beside this script. An interrupted one
+continues.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+import agro  # noqa: E402
+from agro.train.phases import FEW_STEPS, step_bound  # noqa: E402
+from reproductions import harness  # noqa: E402
+from reproductions.panel import logs, play, report  # noqa: E402
+from reproductions.panel.jobs import JOBS, Job, chosen, job_of, reward  # noqa: E402
+from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
+from reproductions.panel.methods import METHODS, NOTHING, Facts, Values  # noqa: E402
+from reproductions.panel.play import Row, Run  # noqa: E402
+from reproductions.panel.tasks import TASKS, onward  # noqa: E402
+
+STUDIES: dict[str, dict[str, Any]] = tomllib.loads((HERE / "studies.toml").read_text("utf-8"))
+_THOUSAND = dict(STUDIES.pop("job")["thousand"])
+_ANSWER = onward(_THOUSAND.pop("letters"))
+_LONG = job_of("thousand", _THOUSAND)
+KINDS = {
+    "thousand": replace(_LONG, task=replace(_LONG.task, name="thousand onward", answer=_ANSWER)),
+    "ratings": JOBS["stars"],
+    "noisy thumbs": replace(JOBS["thumbs"], name="noisy thumbs", task=TASKS["swapped"], wrong=0.2),
+}
+TINY = Size(16, 32, prompts=4, updates=1, warm_up=2)  # of `thousand`, with --small
+BOUND, ARGUMENTS = 0.005, "three arguments"
+BOUNDS = STUDIES["short"]["methods"][:-1]
+
+
+def bound_of(method: str, updates: int) -> float | None:
+    """`train.step_kl` with which a phase of so many updates has the bound of this name."""
+    widened = step_bound(1.0, updates)
+    own, as_long, in_sum, none = BOUNDS
+    bounds = {own: BOUND, as_long: BOUND / widened, in_sum: BOUND * FEW_STEPS / updates / widened, none: None}
+    return bounds[method]
+
+
+def bounded(job: Job, facts: Facts, *, name: str) -> Values:
+    """The default with another bound."""
+    given = METHODS["the default"](job, facts)
+    assert not isinstance(given, str)
+    return {**given, "train": {"gain_ratio": None, "step_kl": bound_of(name, job.updates)}}
+
+
+def sized(kind: str, prompts: int, updates: int, start: Path) -> Job:
+    """A job of a kind with so many prompts, from the start of that kind."""
+    job = KINDS.get(kind, JOBS.get(kind))
+    assert job is not None
+    named = replace(job, name=f"{kind}, {prompts}", start=start)
+    return replace(named, prompts=prompts, updates=updates, kept=False)
+
+
+def jobs_of(
+    study: Mapping[str, Any], names: Sequence[str], out: Path, size: Size
+) -> Iterator[tuple[Path, Job]]:
+    """The jobs of a study, each with the folder of its files and runs."""
+    for updates, name in product(study.get("updates", [None]), names):
+        job = KINDS.get(name, JOBS.get(name))
+        assert job is not None
+        if "prompts" in study:
+            start = logs.prepare(size.of(job), out, size).start
+            for prompts in study["prompts"]:
+                yield out, sized(name, prompts, updates, start)
+        elif updates is None:
+            yield out, job
+        else:
+            yield out / str(updates), replace(job, updates=updates)
+
+
+def rows(job: Job, study: Mapping[str, Any], seeds: int) -> list[Row]:
+    """The start, then each method at its rates, seed by seed."""
+    found = [Row(job.name, NOTHING, None)]
+    for seed, method in product(range(seeds), study["methods"]):
+        own = study.get("rate_of", {}).get(method)
+        rates = study["rates"] if own is None else [own]
+        found += [Row(job.name, method, rate, seed) for rate in rates]
+    return found
+
+
+def complete(row: Row, out: Path, size: Size) -> Run:
+    """What is measured of a run, which is made unless that was done before."""
+    if row.method != ARGUMENTS:
+        return play.complete(row, out, size)
+    found: Run = harness.once(out / "runs" / row.file, lambda: three_arguments(row, out, size))
+    return found
+
+
+def three_arguments(row: Row, out: Path, size: Size) -> Run:
+    """What comes of a model, data and a reward."""
+    world = play.world(row.job, out, size)
+    job = world.job
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        data: dict[str, Any] = {"prompts": str(world.files.prompts), "reward": partial(reward, job=job.name)}
+        if job.data != "fresh":
+            shutil.copy(world.files.log, folder / "log.db")
+            data = {"log": str(folder / "log.db")}
+        run = agro.train(
+            str(world.files.start),
+            **data,
+            out=folder / "run",
+            train__steps=job.updates,
+            train__groups=job.groups,
+            train__warmup=min(10, job.updates // 2),
+            train__seed=row.seed,
+            sampler__n=play.RESPONSES,
+            sampler__max_new=job.max_new,
+            data__hold_out=0,
+            evaluate__kl=False,
+        )
+        config = json.loads((run.folder / "config.json").read_text())
+        found = play.measure(world, logs.load(run.folder / "model"))
+    own = {**asdict(row), "rate": config["train"]["lr"], "objective": config["objective"]}
+    return {**own, **found, "stopped": "", "cpu_seconds": 0.0, "measuring_seconds": 0.0}
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A row for each job, number of updates, method and rate: means over seeds and their range."""
+    cells: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run["job"], run["updates"], run["method"], run["rate"]), []).append(run)
+    lines = []
+    for (job, updates, method, rate), same in cells.items():
+        words = [job, str(updates), method, "–" if rate is None else f"{rate:g}", str(len(same))]
+        lines.append([*words, _range(same, "reward", 3), _range(same, "kl", 1)])
+    head = ["job", "updates", "method", "lr", "seeds", "held-out reward", "KL, nats"]
+    return harness.markdown(head, lines)
+
+
+def _range(runs: Sequence[Run], key: str, digits: int) -> str:
+    values = [run[key] for run in runs]
+    if any(value is None for value in values):
+        return "–"
+    text = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return text
+    return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    switches = {"record": harness.RECORD, "small": harness.SMALL}
+    parser = harness.parser(__doc__, "runs/studies", jobs=[], seeds=int, **switches)
+    parser.add_argument("study", choices=STUDIES)
+    args = parser.parse_args(arguments)
+    study, out = STUDIES[args.study], args.out / args.study
+    size = Size(**study["size"]) if "size" in study else FULL
+    if args.small:
+        size = TINY if "size" in study else SMALL
+    METHODS.update({name: partial(bounded, name=name) for name in BOUNDS})
+    runs: list[Run] = []
+    facts = {}
+    for folder, job in jobs_of(study, chosen(args.jobs, study["jobs"], "--jobs"), out, size):
+        before = JOBS.get(job.name)
+        JOBS[job.name] = job
+        play.world.cache_clear()
+        for row in rows(job, study, args.seeds or study["seeds"]):
+            runs.append({**complete(row, folder, size), "updates": size.of(job).updates})
+            print(report.line(runs[-1]), flush=True)
+        facts[f"{job.name}, {job.updates}"] = play.world(job.name, folder, size).facts
+        if before is None:
+            del JOBS[job.name]
+        else:
+            JOBS[job.name] = before
+    result = {"machine": harness.machine(), "facts": facts, "runs": runs}
+    harness.keep_json(args, HERE, f"result_{args.study}.json", result)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    harness.guarded(main)
