@@ -56,20 +56,38 @@ class Case:
     reward_parts: Sequence[Sequence[float]] = ()  # [B][K], one value a response
     part_weights: Sequence[Sequence[float]] = ()  # [B][K], the same in all rows
 
+    def anchor(self, name: str) -> np.ndarray:
+        """[B,T] the log-probs of the reference, of the behavior, or of the policy before the step."""
+        return {"reference": self.ref_logp, "behavior": self.behavior_logp, "old": self.old_logp}[name]
+
+
+Place = tuple[int, int]  # (row, token)
+
 
 @dataclass
 class Response:
     reward: float
-    places: list[tuple[int, int]]  # (row, token) in the mask
+    places: list[Place]  # in the mask
     role: str = "policy"
     hinted: bool = False
     meaning: float = math.nan
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted({row for row, _ in self.places})
 
 
 @dataclass
 class Group:
     weight: float
     responses: list[Response]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [y.reward for y in self.responses]
+
+
+Found = list[tuple[Group, list[float]]]  # groups, each with a number for each of its responses
 
 
 def groups_of(case: Case, least: int) -> list[Group]:
@@ -94,6 +112,43 @@ def groups_of(case: Case, least: int) -> list[Group]:
 
 def total(stream: np.ndarray, response: Response) -> float:
     return fsum(float(stream[place]) for place in response.places)
+
+
+def log_ratio(case: Case, place: Place, anchor: str = "behavior") -> float:
+    """l - f of a token."""
+    return float(case.logp[place]) - float(case.anchor(anchor)[place])
+
+
+def token_ratio(case: Case, place: Place, anchor: str = "behavior") -> float:
+    """exp(l - f), where that is a number."""
+    return power(log_ratio(case, place, anchor))
+
+
+def power(x: float) -> float:
+    return exp(min(x, 700.0))
+
+
+def summed_log_ratio(case: Case, response: Response, anchor: str) -> float:
+    """Σ_t (l_t - f_t), rounded once."""
+    return sum_of_differences(case.logp, case.anchor(anchor), response)
+
+
+def sum_of_differences(new: np.ndarray, old: np.ndarray, response: Response) -> float:
+    return fsum(x for p in response.places for x in (float(new[p]), -float(old[p])))
+
+
+def mean_of(values: list[float]) -> float:
+    return fsum(values) / len(values)
+
+
+def quantile(values: list[tuple[float, float]], share: float) -> float:
+    """Of (value, weight): the first value up to which there is this share of the weights."""
+    reached, every = 0.0, fsum(weight for _, weight in values)
+    for value, weight in sorted(values):
+        reached += weight
+        if reached >= share * every:
+            return value
+    return max(values)[0]
 
 
 def others_mean(values: list[float], i: int) -> float:
@@ -129,14 +184,12 @@ def half_variance(values: list[float]) -> float:
 def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> list[float]:
     """R_i = r_i - β Σ_t (l_it - f_it), or β times their mean; at β = 0 it is r_i, whatever the reference."""
     if beta == 0:
-        return [y.reward for y in group.responses]
-    out = []
-    for y in group.responses:
-        ratio = fsum(
-            term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place]))
-        )
-        out.append(y.reward - beta * ratio / (len(y.places) if average == "token" else 1))
-    return out
+        return group.rewards
+    of_mean = average == "token"
+    return [
+        y.reward - beta * summed_log_ratio(case, y, "reference") / (len(y.places) if of_mean else 1)
+        for y in group.responses
+    ]
 
 
 def weighted(
@@ -194,15 +247,12 @@ def ratio_weights(
 
     The ratio is to the reference or to the recorded behavior b; for "mismatch" it is o - b, whatever l.
     """
-    new, anchor = {
-        "reference": (case.logp, case.ref_logp),
-        "behavior": (case.logp, case.behavior_logp),
-        "mismatch": (case.old_logp, case.behavior_logp),
-    }[weight]
+    new = case.old_logp if weight == "mismatch" else case.logp
+    anchor = case.ref_logp if weight == "reference" else case.behavior_logp
     most = math.inf if weight_max is None else weight_max
     out = np.zeros_like(case.ref_logp, dtype=float)
-    for place, log_w in log_ratios(case, new, anchor, **level).items():
-        w = exp(min(weight_power * log_w, 700.0))
+    for place, log_w in by_level(case, new, anchor, **level).items():
+        w = power(weight_power * log_w)
         if weight_rule == "truncate":
             out[place] = min(max(w, weight_min), most)
         elif weight_min <= w <= most:
@@ -210,16 +260,19 @@ def ratio_weights(
     return out
 
 
-def log_ratios(
+def by_level(
     case: Case, new: Any, anchor: Any, weight_level: str = "sequence", weight_normalize: str = "none"
-) -> dict[tuple[int, int], float]:
+) -> dict[Place, float]:
     """By token its own new − anchor, or Σ_t of its response, or the mean of these.
 
     Normalized by group, less the largest one of a group in which all are below 0.
     """
     found = {}
     for group in groups_of(case, 1):
-        of_response = [log_ratio(y, new, anchor, weight_level) for y in group.responses]
+        of_response = [
+            sum_of_differences(new, anchor, y) / (len(y.places) if weight_level == "mean" else 1)
+            for y in group.responses
+        ]
         fallen = min(0.0, max(of_response)) if weight_normalize == "group" else 0.0
         for y, log_w in zip(group.responses, of_response, strict=True):
             for place in y.places:
@@ -228,13 +281,7 @@ def log_ratios(
     return found
 
 
-def log_ratio(response: Response, new: Any, anchor: Any, level: str) -> float:
-    """Σ_t (new − anchor) of the response, or the mean for "mean"."""
-    total = fsum(x for p in response.places for x in (float(new[p]), -float(anchor[p])))
-    return total / len(response.places) if level == "mean" else total
-
-
-def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], float]:
+def shares(groups: list[Group], average: str | float) -> dict[Place, float]:
     """What the loss of each token counts in the step's: by responses, groups and their weights, or alike."""
     W = fsum(g.weight for g in groups)
     tokens = fsum(g.weight * len(y.places) for g in groups for y in g.responses)
@@ -255,7 +302,7 @@ def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], f
 def with_kl(
     case: Case,
     result: Result,
-    share: dict[tuple[int, int], float],
+    share: dict[Place, float],
     ratio: str,
     beta: float,
     kl: str = "k3",
@@ -268,12 +315,11 @@ def with_kl(
     """
     loss, grads = result
     grad = grads["logp"].copy()
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
     for place, of_token in share.items():
-        d = float(case.logp[place]) - float(case.ref_logp[place])
+        d = log_ratio(case, place, "reference")
         k, slope = (d * d / 2, d) if kl == "k2" else (math.expm1(-d) + d, -math.expm1(-d))
         if unbiased_kl:
-            w = exp(float(case.logp[place]) - float(anchor[place]))
+            w = exp(log_ratio(case, place, ratio))
             k, slope = w * k, w * (d if kl == "k3" else k + slope)
         loss += of_token * beta * k
         grad[place] += of_token * beta * slope
@@ -289,30 +335,38 @@ def standardized(r: list[float], std: bool) -> list[float]:
     return [(x - mean) / spread for x in r]
 
 
-def advantages(group: Group, std: bool) -> list[float]:
-    return standardized([y.reward for y in group.responses], std)
-
-
-# (advantage, response, place) -> the loss of the token there, and its slope
-Token = Callable[[float, Response, tuple[int, int]], tuple[float, float]]
+# (advantage, response, place) -> the loss of the token there, and its slope in l
+Pair = tuple[float, float]
+Token = Callable[[float, Response, Place], Pair]
 
 
 def over_tokens(case: Case, token: Token, std: bool, average: str | float) -> Result:
-    """The sum of the tokens' losses by their shares; slopes are in their log-probs."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    share = shares(groups, average)
-    for g in groups:
-        for A, y in zip(advantages(g, std), g.responses):
-            for place in y.places:
-                term, slope = token(A, y, place)
-                loss += share[place] * term
-                grad[place] = share[place] * slope
+    """Of each token with its response's reward less the mean, over the deviation with `std`."""
+    found = [(g, standardized(g.rewards, std)) for g in groups_of(case, 2)]
+    return averaged(case, found, average, token)
+
+
+def averaged(case: Case, found: Found, average: str | float, token: Token) -> Result:
+    """The sum of the tokens' losses by their shares; `found` has the advantages of responses."""
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    share = shares([g for g, _ in found], average)
+    for A, y in ((A, y) for g, of_group in found for A, y in zip(of_group, g.responses, strict=True)):
+        for place in y.places:
+            term, slope = token(A, y, place)
+            loss += share[place] * term
+            grad[place] = share[place] * slope
     return loss, {"logp": grad}
 
 
-def token_log_ratio(case: Case, place: tuple[int, int], ratio: str = "behavior") -> float:
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return float(case.logp[place]) - float(anchor[place])
+def clipped(w: float, A: float, low: float, high: float, dual: float | None = None) -> Pair:
+    """-min(w A, clamp(w) A), for A < 0 at most -c A with c = `dual`; its slope in log w.
+
+    That is -w A where it is the value, and 0 where a bound is.
+    """
+    gain = min(w * A, min(max(w, low), high) * A)
+    if dual is not None and A < 0:
+        gain = max(gain, dual * A)
+    return -gain, -w * A if gain == w * A else 0.0
 
 
 def imitating(
@@ -332,7 +386,7 @@ def imitating(
     """
     loss, grads = result
     winners = {winner for winner, _ in case.pairs}
-    places: list[tuple[int, int]] = []
+    places: list[Place] = []
     for g in groups_of(case, least):
         names = {case.response[y.places[0][0]]: y for y in g.responses}
         if judged and not names.keys() & winners:

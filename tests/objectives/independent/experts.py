@@ -10,33 +10,21 @@ import numpy as np
 from independent.base import (
     Case,
     Group,
+    Pair,
+    Place,
     Response,
     Result,
+    averaged,
+    clipped,
     groups_of,
+    log_ratio,
+    mean_of,
     over_tokens,
+    quantile,
     standardized,
-    token_log_ratio,
+    token_ratio,
 )
-
-
-def clipped(
-    w: float, A: float, clip: tuple[float, float] | None, dual: float | None = None
-) -> tuple[float, float]:
-    """min(w A, clamp(w) A), for A < 0 at least c A; its derivative in log w is w A where that is taken."""
-    gain = w * A
-    if clip is not None:
-        gain = min(gain, min(max(w, 1 - clip[0]), 1 + clip[1]) * A)
-    if dual is not None and A < 0:
-        gain = max(gain, dual * A)
-    return gain, w * A if gain == w * A else 0.0
-
-
-def ratio_of(case: Case, place: tuple[int, int], ratio: str) -> float:
-    return exp(token_log_ratio(case, place, ratio))
-
-
-def logistic(u: float) -> float:
-    return 1 / (1 + exp(-u)) if u > 0 else exp(u) / (1 + exp(u))
+from independent.preference import sigmoid
 
 
 def of_own(group: Group) -> list[Response]:
@@ -48,7 +36,7 @@ def chord(
     mu: float = 0.1,
     expert_weight: str = "phi",
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     std: bool = True,
 ) -> Result:
     """(1-μ)/W Σ w_g u over own tokens + μ/V Σ -w_g φ l over the expert's, W and V the sums of w_g.
@@ -66,9 +54,9 @@ def chord(
     W, V = fsum(weight for weight, *_ in own), fsum(weight for weight, _ in expert)
     loss = 0.0
     for weight, place, A in own:
-        gain, slope = clipped(ratio_of(case, place, ratio), A, clip)
-        loss -= (1 - mu) * weight / W * gain
-        grad[place] = -(1 - mu) * weight / W * slope
+        term, slope = clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+        loss += (1 - mu) * weight / W * term
+        grad[place] = (1 - mu) * weight / W * slope
     for weight, place in expert:
         logp = float(case.logp[place])
         p = exp(logp)
@@ -82,18 +70,17 @@ def luffy(
     case: Case,
     gamma: float = 0.1,
     ratio: str = "behavior",
-    clip: tuple[float, float] | None = None,
+    clip: Pair = (1.0, math.inf),
     dual_clip: float | None = None,
     std: bool = False,
 ) -> Result:
     """-A p/(p+γ) on the expert's tokens, whose derivative in log p is -A γ p/(p+γ)²; -A w on own ones."""
 
-    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+    def token(A: float, y: Response, place: Place) -> Pair:
         if y.role == "expert":
-            f = logistic(float(case.logp[place]) - math.log(gamma))
+            f = sigmoid(float(case.logp[place]) - math.log(gamma))
             return -A * f, -A * f * (1 - f)
-        gain, slope = clipped(ratio_of(case, place, ratio), A, clip, dual_clip)
-        return -gain, -slope
+        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
     return over_tokens(case, token, std, 1.0)
 
@@ -107,27 +94,26 @@ def guide(
     case: Case,
     gamma: str | float = "quantile",
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     std: bool = True,
 ) -> Result:
     """-A w/(w+γ) on hinted tokens, γ a constant: with f = w/(w+γ) its derivative in log w is -A f (1-f)."""
-    of_hints = [(g.weight, p) for g in groups_of(case, 2) for y in g.responses if y.hinted for p in y.places]
-    hinted = sorted((token_log_ratio(case, place, ratio), weight) for weight, place in of_hints)
-    log_gamma, reached, every = 0.0, 0.0, sum(w for _, w in hinted)
-    for value, w in hinted:
-        reached += w
-        log_gamma = value
-        if reached >= 0.9 * every:
-            break
+    hinted = [
+        (log_ratio(case, place, ratio), g.weight)
+        for g in groups_of(case, 2)
+        for y in g.responses
+        if y.hinted
+        for place in y.places
+    ]
+    log_gamma = quantile(hinted, 0.9) if hinted else 0.0
     if gamma != "quantile":
         log_gamma = math.log(gamma)
 
-    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+    def token(A: float, y: Response, place: Place) -> Pair:
         if y.hinted:
-            f = logistic(token_log_ratio(case, place, ratio) - log_gamma)
+            f = sigmoid(log_ratio(case, place, ratio) - log_gamma)
             return -A * f, -A * f * (1 - f)
-        gain, slope = clipped(exp(token_log_ratio(case, place, ratio)), A, clip)
-        return -gain, -slope
+        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, 1.0)
 
@@ -137,29 +123,25 @@ def tempsamp_r1(
     fix: str = "shape",
     fix_at: float | None = None,
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     beta: float = 0.0,
 ) -> Result:
     """Own tokens as in GRPO; an expert's add -A to the loss and -A to the derivative in l.
 
     Token mean in a response, mean in a group. k3 = exp(f-l) - (f-l) - 1.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    total = fsum(g.weight for g in groups)
-    for g in groups:
-        for y, A in zip(g.responses, fixed(g, fix, fix_at)):
-            share = g.weight / total / len(g.responses) / len(y.places)
-            for place in y.places:
-                gain, slope = A, A
-                if y.role != "expert":
-                    gain, slope = clipped(ratio_of(case, place, ratio), A, clip)
-                loss -= share * gain
-                grad[place] = -share * slope
-                if beta:
-                    u = float(case.ref_logp[place]) - float(case.logp[place])
-                    loss += share * beta * (math.expm1(u) - u)
-                    grad[place] += share * beta * -math.expm1(u)
-    return loss, {"logp": grad}
+
+    def token(A: float, y: Response, place: Place) -> Pair:
+        term, slope = -A, -A
+        if y.role != "expert":
+            term, slope = clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+        if beta:
+            u = -log_ratio(case, place, "reference")
+            term += beta * (math.expm1(u) - u)
+            slope -= beta * math.expm1(u)
+        return term, slope
+
+    return averaged(case, [(g, fixed(g, fix, fix_at)) for g in groups_of(case, 2)], "response", token)
 
 
 def fixed(group: Group, fix: str, at: float | None) -> list[float]:
@@ -170,7 +152,7 @@ def fixed(group: Group, fix: str, at: float | None) -> list[float]:
         factor = 1.2 if at is None else at
         return [factor * max(own) if y.role == "expert" else next(rest) for y in group.responses]
     tau = 0.8 if at is None else at
-    rewards = [y.reward for y in group.responses]
+    rewards = group.rewards
     if fix == "cap":
         most = tau * max(rewards)
         rewards = [min(r, most) if y.role == "expert" else r for r, y in zip(rewards, group.responses)]
@@ -194,12 +176,11 @@ def hnpg(case: Case, offline: float = 1.0) -> Result:
         part = [(w, y) for w, y in every if (y.role != "expert") == own]
         W = fsum(w for w, _ in part)
         for w, y in part:
-            rows = sorted({row for row, _ in y.places})
-            off = y.reward - fsum(float(case.value[row]) for row in rows) / len(rows)
+            off = y.reward - mean_of([float(case.value[row]) for row in y.rows])
             share = w / W * (1.0 if own else offline)
             loss += share * 0.5 * off * off
-            for row in rows:
-                value_grad[row] = -share * off / len(rows)
+            for row in y.rows:
+                value_grad[row] = -share * off / len(y.rows)
             for place in y.places if own else []:
                 loss -= share * off * float(case.logp[place])
                 grad[place] = -share * off
