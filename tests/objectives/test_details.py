@@ -18,7 +18,7 @@ from agro.models.policy import VALUES
 from agro.objectives import Evaluation, NotFinite, Objective, differentiate
 from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
-from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
+from agro.objectives.needs import BEHAVIOR_LOGP, KL, NEEDS, VALUE, provided_by
 from agro.objectives.reduce import Groups
 from agro.objectives.table import entries
 from agro.store import SampleSummary
@@ -118,17 +118,6 @@ def test_a_weight_against_the_reference_by_hand() -> None:
     assert out.loss == 0.25
 
 
-@pytest.mark.parametrize("scale", ["reward", "loss"])
-def test_at_the_reference_a_weight_changes_nothing(scale: str) -> None:
-    groups: Any = {"a": (1, [1, 0, 0.3]), "b": (2, [0.2, 0.9])}
-    plain, weighted = (
-        at_the_reference("agro", groups, beta=0.4, scale=scale, weight=weight)
-        for weight in ("none", "reference")
-    )
-    np.testing.assert_allclose(weighted.grad, plain.grad, atol=1e-16)
-    assert weighted.loss == plain.loss
-
-
 @pytest.mark.parametrize(("name", "option"), [("agro", "regularizer"), ("agro_onpolicy", "squared")])
 def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
     batch = Batch.of(
@@ -148,8 +137,7 @@ def test_what_looks_along_a_response_says_which_option_does(name: str, option: s
 def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
     """log π = 0 at every token."""
     batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
-    out = objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss")
-    assert (out.grad == 0).all()
+    assert (objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss").grad == 0).all()
 
 
 def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
@@ -207,12 +195,14 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
 
 
 LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
-    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9]),
+    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9, np.inf, True, None]),
     ("agro_onpolicy", "likelihood_ratio", [0, 0.5, 1, 1.0, "adaptive"], [1.001, 2, -0.1, "adapted", True]),
     ("squared_consistency", "beta", [1e-6, 0.5, 2], [0, 0.0, -1, "1", True]),
     ("squared_consistency", "value_beta", [None, 1e-6, 0.5, 2], [0, -1, "1", True]),
-    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True]),
+    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True, False]),
+    ("grpo", "ratio", ["behavior", "old"], ["reference"]),
     ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
+    ("grpo", "std", [True, False], ["yes"]),
     ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
     ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
     ("dpo", "beta", [1e-6, 2], [0, -1]),
@@ -235,14 +225,16 @@ def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any
             entry.checked(name, {key: value})
 
 
-def test_a_value_that_an_objective_forgets_gets_0_of_its_own_shape() -> None:
+def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
+    """Gradients are 0 off the mask, and 0 of its own shape for a stream without a part in the loss."""
     careless = Objective(
-        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {VALUE}, lambda o: "row"
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {KL, VALUE}, lambda o: "row"
     )
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 1])
-    given = {"logp": torch.zeros((2, 2)), "value": torch.zeros(2)}
+    batch = Batch.of(mask=[[0, 1, 0], [0, 1, 1]], reward=[1.0, 0.0], group=[0, 1])
+    given = {"logp": torch.zeros((2, 3)), "kl": torch.ones((2, 3)), "value": torch.zeros(2)}
     out = objectives.differentiate("careless", careless, given, batch, {})
-    assert out.grads["value"].tolist() == [0, 0]
+    found = {stream: grad.tolist() for stream, grad in out.grads.items()}
+    assert found == {"logp": [[0, 1, 0], [0, 1, 1]], "kl": [[0] * 3] * 2, "value": [0, 0]}
     assert out.metrics == {}  # of groups left out nothing is said where none can be
 
 
@@ -318,68 +310,15 @@ def test_a_list_of_an_option_becomes_a_tuple() -> None:
     assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]})["clip"] == (0.1, 0.3)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "couples"),
-    [
-        ("agro", {}, "group"),  # β isn't known yet: the most it may couple
-        ("agro", {"beta": 0.3}, "group"),
-        ("agro", {"beta": 0.0}, "row"),
-        ("agro", {"beta": 0.3, "average": "token"}, "group"),
-        ("agro", {"beta": 0.3, "regularizer": "sequence"}, "group"),
-        ("agro", {"beta": 0.3, "regularizer": "triangular"}, "row"),
-        ("agro", {"beta": 0.3, "regularizer": "local"}, "row"),
-        ("agro_onpolicy", {"beta": 0.3}, "group"),
-        ("agro_onpolicy", {"beta": 0.0}, "row"),
-        ("agro_onpolicy", {"beta": 0.3, "squared": "local"}, "group"),
-        ("squared_consistency", {}, "group"),
-        ("squared_consistency", {"baseline": "mean"}, "group"),
-        ("squared_consistency", {"baseline": "soft"}, "row"),
-        ("squared_consistency", {"baseline": "stored"}, "row"),
-        ("dro", {"beta": 0.3}, "row"),
-        ("prefix_consistency", {"beta": 0.3}, "row"),
-        ("rloo", {}, "row"),
-        ("rloo", {"beta": 0.3}, "group"),
-        ("rloo", {"normalize": True}, "step"),
-        ("reinforce", {"baseline": "mean"}, "row"),
-        ("kl_pg", {"beta": 0.3}, "row"),
-        ("grpo", {"beta": 0.3}, "row"),
-        ("pair_consistency", {"beta": 0.3}, "group"),
-        ("dpo", {"beta": 0.3}, "group"),
-        ("slic", {"beta": 0.3}, "group"),
-        ("seppo", {"beta": 0.3}, "group"),
-        ("online_dpo", {"beta": 0.3}, "group"),
-        ("gepo", {"beta": 0.3}, "group"),
-        ("kto", {"beta": 0.3}, "step"),
-        ("kto", {"beta": 0.3, "kl": "none"}, "row"),
-        ("sft", {}, "row"),
-    ],
-)
-def test_how_far_rows_couple(name: str, options: dict[str, Any], couples: str) -> None:
-    """Through R_i − R̄_{-i} of the policy by group; rewards alone, and what is detached or stored, by row."""
-    assert objectives.describe(name, **options)["couples"] == couples
-
-
-def test_what_an_objective_needs_with_its_defaults() -> None:
-    assert objectives.get("rloo").needed({}) == {"reward", "groups"}
-    assert objectives.get("rloo").needed({"beta": 0.1}) == {"reward", "groups", "ref_logp"}
-    assert objectives.get("grpo").needed({}) == {"reward", "groups", "behavior_logp"}
+def test_the_most_that_rows_may_couple() -> None:
+    """Where β isn't known yet. test_reads.py measures it for all options."""
+    assert [objectives.describe(name)["couples"] for name in ("agro", "squared_consistency")] == ["group"] * 2
 
 
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
-    assert wanted_streams(NEEDS) == [
-        "logp",
-        "kl",
-        "ref_mean",
-        "ref_square",
-        "entropy",
-        "proposal",
-        "proposal_mean",
-        "normalizer",
-        "future",
-        "value",
-        "prefix_value",
-        "observed_logp",
-    ]
+    of_policy = ["logp", "kl", "ref_mean", "ref_square", "entropy", "proposal", "proposal_mean"]
+    others = ["normalizer", "future", "value", "prefix_value", "observed_logp"]
+    assert wanted_streams(NEEDS) == of_policy + others
     assert {"value", "prefix_value"} == VALUES == set(provided_by("value_head", NEEDS))
 
 
@@ -413,46 +352,48 @@ def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> 
 
 
 def imitating(rewards: list[float], **options: Any) -> Any:
-    """rloo of two groups, of three responses and of two, of 1, 2, 1, 1 and 2 tokens; log π is −1 at each."""
+    """What imitation adds to rloo's loss and gradient. Two groups have three and two responses, of 1, 2, 1, 1
+    and 2 tokens; log π is −1 at each."""
     mask = [[0, 1, t] for t in (0, 1, 0, 0, 1)]
     batch = Batch.of(mask=mask, reward=rewards, group=["a", "a", "a", "b", "b"], weight=[1, 1, 1, 3, 3])
-    plain = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch)
-    out = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch, **options)
+    plain, out = (
+        objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch, **given)
+        for given in ({}, {"imitation": 0.5, **options})
+    )
     added = np.asarray(out.grad) - np.asarray(plain.grad)
-    return out.loss - plain.loss, added[:, 1].tolist(), out.metrics["imitation_loss"]
+    return [out.loss - plain.loss, *added[:, 1]], out.metrics["imitation_loss"]
 
 
-def test_the_best_of_each_group_are_imitated_by_their_tokens() -> None:
-    """Of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal.
-
-    Else of `b` the last one: 2 tokens of weight 1 and 2 of weight 3, so ⅛ and ⅜ each.
-    """
-    loss, added, mean = imitating([0, 1, 0, 2, 2], imitation=0.5)
-    assert (loss, mean) == pytest.approx((0.5, 1.0), abs=1e-15)
-    assert added == pytest.approx([0, -0.25, 0, 0, 0], abs=1e-15)
-    _, added, _ = imitating([0, 1, 0, 1, 2], imitation=0.5)
-    assert added == pytest.approx([0, -1 / 16, 0, 0, -3 / 16], abs=1e-15)
-    _, added, _ = imitating([0, 1, 0, 2, 2], imitation=1.0, imitation_reward=1.0)  # 2 + 3 · 1 + 3 · 2 = 11
-    assert added == pytest.approx([0, -1 / 11, 0, -3 / 11, -3 / 11], abs=1e-15)
+@pytest.mark.parametrize(
+    ("rewards", "options", "added"),
+    [
+        # of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal
+        ([0, 1, 0, 2, 2], {}, [0, -1 / 4, 0, 0, 0]),
+        # of `b` the last one: 2 tokens of weight 1 and 2 of weight 3
+        ([0, 1, 0, 1, 2], {}, [0, -1 / 16, 0, 0, -3 / 16]),
+        # 2 + 3 · 1 + 3 · 2 = 11
+        ([0, 1, 0, 2, 2], {"imitation_reward": 1.0}, [0, -1 / 22, 0, -3 / 22, -3 / 22]),
+    ],
+)
+def test_what_is_imitated(rewards: list[float], options: dict[str, float], added: list[float]) -> None:
+    found, mean = imitating(rewards, **options)
+    assert found == pytest.approx([0.5, *added], abs=1e-15)
+    assert mean == pytest.approx(1.0, abs=1e-15)
 
 
 def test_where_nothing_is_imitated_nothing_is_added() -> None:
-    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5)
-    assert (loss, added) == (0.0, [0.0] * 5)
-    assert np.isnan(mean)
-    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5, imitation_reward=3)
-    assert (loss, added) == (0.0, [0.0] * 5)
-    assert np.isnan(mean)
+    for options in ({}, {"imitation_reward": 3}):
+        found, mean = imitating([1, 1, 1, 2, 2], **options)
+        assert found == [0.0] * 6
+        assert np.isnan(mean)
 
 
 def test_a_least_reward_of_imitation_needs_a_share() -> None:
     """A schedule may pass through a share of 0."""
+    entry, given = objectives.get("agro"), {"beta": 0.1, "imitation_reward": 1.0}
     with pytest.raises(Refused, match=r"imitation_reward = 1\.0 .* imitation isn't set"):
-        objectives.get("agro").resolve("agro", {"beta": 0.1, "imitation_reward": 1.0})
-    resolved = objectives.get("agro").resolve(
-        "agro", {"beta": 0.1, "imitation": 0.0, "imitation_reward": 1.0}
-    )
-    assert resolved["imitation"] == 0.0
+        entry.resolve("agro", given)
+    assert entry.resolve("agro", given | {"imitation": 0.0})["imitation"] == 0.0
 
 
 def test_imitation_of_pairs_by_reward_needs_rewards() -> None:

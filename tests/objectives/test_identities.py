@@ -90,14 +90,6 @@ def test_a_gradient_is_that_of_another(
         assert abs(found.loss - wanted.loss) > 0.01
 
 
-def test_retrace_takes_a_ratio_above_1_for_1() -> None:
-    case = fresh(32)
-    case.old_logp = draw(32).behavior_logp
-    far = change(case, behavior_logp=case.logp - 3.0)
-    found, wanted = evaluate(far, "nested_reft", {"mismatch": "retrace"}), evaluate(case, "nested_reft", {})
-    np.testing.assert_allclose(found.grad, wanted.grad, atol=1e-15)
-
-
 def test_agro_goes_to_rloo_as_beta_goes_to_0() -> None:
     near, at = (evaluate(draw(12), "agro", {"beta": beta}).grad for beta in (1e-13, 0.0))
     np.testing.assert_allclose(near, at, rtol=1e-11, atol=1e-11)
@@ -116,13 +108,3 @@ def test_asymre_adds_imitation_of_all_samples() -> None:
     ones = change(case, reward=[1.0] * len(case.reward))
     added = evaluate(case, "asymre", {}).grad - evaluate(case, "reinforce", {"baseline": "mean"}).grad
     np.testing.assert_allclose(added, 0.1 * evaluate(ones, "reinforce", {}).grad, atol=1e-15)
-
-
-def test_luspo_is_gspo_times_the_length() -> None:
-    case = draw(2, spread=1e-4)
-    tokens = dict.fromkeys(case.response, 0)
-    for mask, response in zip(case.mask, case.response):
-        tokens[response] += int(mask.sum())
-    times = np.array([tokens[response] for response in case.response])[:, None]
-    wanted = times * evaluate(case, "gspo", {}).grad
-    np.testing.assert_allclose(evaluate(case, "luspo", {}).grad, wanted, atol=1e-14)
