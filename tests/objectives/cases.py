@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import independent
 import numpy as np
 import pytest
-from independent import Case
+from independent.base import Case, Result, groups_of, imitating, shares, shifted, weighted, with_kl
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -318,22 +318,22 @@ def streams_of(case: Case) -> dict[str, Any]:
     return {"value": case.value} | {k: getattr(case, k) for k in TOKEN_STREAMS if k != "logp"}
 
 
-def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
+def expected(case: Case, name: str, options: dict[str, Any]) -> Result:
     """What the plain loops of `independent` say, a function of the objective's name."""
     entry = objectives.get(name)
     needs = entry.needs(entry.defaults() | options)
     result = independent.result(name, case, **entry.function_options(options))
     if options.get("baseline_shift") and not options.get("weight_baseline"):
-        result = independent.shifted(case, result, least(needs), options["baseline_shift"])
+        result = shifted(case, result, least(needs), options["baseline_shift"])
     if {"weight", "weight_baseline"} & options.keys():
-        result = independent.weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
+        result = weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
     if KL_TERM in entry.ingredients and options.get("beta"):
         used = {"ratio": "behavior", "average": "response"} | entry.defaults() | options
-        share = independent.shares(independent.groups_of(case, least(needs)), used["average"])
-        result = independent.with_kl(case, result, share, used["ratio"], **chosen(used, KL_TERM))
+        share = shares(groups_of(case, least(needs)), used["average"])
+        result = with_kl(case, result, share, used["ratio"], **chosen(used, KL_TERM))
     if "imitation" in options:
         of_imitation = chosen(options, Imitation())
-        result = independent.imitating(case, result, "pairs" in needs, least(needs), **of_imitation)
+        result = imitating(case, result, "pairs" in needs, least(needs), **of_imitation)
     return result
 
 

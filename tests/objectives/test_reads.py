@@ -134,19 +134,22 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     case = draw_for(needs, 0)
     whole = evaluate(case, name, options)
     nothing = np.full(case.mask.shape, np.nan)
-    unread = [f for f in (*DRAWN, "votes") if f not in needs]
-    rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
-    if "fresh" not in needs:
-        rows["staleness"] = [np.nan] * len(case.mask)
     given = {k: v for k, v in streams_of(case).items() if k in needs}
-    extra = {
-        k: v
-        for k, v in batch_of(case).extra.items()
-        if k in needs or (k == "token_reward" and name in ("ppo", "prefix_consistency", "oreo"))
-    }
 
-    missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
-    identical(whole, objectives.evaluate(name, case.logp, missing, streams=given or None, **options))
+    def same(batch: Batch, other: Any) -> None:
+        """Also where streams that aren't needed are `other`, if that isn't None."""
+        others = {} if other is None else dict.fromkeys(("entropy", *streams_of(case)), other)
+        identical(
+            whole, objectives.evaluate(name, case.logp, batch, streams=others | given or None, **options)
+        )
+
+    unread = [f for f in (*DRAWN, "votes") if f not in needs]
+    of_rows = {"reward": "reward", "fresh": "staleness"}
+    unread_rows = [field for need, field in of_rows.items() if need not in needs]
+    rows: dict[str, Any] = {field: [np.nan] * len(case.mask) for field in unread_rows}
+    read_besides = ("token_reward",) if name in ("ppo", "prefix_consistency", "oreo") else ()
+    extra = {k: v for k, v in batch_of(case).extra.items() if k in needs or k in read_besides}
+    same(batch_of(case, **dict.fromkeys(unread), **rows, extra=extra), None)
 
     judged: dict[str, Any] = {}
     if "pairs" not in needs:
@@ -155,24 +158,15 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
         judged = {"votes": [[np.nan, np.nan]] * len(case.pairs)}
     if not reads_roles(needs):
         rows["role"] = "expert"
-    unknown = batch_of(case, **dict.fromkeys(unread, nothing) | rows | judged)
-    streams = {"entropy": nothing, **dict.fromkeys(streams_of(case), nothing), **given}
-    identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
+    same(batch_of(case, **dict.fromkeys(unread, nothing) | rows | judged), nothing)
 
-    spare = [f for f in ("pairs", "tokens", "lengths") if f not in needs]
+    spare = {f for f in ("pairs", "tokens", "lengths") if f not in needs} | {*unread, *unread_rows}
     if "pairs" in needs:
-        unread = [f for f in unread if f != "votes"]
+        spare.discard("votes")
     if not reads_roles(needs):
-        spare.append("role")
-    poisoned = batch_of(case).replace(
-        **{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra
-    )
-    if "reward" not in needs:
-        poisoned = poisoned.replace(reward=Poison())
-    if "fresh" not in needs:
-        poisoned = poisoned.replace(staleness=Poison())
-    streams = {"entropy": Poison(), **dict.fromkeys(streams_of(case), Poison()), **given}
-    identical(whole, objectives.evaluate(name, case.logp, poisoned, streams=streams, **options))
+        spare.add("role")
+    known = batch_of(case, extra=extra).extra
+    same(batch_of(case).replace(**dict.fromkeys(spare, Poison()), extra=known), Poison())
 
 
 def test_sft_needs_neither_groups_nor_weights_alike_in_them() -> None:

@@ -358,6 +358,19 @@ def averaged(case: Case, found: Found, average: str | float, token: Token) -> Re
     return loss, {"logp": grad}
 
 
+def combined(*parts: tuple[float, Result]) -> Result:
+    """The sum of results by factors."""
+    streams = {stream for _, (_, grads) in parts for stream in grads}
+    loss = fsum(factor * of_part for factor, (of_part, _) in parts)
+    return loss, {s: sum(factor * grads.get(s, 0.0) for factor, (_, grads) in parts) for s in streams}
+
+
+def imitated(case: Case, groups: list[Group]) -> Result:
+    """The mean of -l over their tokens, each as often as its row's weight says."""
+    found = [(g, g.rewards) for g in groups]
+    return averaged(case, found, "token", lambda _, y, place: (-float(case.logp[place]), -1.0))
+
+
 def clipped(w: float, A: float, low: float, high: float, dual: float | None = None) -> Pair:
     """-min(w A, clamp(w) A), for A < 0 at most -c A with c = `dual`; its slope in log w.
 
@@ -377,30 +390,22 @@ def imitating(
     imitation: float,
     imitation_reward: float | None = None,
 ) -> Result:
-    """Plus `imitation` times the mean of -l over the tokens of the imitated responses, each as often as its
-    row's weight says.
+    """Plus `imitation` times the mean of -l over the tokens of the imitated responses.
 
     They are the winners where the objective is of judged pairs, else the best ones of groups with unequal
     rewards; with `imitation_reward` those of that reward or more. Groups of fewer than `least` responses, or
     without a pair where pairs are `judged`, aren't there.
     """
-    loss, grads = result
     winners = {winner for winner, _ in case.pairs}
-    places: list[Place] = []
+    chosen = []
     for g in groups_of(case, least):
-        names = {case.response[y.places[0][0]]: y for y in g.responses}
+        names = {case.response[y.rows[0]]: y for y in g.responses}
         if judged and not names.keys() & winners:
             continue
-        best = max(y.reward for y in g.responses)
-        differ = any(y.reward < best for y in g.responses)
-        for name, y in names.items():
-            takes = name in winners if judged else differ and y.reward == best
-            if imitation_reward is not None:
-                takes = y.reward >= imitation_reward
-            places += y.places if takes else []
-    grad = grads["logp"].copy()
-    W = fsum(float(case.weight[row]) for row, _ in places)
-    for row, t in places:
-        grad[row, t] -= imitation * float(case.weight[row]) / W
-    loss -= imitation * fsum(float(case.weight[row]) / W * float(case.logp[row, t]) for row, t in places)
-    return loss, {**grads, "logp": grad}
+        best = max(g.rewards) if max(g.rewards) > min(g.rewards) else math.inf
+        if imitation_reward is not None:
+            of_group = [y for y in g.responses if y.reward >= imitation_reward]
+        else:
+            of_group = [y for name, y in names.items() if (name in winners if judged else y.reward == best)]
+        chosen.append(Group(g.weight, of_group))
+    return combined((1.0, result), (imitation, imitated(case, chosen)))

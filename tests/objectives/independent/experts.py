@@ -16,6 +16,7 @@ from independent.base import (
     Result,
     averaged,
     clipped,
+    combined,
     groups_of,
     log_ratio,
     mean_of,
@@ -43,27 +44,26 @@ def chord(
 
     u = -min(w A, clamp(w) A), du/dl = -w A or 0; φ is a constant, so its term has the derivative -φ.
     """
-    grad, own, expert = np.zeros(case.logp.shape), [], []
+    own, expert = [], []
     for g in groups_of(case, 1):
         mine = of_own(g)
         if len(mine) == 1:  # left out, if it came so far
             continue
-        advantages = standardized([y.reward for y in mine], std) if mine else []
-        own += [(g.weight, place, A) for y, A in zip(mine, advantages) for place in y.places]
-        expert += [(g.weight, place) for y in g.responses if y.role == "expert" for place in y.places]
-    W, V = fsum(weight for weight, *_ in own), fsum(weight for weight, _ in expert)
-    loss = 0.0
-    for weight, place, A in own:
-        term, slope = clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
-        loss += (1 - mu) * weight / W * term
-        grad[place] = (1 - mu) * weight / W * slope
-    for weight, place in expert:
-        logp = float(case.logp[place])
-        p = exp(logp)
+        own.append((Group(g.weight, mine), standardized([y.reward for y in mine], std) if mine else []))
+        theirs = [y for y in g.responses if y.role == "expert"]
+        expert.append((Group(g.weight, theirs), [0.0] * len(theirs)))
+
+    def of_policy(A: float, _: Response, place: Place) -> Pair:
+        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+
+    def of_expert(_: float, y: Response, place: Place) -> Pair:
+        p = exp(float(case.logp[place]))
         phi = {"phi": p * (1 - p), "probability": p, "none": 1.0}[expert_weight]
-        loss -= mu * weight / V * phi * logp
-        grad[place] = -mu * weight / V * phi
-    return loss, {"logp": grad}
+        return -phi * float(case.logp[place]), -phi
+
+    return combined(
+        (1 - mu, averaged(case, own, "token", of_policy)), (mu, averaged(case, expert, "token", of_expert))
+    )
 
 
 def luffy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import fsum
 
 from independent.advantages import over_the_step
-from independent.base import Case, Result, groups_of, mean_of
+from independent.base import Case, Result, combined, groups_of, mean_of
 from independent.consistency import descended, log_ratios
 from independent.preference import log_sigmoid, sigmoid
 from independent.token_weights import with_clipped_weights
@@ -100,6 +100,5 @@ def oorl(
 ) -> Result:
     """The sum of two losses: of `reinforce_pp`, over all tokens of the step, and of `gepo`."""
     found = over_the_step([(g, g.rewards) for g in groups_of(case, 2)])
-    policy_loss, policy_grads = with_clipped_weights(case, found)
-    loss, grads = gepo(case, beta, threshold, equivalent=equivalent)
-    return policy_loss + share * loss, {"logp": policy_grads["logp"] + share * grads["logp"]}
+    of_policy = with_clipped_weights(case, found)
+    return combined((1.0, of_policy), (share, gepo(case, beta, threshold, equivalent=equivalent)))

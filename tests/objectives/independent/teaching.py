@@ -6,18 +6,20 @@ All are means over the tokens of the step, each as often as its row's weight say
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, fsum, log
+from math import exp, log
 
 import numpy as np
 
 from independent.base import (
     Case,
+    Group,
     Pair,
     Place,
     Response,
     Result,
     averaged,
     groups_of,
+    imitated,
     mean_of,
     quantile,
     summed_log_ratio,
@@ -32,7 +34,7 @@ def over_all(case: Case, token: Callable[[Response, Place], Pair]) -> Result:
 
 def sft(case: Case) -> Result:
     """-log-prob."""
-    return over_all(case, lambda _, place: (-float(case.logp[place]), -1.0))
+    return imitated(case, groups_of(case, 1))
 
 
 def otr(
@@ -86,23 +88,15 @@ def distill(
 
 def middle_band(case: Case, low: float, high: float) -> Result:
     """-l, mean over the tokens of responses whose mean of -l is between the quantiles, constants."""
-    every = [(g.weight, y) for g in groups_of(case, 1) for y in g.responses]
-    nll = [-mean_of([float(case.logp[p]) for p in y.places]) for _, y in every]
-    weighed = [(value, weight) for value, (weight, _) in zip(nll, every, strict=True)]
+    groups = groups_of(case, 1)
+    nll = [[-mean_of([float(case.logp[p]) for p in y.places]) for y in g.responses] for g in groups]
+    weighed = [(value, g.weight) for g, values in zip(groups, nll) for value in values]
     least, most = quantile(weighed, low), quantile(weighed, high)
     kept = [
-        (weight, place)
-        for value, (weight, y) in zip(nll, every, strict=True)
-        if least <= value <= most
-        for place in y.places
+        Group(g.weight, [y for y, value in zip(g.responses, values) if least <= value <= most])
+        for g, values in zip(groups, nll)
     ]
-    W = fsum(weight for weight, _ in kept)
-    grad, loss = np.zeros(case.logp.shape), 0.0
-    for weight, place in kept:
-        share = weight / W if W else 0.0
-        loss -= share * float(case.logp[place])
-        grad[place] = -share
-    return loss, {"logp": grad}
+    return imitated(case, kept)
 
 
 def sophia(case: Case) -> Result:
