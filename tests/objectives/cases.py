@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -299,6 +299,23 @@ def batch_of(case: Case, **changes: Any) -> Batch:
         "extra": {k: getattr(case, k) for k in EXTRA},
     }
     return Batch.of(**given | changes)
+
+
+def column(values: Any, n: int) -> list[list[float]]:
+    """[B,2] these numbers, or one for all, at the second place of each row."""
+    return [[0.0, x] for x in np.broadcast_to(values, n).tolist()]
+
+
+def of_one_token(reward: Sequence[float], group: Any = None, **fields: Any) -> Batch:
+    """Responses of one token, in one group unless it is said; of log-probs a number each, or one for all."""
+    n = len(reward)
+    known = {k: column(v, n) if k in DRAWN and v is not None else v for k, v in fields.items()}
+    return Batch.of(mask=[[0, 1]] * n, reward=reward, group=[0] * n if group is None else group, **known)
+
+
+def at(logp: Any, name: str, batch: Batch, **options: Any) -> Evaluation:
+    """An objective of responses of one token with these log-probs, or one for all."""
+    return objectives.evaluate(name, column(logp, len(batch.mask)), batch, **options)
 
 
 def rows_of_pairs(case: Case) -> list[tuple[int, int]] | None:

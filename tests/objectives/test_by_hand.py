@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import FIELDS, at, of_one_token
 
 from agro import Batch, objectives
 from agro.objectives import Evaluation
@@ -33,44 +34,30 @@ def nll(x: float) -> float:
 
 @dataclass(frozen=True)
 class Of:
-    """An objective of responses with one token each: their log-ratios to an anchor, and their rewards."""
+    """An objective of responses with one token each, whose log-probs differ by `ratio` from an anchor's."""
 
     name: str
     ratio: Sequence[float]
     batch: Batch
-    logp: list[list[float]]
+    logp: np.ndarray
     options: dict[str, Any]
 
     def __call__(self) -> Evaluation:
-        return objectives.evaluate(self.name, self.logp, self.batch, **self.options)
+        return at(self.logp, self.name, self.batch, **self.options)
 
 
 def of(
-    name: str,
-    ratio: Sequence[float],
-    reward: Sequence[float] = (),
-    /,
-    *,
-    at: Sequence[float] = (),
-    **given: Any,
+    name: str, ratio: Sequence[float], reward: Sequence[float] = (), /, *, base: Any = FAR, **given: Any
 ) -> Of:
     """One group, and β = 0.4, unless `given` has others: fields of the batch as `batch`, else options.
 
-    `at`: the anchor's log-probs. β = None leaves the objective its own.
+    `base`: the anchor's log-probs, or one for all. β = None leaves the objective its own.
     """
     n = len(ratio)
-    anchor = [[0.0, x] for x in at or [FAR] * n]
-    fields: dict[str, Any] = {
-        "mask": [[False, True]] * n,
-        "reward": reward or [np.nan] * n,
-        "group": [0] * n,
-        "staleness": [0] * n,
-        **dict.fromkeys(("ref_logp", "behavior_logp", "old_logp"), anchor),
-    }
-    batch = Batch.of(**fields | given.pop("batch", {}))
-    logp = [[0.0, row[1] + x] for row, x in zip(anchor, ratio, strict=True)]
+    fields = {"staleness": [0] * n, **dict.fromkeys(FIELDS, base), **given.pop("batch", {})}
+    batch = of_one_token(reward or [np.nan] * n, **fields)
     options = {key: value for key, value in ({"beta": BETA} | given).items() if value is not None}
-    return Of(name, ratio, batch, logp, options)
+    return Of(name, ratio, batch, np.add(base, ratio), options)
 
 
 def of_pairs(name: str, ratio: Sequence[float], *pairs: tuple[int, int], batch: Any = (), **given: Any) -> Of:
@@ -117,7 +104,7 @@ for h in (0.0, 4.0):
 row("both down", of_pairs("seppo", [-0.6, 0.2], (0, 1)), nll(-BETA * 0.4), [-BETA * sigmoid(BETA * 0.4)] * 2)
 row("ρ_w = 0 fits", of_pairs("seppo", [0.0, 0.2], (0, 1)), nll(-BETA * 0.2))
 row("fresh pairs", of_pairs("agent_q", [0.0, 0.0], (0, 1)), log(2), [-BETA / 2, BETA / 2], implicit_margin=0)
-ties = of_pairs("dpo", [0.0] * 3, (0, 1), (0, 2), (1, 2), at=[-1.0, -2.0, -1.0])
+ties = of_pairs("dpo", [0.0] * 3, (0, 1), (0, 2), (1, 2), base=[-1.0, -2.0, -1.0])
 row("ties are out of order, ranked right", ties, ordered_share=0, ranked_share=2 / 3)
 
 # DPO is −log σ(βh); pair consistency with a gap of ½ is IPO's (β²/4)(h − 1/(2β))².
@@ -143,8 +130,9 @@ row("V = 1", of("oapl", [0.0, 0.0], [1.0, 0.0], beta=None, value_beta=1e-4), 0.5
 
 def clipped(name: str, w: float, reward: tuple[float, float] = (1.0, 0.0), **options: Any) -> Of:
     """Rewards 1 and 0, so A = ±½ without std; the second one's ratio is w. KL to a reference of ±½."""
-    batch = {"ref_logp": [[0.0, -2.5], [0.0, -1.5]]} | options.pop("batch", {})
-    return of(name, [0.0, log(w)], reward, at=[-2.0, -2.0 - log(w)], batch=batch, **{"beta": None} | options)
+    batch = {"ref_logp": [-2.5, -1.5]} | options.pop("batch", {})
+    options = {"beta": None, "base": [-2.0, -2.0 - log(w)]} | options
+    return of(name, [0.0, log(w)], reward, batch=batch, **options)
 
 
 # w A / n: a wrong token's gradient ends at the dual clip of 3, and below the clip at 0.8.
@@ -169,7 +157,7 @@ for ratios, share in (((0.5, 2.0), 0.0), ((2.0, 2.0), 0.5), ((2.0, 0.5), 1.0)): 
     row(f"clipped {share}", of("gspo", np.log(ratios).tolist(), [1, 0], beta=None), clipped_share=share)
 # Weights that mask every token leave β/n times k3's slope, 1 − e^−d with d = ½ and −½.
 masked = {"beta": 0.3, "weight": "mismatch", "weight_rule": "mask", "weight_max": 1.5}
-twice = [[0.0, -2.0 + log(2.0)]] * 2
+twice = [-2.0 + log(2.0)] * 2
 row(
     "the KL term has no weight",
     clipped("grpo", 1.0, batch={"old_logp": twice}, **masked),
@@ -192,12 +180,12 @@ def test_by_hand(given: Of, loss: float | None, slopes: Any, rel: float, metrics
 @pytest.mark.parametrize("h", [-1.0, 0.2, 0.35, 3.0])
 def test_a_pair_is_ranked_where_the_loss_is_below_its_threshold(c: float, h: float) -> None:
     """log π_w ≥ log π_l exactly where DPO's loss is −log σ(βc) at most, c = f_l − f_w (arXiv 2405.19534)."""
-    out = of_pairs("dpo", [h, 0.0], (0, 1), at=[-9.0 - c, -9.0])()
+    out = of_pairs("dpo", [h, 0.0], (0, 1), base=[-9.0 - c, -9.0])()
     assert (out.loss <= nll(BETA * c)) == bool(out.metrics["ranked_share"])
     assert out.metrics["ranked_share"] == (h - c >= 0)
     assert out.metrics["ranked_share_anchor"] == (c <= 0)
     assert out.metrics["ranked_share_ideal"] == 1
-    smooth = of_pairs("dpo", [h, 0.0], (0, 1), at=[-9.0 - c, -9.0], label_smoothing=0.4)()
+    smooth = of_pairs("dpo", [h, 0.0], (0, 1), base=[-9.0 - c, -9.0], label_smoothing=0.4)()
     assert smooth.metrics["ranked_share_ideal"] == (-c + log(0.6 / 0.4) / BETA >= 0)
 
 

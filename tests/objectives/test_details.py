@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import at, of_one_token
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -27,17 +28,15 @@ from agro.store import SampleSummary
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
     """{name: (weight, rewards)}, each response one token of log-prob -1 under policy and reference: R = r."""
     rows = [(g, weight, r) for g, (weight, rewards) in groups.items() for r in rewards]
-    logp = [[0.0, -1.0]] * len(rows)
-    batch = Batch.of(
-        mask=[[False, True]] * len(rows),
-        group=[g for g, _, _ in rows],
+    batch = of_one_token(
+        [r for _, _, r in rows],
+        [g for g, _, _ in rows],
         weight=[w for _, w, _ in rows],
-        reward=[r for _, _, r in rows],
-        ref_logp=logp,
+        ref_logp=-1.0,
         staleness=[0] * len(rows),
         extra={"stored_value": [0.0] * len(rows)},
     )
-    return objectives.evaluate(name, logp, batch, **options)
+    return at(-1.0, name, batch, **options)
 
 
 TWO: Any = {"a": (1, [1, 0])}
@@ -108,11 +107,8 @@ def test_a_weight_against_the_reference_by_hand() -> None:
     So −½·½·1 and +½·1·1; their mean is ¾.
     """
     half = float(np.log(0.5))
-    batch = Batch.of(
-        mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]]
-    )
-    logp = [[0.0, -1.0 + half], [0.0, -1.0 - half]]
-    out = objectives.evaluate("agro", logp, batch, beta=0.0, weight="reference")
+    batch = of_one_token([1, 0], ref_logp=-1.0)
+    out = at([-1.0 + half, -1.0 - half], "agro", batch, beta=0.0, weight="reference")
     np.testing.assert_allclose(out.grad, [[0, -0.25], [0, 0.5]], atol=1e-15)
     assert out.metrics["weight_mean"] == pytest.approx(0.75, abs=1e-15)
     assert out.loss == 0.25
@@ -120,30 +116,23 @@ def test_a_weight_against_the_reference_by_hand() -> None:
 
 @pytest.mark.parametrize(("name", "option"), [("agro", "regularizer"), ("agro_onpolicy", "squared")])
 def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
-    batch = Batch.of(
-        mask=[[False, True]] * 3,
-        reward=[1.0, 0.0, 0.0],
-        group=[0, 0, 0],
-        response=["a", "b", "b"],
-        ref_logp=[[0.0, -1.0]] * 3,
-        staleness=[0] * 3,
-        ids=["one", "two", "three"],
-    )
+    given = {"response": [*"abb"], "staleness": [0] * 3, "ids": ["one", "two", "three"]}
+    batch = of_one_token([1.0, 0.0, 0.0], ref_logp=-1.0, **given)
     said = rf'^objective {name}: {option} = "triangular" .* that of two is in several rows; use "sequence"$'
     with pytest.raises(Refused, match=said):
-        objectives.evaluate(name, [[0.0, -1.0]] * 3, batch, beta=0.5, **{option: "triangular"})
+        at(-1.0, name, batch, beta=0.5, **{option: "triangular"})
 
 
 def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
     """log π = 0 at every token."""
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
-    assert (objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss").grad == 0).all()
+    out = at(0.0, "agro", of_one_token([1.0, 0.0]), beta=0.0, scale="loss")
+    assert (out.grad == 0).all()
 
 
 def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     """Rows 2 and 3 are given. The ratio of row 0 overflows, which the micro-batch with row 0 reports."""
-    rows = {"mask": [[0, 1]] * 4, "reward": [1.0, 0.0, 1.0, 0.0], "group": [0, 0, 1, 1], "ids": [*"abcd"]}
-    batch = Batch.of(**rows, behavior_logp=[[0.0, -800.0], *[[0.0, -1.0]] * 3])
+    behavior = [-800.0, -1.0, -1.0, -1.0]
+    batch = of_one_token([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], ids=[*"abcd"], behavior_logp=behavior)
     entry = objectives.get("grpo")
     options = entry.resolve("grpo", {})
     logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
@@ -232,9 +221,8 @@ def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> Non
 
 def test_a_tensor_may_be_of_half_precision_and_in_a_graph() -> None:
     """Neither has a numpy array."""
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
     logp = torch.full((2, 2), -1.0, dtype=torch.bfloat16, requires_grad=True)
-    out = objectives.evaluate("rloo", logp, batch)
+    out = objectives.evaluate("rloo", logp, of_one_token([1.0, 0.0]))
     assert out.grad.dtype == torch.bfloat16
     assert out.grad.tolist() == [[0, -0.5], [0, 0.5]]  # -(r_i - r̄_{-i})/n
     assert not out.grad.requires_grad
@@ -247,13 +235,10 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
     Over the prefix it is the same.
     """
     values = [0.5, 0.5, 1.0]
-    logp = [[0.0, -1.0]] * 3
-    batch = Batch.of(
-        mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp
-    )
+    batch = of_one_token([1.0, 0.0, 2.0], [*"aab"], weight=[3, 3, 1], ref_logp=-1.0)
     given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
     for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
-        out = objectives.evaluate(name, logp, batch, streams=given, **options)
+        out = at(-1.0, name, batch, streams=given, **options)
         assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
 
 
@@ -277,17 +262,9 @@ def test_three_groups_are_named_of_those_too_small() -> None:
 def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(
     group: str, pairs: Any, said: str
 ) -> None:
-    logp = [[0.0, -1.0]] * 8
-    batch = Batch.of(
-        mask=[[False, True]] * 8,
-        reward=[0.0] * 8,
-        group=[*group],
-        ref_logp=logp,
-        pairs=pairs,
-        ids=[f"r{i}" for i in range(8)],
-    )
+    batch = of_one_token([0.0] * 8, [*group], ref_logp=-1.0, pairs=pairs, ids=[f"r{i}" for i in range(8)])
     with pytest.raises(Refused, match=said):
-        objectives.evaluate("dpo", logp, batch, beta=0.5)
+        at(-1.0, "dpo", batch, beta=0.5)
 
 
 def test_the_policy_gradient_says_its_kl() -> None:
@@ -429,10 +406,9 @@ def test_observations_by_hand() -> None:
 
 
 def test_observations_that_are_not_marked_are_refused_by_row() -> None:
-    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1, 0], group=["a", "a"], ids=["one", "two"])
-    streams = {"observed_logp": np.zeros((2, 2))}
+    batch, streams = of_one_token([1, 0], ids=["one", "two"]), {"observed_logp": np.zeros((2, 2))}
     with pytest.raises(Refused, match=r"0 of 2 rows have it, 2 don't \(for one: one; two\)"):
-        objectives.evaluate("rloo", -np.ones((2, 2)), batch, observations=0.5, streams=streams)
+        at(-1.0, "rloo", batch, observations=0.5, streams=streams)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import batch_of, change, draw, evaluate
+from cases import at, batch_of, change, column, draw, evaluate, of_one_token
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -24,6 +24,8 @@ from agro.objectives.ingredients import log_ratio
 from agro.objectives.methods import consistency
 from agro.objectives.methods.clipped import explained_variance
 from agro.objectives.reduce import Groups
+from agro.train.phases import options_at
+from agro_papers.methods.experts import shape_reward
 from agro_papers.methods.trust_region import searched_bounds
 
 
@@ -109,18 +111,120 @@ def test_certain_tokens_have_no_baseline() -> None:
 def test_equal_rewards_have_no_advantage(kind: str) -> None:
     """Also where their mean isn't exactly them, as of three times 0.1."""
     for r in (0.0, 0.1):
-        batch = Batch.of(mask=[[0, 1]] * 3, reward=[r] * 3, group=[0] * 3)
-        out = objectives.evaluate("reinforce", [[0, -1.0]] * 3, batch, baseline=kind)
-        assert (np.asarray(out.grad) == 0).all()
+        assert (at(-1.0, "reinforce", of_one_token([r] * 3), baseline=kind).grad == 0).all()
+
+
+# Two own responses of one token, with rewards 1 and 0, and an expert's with the reward 1: the group's mean
+# is 2/3, its advantages 1/3, -2/3 and 1/3.
+ROLES = ["policy", "policy", "expert"]
+
+
+def with_experts(role: list[str], reward: list[float], logp: list[float], **more: Any) -> tuple[Any, Batch]:
+    """Of one token, own ones at the behavior policy; an expert's log-probs are unknown."""
+    known = [math.nan if r == "expert" else x for r, x in zip(role, logp, strict=True)]
+    batch = of_one_token(reward, role=role, **{"behavior_logp": known, "old_logp": known, **more})
+    return column(logp, len(logp)), batch
+
+
+def grad(name: str, rows: Any, given: Batch, **options: Any) -> list[float]:
+    return objectives.evaluate(name, rows, given, **options).grad[:, 1].tolist()
+
+
+def test_chord_without_own_or_without_experts_rows() -> None:
+    """Each term has its own count: the expert's is 0 without any, and stays as it is alone."""
+    roles, rewards = [*ROLES, "expert"], [1, 0, math.nan, math.nan]
+    rows, given = with_experts(roles, rewards, [-1, -2, -3, -3], group=[0, 0, 0, 1])
+    own, alone = given.rows(torch.arange(2)), given.rows(torch.tensor([3]))
+    assert grad("chord", rows[:2], own) == pytest.approx(grad("chord", rows, given)[:2], rel=1e-14)
+    assert grad("chord", rows[3:], alone, mu=1.0, expert_weight="none") == [-1.0]
+
+
+def test_what_is_unknown_of_own_rows_is_refused() -> None:
+    rows, given = with_experts(ROLES, [1, 0, math.nan], [-1, -2, -3])
+    for changes in ({"behavior_logp": None}, {"reward": torch.full((3,), math.nan)}):
+        with pytest.raises(Refused, match="1 of 3 rows have it, 2 don't"):
+            objectives.evaluate("chord", rows, given.replace(**changes))
+    with pytest.raises(Refused, match="groups of at least 2 responses: 0 of 1 groups"):
+        objectives.evaluate("chord", rows[1:], given.rows(torch.tensor([1, 2])))
+    same = given.replace(response=torch.tensor([0, 1, 1]), reward=torch.zeros(3))
+    with pytest.raises(Refused, match=r"role: .*rows of one response have different values"):
+        objectives.evaluate("chord", rows, same)
+
+
+def test_the_schedule_of_mu() -> None:
+    """W = 4, D = 8, P = 0.9, U = 0.1: 0, P/2 at W/2, P at W, the middle at W + D/2, U from W + D on."""
+    mu = {"start": 0.9, "end": 0.1, "steps": 8, "shape": "cosine", "warmup": 4}
+    found = [options_at({"x": mu}, step)["x"] for step in (0, 2, 4, 8, 12, 99)]
+    assert found == pytest.approx([0.0, 0.45, 0.9, 0.5, 0.1, 0.1], rel=1e-12)
+    at_once = {"start": 0.9, "end": 0.1, "steps": 0, "warmup": 0}
+    assert options_at({"x": at_once}, 0)["x"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", ["luffy", "ampo", "guide"])
+def test_a_group_without_a_wrong_response_stands_still(name: str) -> None:
+    rows, given = with_experts(ROLES, [1, 1, 1], [-1, -2, -3], extra={"hinted": [0, 1, 0]})
+    given = given.replace(behavior_logp=torch.tensor(rows, dtype=torch.float64))
+    assert grad(name, rows, given) == [0, 0, 0]
+
+
+def test_guide_without_hints_is_grpo() -> None:
+    rows, given = with_experts(["policy"] * 3, [1, 0, 1], [-1, -2, -3], extra={"hinted": [0.0] * 3})
+    assert grad("guide", rows, given) == pytest.approx(grad("grpo", rows, given), rel=1e-14)
+
+
+def test_tempsamps_shape() -> None:
+    """0.8 - (e^(0.8 - r) - 1)/(e - 1), and 0.8 + 0.01 log(r + 0.2): the specification's numbers."""
+    found = shape_reward(torch.tensor([0, 0.2, 0.5, 0.8, 1], dtype=torch.float64), 0.8)
+    assert found.tolist() == pytest.approx([0.087, 0.322, 0.596, 0.8, 0.802], abs=5e-4)
+    around = shape_reward(torch.tensor([0.8 - 1e-9, 0.8 + 1e-9], dtype=torch.float64), 0.8)
+    assert 0 < float(around.diff()) < 1e-8
+
+
+def test_tempsamps_anchor_ignores_the_experts_reward() -> None:
+    """Own advantages ±1/√2 of rewards 1 and 0; the expert's is 1.2 times the best."""
+    for reward in (1.0, -5.0, math.nan):
+        rows, given = with_experts(ROLES, [1, 0, reward], [-1, -2, -3])
+        found = grad("tempsamp_r1", rows, given, fix="anchor")
+        root = 0.5 / (math.sqrt(0.5) + 1e-6)
+        assert found == pytest.approx([-root / 3, root / 3, -1.2 * root / 3], rel=1e-12)
+    rows, given = with_experts(ROLES, [1, 1, 1], [-1, -2, -3])
+    assert grad("tempsamp_r1", rows, given, fix="anchor") == [0, 0, 0]
+
+
+def test_hnpg_takes_old_responses_of_an_expert_for_its_value_alone() -> None:
+    """V = 0.3: own r = 1, off by 0.7; the expert's r = 0, off by −0.3, and no gradient in its log-probs."""
+    values = {"value": [0.3, 0.3]}
+    batch = of_one_token([1.0, 0.0], role=["policy", "expert"], staleness=[0.0, math.nan])
+    out = at(-1.0, "hnpg", batch, streams=values, offline=0.5)
+    np.testing.assert_allclose(out.grad[:, 1], [-0.7, 0.0], rtol=1e-13)
+    np.testing.assert_allclose(out.grads["value"], [-0.7, 0.5 * 0.3], rtol=1e-13)
+    stale = of_one_token([1.0, 0.0], role=["policy", "policy"], staleness=[0.0, 3.0])
+    with pytest.raises(Refused, match=r"objective hnpg needs samples of staleness 0.*row 1"):
+        at(-1.0, "hnpg", stale, streams=values)
+
+
+def kept(nll: list[float], low: float, high: float) -> list[int]:
+    given = of_one_token([math.nan] * len(nll), range(len(nll)))
+    out = at([-x for x in nll], "middle_band", given, low=low, high=high)
+    assert out.metrics["kept_share"] == pytest.approx((out.grad[:, 1] != 0).mean())
+    return np.flatnonzero(out.grad[:, 1]).tolist()
+
+
+def test_the_middle_band() -> None:
+    """Of ten the second to the eighth; a constant more in all changes nothing, a wider band takes no one
+    out."""
+    nll = [5.0, 1.0, 4.0, 2.0, 3.0, 6.0, 9.0, 7.0, 8.0, 10.0]
+    assert [nll[i] for i in kept(nll, 0.2, 0.8)] == [5, 4, 2, 3, 6, 7, 8]
+    assert kept([x + 3 for x in nll], 0.2, 0.8) == kept(nll, 0.2, 0.8)
+    assert set(kept(nll, 0.2, 0.8)) < set(kept(nll, 0.1, 0.9))
+    assert kept(nll, 0.0, 1.0) == list(range(10))
+    assert kept([2.0] * 5, 0.4, 0.6) == list(range(5))
 
 
 def evaluated(value: float, old: float, **options: float | None) -> objectives.Evaluation:
     """One token of reward 1, π = μ, whose value was `old` and is `value` now."""
-    batch = Batch.of(
-        mask=[[0, 1]], reward=[1.0], group=[0], behavior_logp=[[0, -1.0]], old_value=[[0.0, old]]
-    )
-    streams = {"prefix_value": [[0.0, value]]}
-    return objectives.evaluate("ppo", [[0.0, -1.0]], batch, streams=streams, **options)
+    batch = of_one_token([1.0], behavior_logp=-1.0, old_value=old)
+    return at(-1.0, "ppo", batch, streams={"prefix_value": [[0.0, value]]}, **options)
 
 
 def test_a_value_that_went_far_toward_its_target_stays() -> None:
@@ -151,14 +255,10 @@ REWARD = np.array([[0.0, 1.0, 0.4], [1.0, 0.9, 0.0]])
 def step(drawn: tuple[tuple[int, ...], ...], noise: tuple[float, ...], name: str) -> np.ndarray:
     """[2,3] the step in the logits of both prompts, from one group of each."""
     rows = [(x, y) for x, of_prompt in enumerate(drawn) for y in of_prompt]
-    batch = Batch.of(
-        mask=[[False, True]] * len(rows),
-        reward=[REWARD[row] + more for row, more in zip(rows, noise, strict=True)],
-        group=[x for x, _ in rows],
-        ref_logp=[[0.0, math.log(REFERENCE[row])] for row in rows],
-    )
-    logp = [[0.0, math.log(POLICY[row])] for row in rows]
-    found = objectives.evaluate(name, logp, batch, beta=BETA, baseline="step").grad
+    rewards = [REWARD[row] + more for row, more in zip(rows, noise, strict=True)]
+    reference, policy = ([math.log(p[row]) for row in rows] for p in (REFERENCE, POLICY))
+    batch = of_one_token(rewards, [x for x, _ in rows], ref_logp=reference)
+    found = at(policy, name, batch, beta=BETA, baseline="step").grad
     logits = np.zeros((2, 3))
     for (x, y), slope in zip(rows, found, strict=True):
         logits[x] += slope[1] * ((np.arange(3) == y) - POLICY[x])
@@ -182,9 +282,9 @@ def test_the_expected_step_is_the_policy_gradient(name: str, n: int) -> None:
 
 
 def test_one_group_has_nothing_to_be_compared_with() -> None:
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=["x"] * 2, ref_logp=[[0.0, -1.0]] * 2)
+    batch = of_one_token([1.0, 0.0], ["x"] * 2, ref_logp=-1.0)
     with pytest.raises(Refused, match="at least 2 groups, got 'x' alone"):
-        objectives.evaluate("agro", [[0.0, -1.0]] * 2, batch, beta=BETA, baseline="step")
+        at(-1.0, "agro", batch, beta=BETA, baseline="step")
 
 
 NAN = math.nan

@@ -8,29 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import change, draw, evaluate
+from cases import at, change, draw, evaluate, of_one_token
 
-from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation
 
 BOTH = ("dpo", "pair_consistency")
 # Rows 0 to 5 are ρ = log-ratios of one token each, so that h of (i, j) is RATIO[i] - RATIO[j].
 RATIO = [0.0, -1.0, 0.5, -2.0, 0.0, -0.25]
-SIX: dict[str, Any] = {
-    "mask": [[False, True]] * 6,
-    "reward": [np.nan] * 6,
-    "group": [*"aaabbb"],
-    "ref_logp": [[0.0, -3.0]] * 6,
-    "ids": [f"sample {i}" for i in range(1, 7)],
-}
 
 
-def on(name: str, pairs: Any, ratio: Any = RATIO, *, batch: Any = (), **options: Any) -> Evaluation:
-    given = SIX | {"pairs": pairs} | dict(batch)
-    return objectives.evaluate(
-        name, [[0.0, -3.0 + x] for x in ratio], Batch.of(**given), **{"beta": 0.4} | options
-    )
+def on(name: str, pairs: Any, *, batch: Any = (), **options: Any) -> Evaluation:
+    """Of two groups of three; log π_ref is −3."""
+    given: dict[str, Any] = {"reward": [np.nan] * 6, "ids": [f"sample {i}" for i in range(1, 7)]}
+    six = of_one_token(group=[*"aaabbb"], ref_logp=-3.0, pairs=pairs, **given | dict(batch))
+    return at([-3.0 + x for x in RATIO], name, six, **{"beta": 0.4} | options)
 
 
 def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
