@@ -268,7 +268,7 @@ def judgments(
     group: Any, response: Any, rng: np.random.Generator
 ) -> tuple[list[Any], list[tuple[float, float]]]:
     """One to three judged pairs of each group that has two responses, and their votes, which differ: ties are
-    in tests/objectives/test_preference.py."""
+    in tests/objectives/test_by_hand.py."""
     pairs: list[Any] = []
     for g in dict.fromkeys(group):
         members = list(dict.fromkeys(y for y, h in zip(response, group) if h == g))

@@ -197,6 +197,38 @@ def test_the_ranking_per_token() -> None:
     assert (found["ranked_share"], found["ranked_share_per_token"]) == (0, 1)
 
 
+def judged(name: str, *votes: tuple[int, int, float, float], **options: Any) -> Evaluation:
+    """Two groups of three, and some of their pairs: who won, who lost, and the votes for both."""
+    ratio, pairs = [0.0, -1.0, 0.5, -2.0, 0.0, -0.25], [(w, x) for w, x, _, _ in votes]
+    batch = {"group": [*"aaabbb"], "votes": [(a, b) for _, _, a, b in votes]}
+    return of_pairs(name, ratio, *pairs, batch=batch, imitation=0.3, **options)()
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "slic", "seppo", "pair_consistency"])
+def test_a_tie_is_no_pair_unless_votes_are_read(name: str) -> None:
+    """The result is that of the pair with a winner alone; the ties are counted."""
+    out = judged(name, (0, 1, 2, 2), (2, 1, 1, 0), (3, 4, 0.5, 0.5))  # group b has nothing else
+    alone = judged(name, (2, 1, 1, 0), singletons="drop")
+    assert out.metrics.pop("ties_dropped") == 2
+    assert (out.loss, out.metrics) == (alone.loss, alone.metrics)
+    np.testing.assert_array_equal(out.grad, alone.grad)
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "pair_consistency"])
+def test_votes_of_a_tie_are_read(name: str) -> None:
+    """p = ½: the loss is least at h = 0, whichever of the two stands first; neither is praised."""
+    how: dict[str, Any] = {"votes": "mean", "singletons": "drop"}
+    of_winner = 0.0
+    if name == "dpo":
+        # −0.2 log σ(β ρ) in the one winner's log-prob, ρ = ½; of two pairs it is half of that
+        how["winner"], of_winner = 0.2, 0.5 * 0.2 * 0.4 / (1 + exp(0.4 * 0.5))
+    out, turned = (judged(name, (*tied, 2, 2), (2, 1, 1, 0), **how) for tied in ((0, 1), (1, 0)))
+    assert out.loss == pytest.approx(turned.loss, rel=1e-14)
+    np.testing.assert_allclose(out.grad, turned.grad, rtol=1e-13)
+    assert out.metrics == turned.metrics
+    assert out.grad[:3, 1].sum() == pytest.approx(-0.3 - of_winner, rel=1e-12)
+
+
 # Two responses of one prompt, rewards 1 and 0, two tokens and one token.
 # ρ = (0.2 + 0.1, -0.4) = (0.3, -0.4). At β = 0.5: R = (1 - 0.15, 0 + 0.2) = (0.85, 0.2), R_1 - R_2 = 0.65.
 HAND: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -84,3 +85,22 @@ def test_oapl_with_an_infinite_beta_is_kimi() -> None:
     kimi = evaluate(draw(3), "kimi", {"beta": BETA})
     assert soft.loss == pytest.approx(kimi.loss, rel=1e-6)
     np.testing.assert_allclose(soft.grad, kimi.grad, atol=1e-7)
+
+
+def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
+    """The mean over pairs of ¼ (R_i - R_j)² is ½ Var(R), n - 1 in it (statement 10 summed).
+
+    It doesn't matter who is called the winner.
+    """
+    case = draw(0, sizes=(2, 5))
+    known = dict(zip(case.response, case.group))
+    every = [(a, b) for a, b in itertools.combinations(known, 2) if known[a] == known[b]]
+    judged = change(case, pairs=every, votes=[(0.0, 0.0)] * len(every))
+    turned = change(judged, pairs=[(b, a) for a, b in every])
+    pairs, others = (
+        evaluate(c, "pair_consistency", {"beta": 0.3, "gap": "reward"}) for c in (judged, turned)
+    )
+    agro = evaluate(case, "agro", {"beta": 0.3, "scale": "loss"})
+    assert pairs.loss == pytest.approx(agro.loss, rel=1e-13)
+    np.testing.assert_allclose(pairs.grad, agro.grad, atol=1e-14)
+    np.testing.assert_array_equal(others.grad, pairs.grad)

@@ -135,6 +135,34 @@ def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -
     assert f"at least {least} responses: 0 of 6 groups have it" in said
 
 
+NO_ROW = "0 of 6 rows have it, 6 don't (for one: sample 1; sample 2; sample 3)"
+VOTES = 'of 3 pairs have it, {} don\'t .*sample 3 over sample 2; sample 4 over sample 6.*votes = "ignore"'
+JOINED = "expected each to join two responses to one prompt, but 1 of 3 pairs don't .*sample 1 over sample {}"
+THREE = [(0, 1), (2, 1), (3, 5)]
+
+
+@pytest.mark.parametrize("name", ["dpo", "pair_consistency"])
+@pytest.mark.parametrize(
+    ("pairs", "batch", "options", "said"),
+    [
+        (None, {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
+        ([], {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
+        ([(3, 5)], {}, {}, r"1 of 2 groups have it, 1 don't \(for one: a\).*objective.singletons=drop"),
+        ([(0, 2), (0, 3), (3, 4)], {}, {}, JOINED.format(4)),
+        ([(0, 2), (0, 0), (3, 4)], {}, {}, JOINED.format(1)),
+        ([(0, 2), (0, 1), (3, 4)], {"response": [0, 0, 1, 2, 3, 4]}, {}, JOINED.format(2)),
+        (THREE, {}, {"votes": "mean"}, VOTES.format(3)),
+        (THREE, {"votes": [(3, 1), (np.nan, 2), (1, np.nan)]}, {"votes": "mean"}, VOTES.format(2)),
+        ([(0, 1), (3, 4)], {"votes": [(1.0, 1.0)] * 2}, {}, "all 2 pairs are equal .*sample 1 over sample 2"),
+    ],
+    ids=["no pairs", "an empty list", "a group without", "two prompts", "itself", "one response", "no votes",
+         "some votes", "ties alone"],
+)  # fmt: skip
+def test_pairs_that_are_refused(name: str, pairs: Any, batch: Any, options: Any, said: str) -> None:
+    found = refusal(name, {"beta": 0.4, **options}, **{"pairs": pairs, "votes": None} | batch)
+    assert re.search(rf"(?s)objective {name}.*{said}.*What to do", found)
+
+
 def test_an_episode_in_two_rows_is_one_response() -> None:
     """Two rows, one response: too few for a group of two."""
     said = refusal("rloo", {}, group=[*"aabbbb"], response=[0, 0, 1, 2, 3, 4], reward=[1.0, 1.0, 0, 1, 2, 3])
