@@ -89,12 +89,9 @@ def test_an_untied_model_is_published_as_it_is(policy, tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_an_adapter_is_published_alone_with_the_log_probs_of_both(tmp_path: Path) -> None:
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "base")
-    tuned = Policy.load(PolicyConfig(model=str(tmp_path / "base"), lora=LoRA(rank=2)), seed=0)
-    with torch.no_grad():
-        for weight in tuned.weights().values():
-            weight.add_(0.3)
+def test_an_adapter_is_published_alone_with_the_log_probs_of_both(base: str, tmp_path: Path) -> None:
+    tuned = load(base)
+    move(tuned)
     publish(tuned, tmp_path / "adapter", "adapter")
     publish(tuned, tmp_path / "merged", "model")
     assert not (tmp_path / "adapter/model.safetensors").exists()

@@ -299,12 +299,9 @@ def test_a_response_has_the_tokens_of_a_continuation(policy, prompt, response, e
 
 
 def test_later_turns_are_continuations_too(policy):
-    turns = [
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "5"},
-        {"role": "assistant", "content": "6"},
-    ]
-    sample = Sample([{"role": "user", "content": "3"}], "4", meta={"continuation": turns})
+    roles = ("user", "assistant", "user", "assistant")
+    first, *turns = [{"role": role, "content": text} for role, text in zip(roles, "3456", strict=True)]
+    sample = Sample([first], "4", meta={"continuation": turns})
     assert chosen(policy, sample) == ["4", "</s>", "6", "</s>"]
 
 

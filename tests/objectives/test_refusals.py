@@ -160,7 +160,8 @@ THREE = [(0, 1), (2, 1), (3, 5)]
 )  # fmt: skip
 def test_pairs_that_are_refused(name: str, pairs: Any, batch: Any, options: Any, said: str) -> None:
     found = refusal(name, {"beta": 0.4, **options}, **{"pairs": pairs, "votes": None} | batch)
-    assert re.search(rf"(?s)objective {name}.*{said}.*What to do", found)
+    assert re.search(rf"(?s)objective {name}.*{said}", found)
+    assert "What to do" in found
 
 
 def test_an_episode_in_two_rows_is_one_response() -> None:
@@ -272,7 +273,7 @@ BETA: dict[str, Any] = {"beta": 0.1}
         ("agro", BETA | {"bta": 0.1}, ("unknown option bta", "did you mean beta")),
         ("agro", BETA | {"reward_scale": "loss"}, ("unknown option reward_scale; did you mean scale?",)),
         ("sft", BETA, ("unknown option beta; it has: weight",)),
-        ("rloo", {"zeta": 1}, ("unknown option zeta", "it has: beta, baseline, normalize, weight")),
+        ("rloo", {"zeta_coefficient": 1}, ("it has: beta, baseline, normalize, weight",)),
         ("agro_onpolicy", BETA | {"scale": "loss"}, ("unknown option scale",)),
         ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
         ("agro", {"beta": np.nan}, ("beta", "nan")),
