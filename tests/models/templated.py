@@ -19,7 +19,7 @@ def bytes_model(folder: Path) -> Path:
 
 
 def policy_under(
-    template: str | None, special: list[str], folder: Path, causal, context: int, **settings
+    template: str | None, special: list[str], folder: Path, causal, context: int, /, **settings
 ) -> Policy:
     """With these special tokens, and settings of [policy.chat]; `folder` has the tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
