@@ -55,50 +55,46 @@ ONE_OF_THREE: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [
     ("name", "groups", "options", "expected"),
     [
         # rewards 1 and 0: ½ · ½
-        ("agro", TWO, {"beta": 0.5}, {"consistency": 0.25, "singletons_dropped": 0.0}),
-        ("agro_onpolicy", TWO, {"beta": 0.5}, {"consistency": 0.25}),
+        ("agro", TWO, {}, {"consistency": 0.25, "singletons_dropped": 0.0}),
+        ("agro_onpolicy", TWO, {}, {"consistency": 0.25}),
         # ½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3); the lone one has no share
         (
             "squared_consistency",
             {"a": (1, [1, 0]), "lone": (2, [5]), "c": (3, [1, 0, 0])},
-            {"beta": 0.5, "baseline": "stored", "scale": "square"},
+            {"baseline": "stored", "scale": "square"},
             {"consistency": 0.1875},
         ),
-        # at β = ¼ the best is pushed down where R_i − R̄_{-i} is above ½; groups of equal rewards don't count
-        (
-            "agro_onpolicy",
-            UP_AND_DOWN,
-            {"beta": 0.25},
-            {"reversed_share": (4 + 1) / (3 + 2 + 4 + 1), "likelihood_ratio": 1.0},
-        ),
-        ("agro_onpolicy", {"equal": (8, [1, 1])}, {"beta": 0.25}, {"reversed_share": np.nan}),
-        # adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight
-        ("agro_onpolicy", PARTS, {"beta": 0.25, "likelihood_ratio": 0.4}, {"likelihood_ratio": 0.4}),
-        (
-            "agro_onpolicy",
-            PARTS,
-            {"beta": 0.25, "likelihood_ratio": "adaptive"},
-            {"likelihood_ratio": (3 + 0.25) / 4, "reversed_share": 0},
-        ),
-        # k₂ = k₃ = ⅓ of one success of three, its mirror −⅓: (1 − ⅓)/(2β (1 + ⅓)); a pair isn't counted
-        ("agro_onpolicy", ONE_OF_THREE, {"beta": 0.25}, {"trap_ratio": 1.0}),
-        ("agro_onpolicy", ONE_OF_THREE, {"beta": 0.0}, {"trap_ratio": np.nan}),
-        # one of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1, equal groups add nothing
-        ("agro_onpolicy", {"a": (1, [1, 0, 0, 0]), "b": (1, [0, 0, 0])}, {"beta": 0.25}, {"trap_ratio": 2.0}),
-        (
-            "agro_onpolicy",
-            {"a": (1, [1, 0, 0, 0]), "b": (1, [1, 1, 1, 0])},
-            {"beta": 0.25},
-            {"trap_ratio": 0.0},
-        ),
-        ("agro_onpolicy", TWO, {"beta": 0.25}, {"trap_ratio": np.nan}),
     ],
     ids=str,
 )
 def test_metrics_by_hand(name: str, groups: Any, options: dict[str, Any], expected: dict[str, float]) -> None:
-    found = at_the_reference(name, groups, **options).metrics
-    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14, nan_ok=True)
+    found = at_the_reference(name, groups, beta=0.5, **options).metrics
+    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14)
     assert name != "agro" or found.keys() == expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "expected"),
+    [
+        # the best is pushed down where R_i − R̄_{-i} is above ½; groups of equal rewards don't count
+        (UP_AND_DOWN, {}, {"reversed_share": (4 + 1) / (3 + 2 + 4 + 1), "likelihood_ratio": 1.0}),
+        ({"equal": (8, [1, 1])}, {}, {"reversed_share": np.nan}),
+        # adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight
+        (PARTS, {"likelihood_ratio": 0.4}, {"likelihood_ratio": 0.4}),
+        (PARTS, {"likelihood_ratio": "adaptive"}, {"likelihood_ratio": 3.25 / 4, "reversed_share": 0}),
+        # k₂ = k₃ = ⅓ of one success of three, its mirror −⅓: (1 − ⅓)/(2β (1 + ⅓)); a pair isn't counted
+        (ONE_OF_THREE, {}, {"trap_ratio": 1.0}),
+        (ONE_OF_THREE, {"beta": 0.0}, {"trap_ratio": np.nan}),
+        # one of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1, equal groups add nothing
+        ({"a": (1, [1, 0, 0, 0]), "b": (1, [0, 0, 0])}, {}, {"trap_ratio": 2.0}),
+        ({"a": (1, [1, 0, 0, 0]), "b": (1, [1, 1, 1, 0])}, {}, {"trap_ratio": 0.0}),
+        (TWO, {}, {"trap_ratio": np.nan}),
+    ],
+    ids=str,
+)
+def test_metrics_of_on_policy_agro(groups: Any, options: dict[str, Any], expected: dict[str, float]) -> None:
+    found = at_the_reference("agro_onpolicy", groups, **{"beta": 0.25} | options).metrics
+    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14, nan_ok=True)
 
 
 def test_a_weight_against_the_reference_by_hand() -> None:

@@ -160,13 +160,6 @@ def test_the_schedule_of_mu() -> None:
     assert options_at({"x": at_once}, 0)["x"] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("name", ["luffy", "ampo", "guide"])
-def test_a_group_without_a_wrong_response_stands_still(name: str) -> None:
-    rows, given = with_experts(ROLES, [1, 1, 1], [-1, -2, -3], extra={"hinted": [0, 1, 0]})
-    given = given.replace(behavior_logp=torch.tensor(rows, dtype=torch.float64))
-    assert grad(name, rows, given) == [0, 0, 0]
-
-
 def test_guide_without_hints_is_grpo() -> None:
     rows, given = with_experts(["policy"] * 3, [1, 0, 1], [-1, -2, -3], extra={"hinted": [0.0] * 3})
     assert grad("guide", rows, given) == pytest.approx(grad("grpo", rows, given), rel=1e-14)

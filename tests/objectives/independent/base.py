@@ -40,21 +40,21 @@ class Case:
     token_reward: np.ndarray  # [B,T]; NaN: none
     value: Sequence[float]  # [B]
     stored_value: Sequence[float]  # [B], one value a group
-    pairs: Sequence[tuple[Hashable, Hashable]] = ()  # responses, the better one first
-    votes: Sequence[tuple[float, float]] = ()
-    role: Sequence[str] = ()  # [B], one of the rows of a response; () of nobody asked
-    hinted: Sequence[float] = ()  # [B], 1 where the response was written with a hint
-    meaning: Sequence[float] = ()  # [B], the number of the response's meaning
-    proposal: np.ndarray | None = None  # [B,T]
-    proposal_mean: np.ndarray | None = None  # [B,T]
-    old_value: np.ndarray | None = None  # [B,T]
-    ref_mean: np.ndarray | None = None  # [B,T]
-    ref_square: np.ndarray | None = None  # [B,T]
-    normalizer: np.ndarray | None = None  # [B,T]
-    future: np.ndarray | None = None  # [B,T]
-    stored_quantile: Sequence[float] = ()  # [B], one value a response
-    reward_parts: Sequence[Sequence[float]] = ()  # [B][K], one value a response
-    part_weights: Sequence[Sequence[float]] = ()  # [B][K], the same in all rows
+    pairs: Sequence[tuple[Hashable, Hashable]]  # responses, the better one first
+    votes: Sequence[tuple[float, float]]
+    role: Sequence[str]  # [B], of the response
+    hinted: Sequence[float]  # [B], 1 where the response was written with a hint
+    meaning: Sequence[float]  # [B], the number of the response's meaning
+    proposal: np.ndarray  # [B,T]
+    proposal_mean: np.ndarray  # [B,T]
+    old_value: np.ndarray  # [B,T]
+    ref_mean: np.ndarray  # [B,T]
+    ref_square: np.ndarray  # [B,T]
+    normalizer: np.ndarray  # [B,T]
+    future: np.ndarray  # [B,T]
+    stored_quantile: Sequence[float]  # [B], one value a response
+    reward_parts: Sequence[Sequence[float]]  # [B][K], one value a response
+    part_weights: Sequence[Sequence[float]]  # [B][K], the same in all rows
 
     def anchor(self, name: str) -> np.ndarray:
         """[B,T] the log-probs of the reference, of the behavior, or of the policy before the step."""
@@ -68,9 +68,9 @@ Place = tuple[int, int]  # (row, token)
 class Response:
     reward: float
     places: list[Place]  # in the mask
-    role: str = "policy"
-    hinted: bool = False
-    meaning: float = math.nan
+    role: str
+    hinted: bool
+    meaning: float
 
     @property
     def rows(self) -> list[int]:
@@ -98,10 +98,8 @@ def groups_of(case: Case, least: int) -> list[Group]:
     for row in range(B):
         weights[case.group[row]] = float(case.weight[row])
         responses = found.setdefault(case.group[row], {})
-        role = case.role[row] if case.role else "policy"
-        hinted = bool(case.hinted) and case.hinted[row] == 1
-        meaning = case.meaning[row] if case.meaning else math.nan
-        new = Response(float(case.reward[row]), [], role, hinted, meaning)
+        hinted = case.hinted[row] == 1
+        new = Response(float(case.reward[row]), [], case.role[row], hinted, case.meaning[row])
         response = responses.setdefault(case.response[row], new)
         for t in range(T):
             if case.mask[row, t]:

@@ -333,7 +333,6 @@ def qrpo(case: Case, beta: float) -> Result:
 
 def tbrm(case: Case, beta: float) -> Result:
     """½β mean of (ρ_i + V_i - r_i/β)²; d/dl_i = d/dV_i = β/n (…), V_i the normalizer at the first token."""
-    assert case.normalizer is not None
     parts, by_start = [], np.zeros(case.logp.shape)
     everything = log_ratios(case, "reference", 1)
     W = fsum(g.weight for g, _ in everything)

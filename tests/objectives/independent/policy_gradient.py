@@ -113,7 +113,6 @@ def topr(
 def fpa(case: Case, extrapolation: float = 1.0) -> Result:
     """-(r_i - r̄_{-i}) c_i, c_i = exp(mean of log π̂), a constant; d/dl_it = -(r_i - r̄_{-i}) c_i / (n T_i)."""
     future = case.logp if extrapolation == 0 else case.future
-    assert future is not None
 
     def token(A: float, y: Response, place: Place) -> Pair:
         gain = A * exp(total(future, y) / len(y.places))

@@ -44,8 +44,6 @@ def otr(
 
     The temperature and the draws are in the streams q and m.
     """
-    assert case.proposal is not None
-    assert case.proposal_mean is not None
     q, mean = case.proposal, case.proposal_mean
 
     def token(_: Response, place: Place) -> Pair:
