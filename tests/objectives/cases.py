@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import independent
 import numpy as np
 import pytest
-from independent.base import Case, Result, groups_of, imitating, shares, shifted, weighted, with_kl
+from independent.base import Case, Result, imitating, shares, shifted, weighted, with_kl
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -346,7 +346,7 @@ def expected(case: Case, name: str, options: dict[str, Any]) -> Result:
         result = weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
     if KL_TERM in entry.ingredients and options.get("beta"):
         used = {"ratio": "behavior", "average": "response"} | entry.defaults() | options
-        share = shares(groups_of(case, least(needs)), used["average"])
+        share = shares(case.groups(least(needs)), used["average"])
         result = with_kl(case, result, share, used["ratio"], **chosen(used, KL_TERM))
     if "imitation" in options:
         of_imitation = chosen(options, Imitation())

@@ -9,7 +9,7 @@ import itertools
 import math
 from math import fsum
 
-from independent.base import Case, Found, Group, groups_of, mean_of, others_mean, standardized
+from independent.base import Case, Found, Group, mean_of, others_mean, standardized
 
 
 def needed(kind: str) -> int:
@@ -19,7 +19,7 @@ def needed(kind: str) -> int:
 
 def advantages(case: Case, kind: str) -> Found:
     """The groups, and the advantages of their responses."""
-    groups = groups_of(case, needed(kind))
+    groups = case.groups(needed(kind))
     found = [(g, by_part(case, g) if kind == "gdpo" else of_group(kind, g)) for g in groups]
     return over_the_step(found) if kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo") else found
 

@@ -20,6 +20,30 @@ from typing import Any
 import numpy as np
 
 Result = tuple[float, dict[str, np.ndarray]]
+Place = tuple[int, int]  # (row, token)
+
+
+@dataclass
+class Response:
+    reward: float
+    places: list[Place]  # in the mask
+    role: str
+    hinted: bool
+    meaning: float
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted({row for row, _ in self.places})
+
+
+@dataclass
+class Group:
+    weight: float
+    responses: list[Response]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [y.reward for y in self.responses]
 
 
 @dataclass
@@ -60,75 +84,48 @@ class Case:
         """[B,T] the log-probs of the reference, of the behavior, or of the policy before the step."""
         return {"reference": self.ref_logp, "behavior": self.behavior_logp, "old": self.old_logp}[name]
 
+    def groups(self, least: int) -> list[Group]:
+        """The groups with at least `least` responses."""
+        found: dict[Hashable, dict[Hashable, Response]] = {}
+        weights: dict[Hashable, float] = {}
+        B, T = self.mask.shape
+        for row in range(B):
+            weights[self.group[row]] = float(self.weight[row])
+            responses = found.setdefault(self.group[row], {})
+            hinted = self.hinted[row] == 1
+            new = Response(float(self.reward[row]), [], self.role[row], hinted, self.meaning[row])
+            response = responses.setdefault(self.response[row], new)
+            for t in range(T):
+                if self.mask[row, t]:
+                    response.places.append((row, t))
+        groups = [Group(weights[name], list(responses.values())) for name, responses in found.items()]
+        return [g for g in groups if len(g.responses) >= least]
 
-Place = tuple[int, int]  # (row, token)
+    def log_ratio(self, place: Place, anchor: str = "behavior") -> float:
+        """l - f of a token."""
+        return float(self.logp[place]) - float(self.anchor(anchor)[place])
 
+    def ratio(self, place: Place, anchor: str = "behavior") -> float:
+        """exp(l - f), where that is a number."""
+        return power(self.log_ratio(place, anchor))
 
-@dataclass
-class Response:
-    reward: float
-    places: list[Place]  # in the mask
-    role: str
-    hinted: bool
-    meaning: float
+    def summed_log_ratio(self, response: Response, anchor: str) -> float:
+        """Σ_t (l_t - f_t), rounded once."""
+        return sum_of_differences(self.logp, self.anchor(anchor), response)
 
-    @property
-    def rows(self) -> list[int]:
-        return sorted({row for row, _ in self.places})
-
-
-@dataclass
-class Group:
-    weight: float
-    responses: list[Response]
-
-    @property
-    def rewards(self) -> list[float]:
-        return [y.reward for y in self.responses]
+    def stored(self, group: Group) -> float:
+        return float(self.stored_value[group.responses[0].rows[0]])
 
 
 Found = list[tuple[Group, list[float]]]  # groups, each with a number for each of its responses
-
-
-def groups_of(case: Case, least: int) -> list[Group]:
-    """The groups with at least `least` responses."""
-    found: dict[Hashable, dict[Hashable, Response]] = {}
-    weights: dict[Hashable, float] = {}
-    B, T = case.mask.shape
-    for row in range(B):
-        weights[case.group[row]] = float(case.weight[row])
-        responses = found.setdefault(case.group[row], {})
-        hinted = case.hinted[row] == 1
-        new = Response(float(case.reward[row]), [], case.role[row], hinted, case.meaning[row])
-        response = responses.setdefault(case.response[row], new)
-        for t in range(T):
-            if case.mask[row, t]:
-                response.places.append((row, t))
-    groups = [Group(weights[name], list(responses.values())) for name, responses in found.items()]
-    return [g for g in groups if len(g.responses) >= least]
 
 
 def total(stream: np.ndarray, response: Response) -> float:
     return fsum(float(stream[place]) for place in response.places)
 
 
-def log_ratio(case: Case, place: Place, anchor: str = "behavior") -> float:
-    """l - f of a token."""
-    return float(case.logp[place]) - float(case.anchor(anchor)[place])
-
-
-def token_ratio(case: Case, place: Place, anchor: str = "behavior") -> float:
-    """exp(l - f), where that is a number."""
-    return power(log_ratio(case, place, anchor))
-
-
 def power(x: float) -> float:
     return exp(min(x, 700.0))
-
-
-def summed_log_ratio(case: Case, response: Response, anchor: str) -> float:
-    """Σ_t (l_t - f_t), rounded once."""
-    return sum_of_differences(case.logp, case.anchor(anchor), response)
 
 
 def sum_of_differences(new: np.ndarray, old: np.ndarray, response: Response) -> float:
@@ -162,15 +159,20 @@ def less_baseline(
     if baseline == "others":
         return [a - others_mean(R[i], j) for j, a in enumerate(R[i])]
     if baseline == "stored":
-        return [a - float(case.stored_value[groups[i].responses[0].places[0][0]]) for a in R[i]]
+        return [a - case.stored(groups[i]) for a in R[i]]
     above, total = [], []
     for k, g in enumerate(groups):
         for y, a in zip(g.responses, R[k], strict=True):
-            norm = g.weight * fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) * (k != i)
+            norm = g.weight * gradient_norm(case, y) * (k != i)
             above.append(norm * a)
             total.append(norm)
     b = fsum(above) / fsum(total) if any(total) else 0.0
     return [a - b for a in R[i]]
+
+
+def gradient_norm(case: Case, y: Response) -> float:
+    """g = Σ_t (1 − exp l_t)²."""
+    return fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places)
 
 
 def half_variance(values: list[float]) -> float:
@@ -185,7 +187,7 @@ def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> 
         return group.rewards
     of_mean = average == "token"
     return [
-        y.reward - beta * summed_log_ratio(case, y, "reference") / (len(y.places) if of_mean else 1)
+        y.reward - beta * case.summed_log_ratio(y, "reference") / (len(y.places) if of_mean else 1)
         for y in group.responses
     ]
 
@@ -203,11 +205,10 @@ def weighted(
     if weight != "none":
         w = ratio_weights(case, weight, **bounds)
     grad = grads["logp"].copy()
-    for g in groups_of(case, 1):
+    for g in case.groups(1):
         first = [y.places[0] for y in g.responses]
         by_w = [float(w[p]) for p in first]
-        norms = [fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) for y in g.responses]
-        by_wg = [a * b for a, b in zip(by_w, norms, strict=True)]
+        by_wg = [a * gradient_norm(case, y) for a, y in zip(by_w, g.responses, strict=True)]
         below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
         excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
         excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
@@ -221,7 +222,7 @@ def shifted(case: Case, result: Result, least: int, baseline_shift: float) -> Re
     """[28]: a baseline that is lower by s: −s Σ_t ∇l_t of each response, averaged as `shares` says."""
     loss, grads = result
     grad = grads["logp"].copy()
-    for place, share in shares(groups_of(case, least), 1.0).items():
+    for place, share in shares(case.groups(least), 1.0).items():
         grad[place] -= baseline_shift * share
     return loss, {**grads, "logp": grad}
 
@@ -266,7 +267,7 @@ def by_level(
     Normalized by group, less the largest one of a group in which all are below 0.
     """
     found = {}
-    for group in groups_of(case, 1):
+    for group in case.groups(1):
         of_response = [
             sum_of_differences(new, anchor, y) / (len(y.places) if weight_level == "mean" else 1)
             for y in group.responses
@@ -314,10 +315,10 @@ def with_kl(
     loss, grads = result
     grad = grads["logp"].copy()
     for place, of_token in share.items():
-        d = log_ratio(case, place, "reference")
+        d = case.log_ratio(place, "reference")
         k, slope = (d * d / 2, d) if kl == "k2" else (math.expm1(-d) + d, -math.expm1(-d))
         if unbiased_kl:
-            w = exp(log_ratio(case, place, ratio))
+            w = exp(case.log_ratio(place, ratio))
             k, slope = w * k, w * (d if kl == "k3" else k + slope)
         loss += of_token * beta * k
         grad[place] += of_token * beta * slope
@@ -340,7 +341,7 @@ Token = Callable[[float, Response, Place], Pair]
 
 def over_tokens(case: Case, token: Token, std: bool, average: str | float) -> Result:
     """Of each token with its response's reward less the mean, over the deviation with `std`."""
-    found = [(g, standardized(g.rewards, std)) for g in groups_of(case, 2)]
+    found = [(g, standardized(g.rewards, std)) for g in case.groups(2)]
     return averaged(case, found, average, token)
 
 
@@ -396,7 +397,7 @@ def imitating(
     """
     winners = {winner for winner, _ in case.pairs}
     chosen = []
-    for g in groups_of(case, least):
+    for g in case.groups(least):
         names = {case.response[y.rows[0]]: y for y in g.responses}
         if judged and not names.keys() & winners:
             continue

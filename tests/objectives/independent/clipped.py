@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from math import exp, fsum
 
-from independent.base import (
-    Case,
-    Pair,
-    Place,
-    Response,
-    Result,
-    clipped,
-    log_ratio,
-    over_tokens,
-    summed_log_ratio,
-    token_ratio,
-)
+from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens
 
 
 def grpo(
@@ -33,7 +22,7 @@ def grpo(
     """
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
     return over_tokens(case, token, std, average)
 
@@ -45,7 +34,7 @@ def dr_grpo(case: Case, average: float) -> Result:
     """
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        return clipped(token_ratio(case, place), A, 0.8, 1.2)
+        return clipped(case.ratio(place), A, 0.8, 1.2)
 
     return over_tokens(case, token, False, average)
 
@@ -54,7 +43,7 @@ def dapo(case: Case) -> Result:
     """One mean over the tokens of all responses; the ratio may go from 0.8 to 1.28."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = token_ratio(case, place)
+        w = case.ratio(place)
         if (A > 0 and w > 1.28) or (A < 0 and w < 0.8):
             return -(1.28 if A > 0 else 0.8) * A, 0.0
         return -w * A, -w * A
@@ -66,7 +55,7 @@ def ppo_dual_clip(case: Case) -> Result:
     """A > 0: w A up to 1.2 A. A < 0: w A for w from 0.8 to 3, and no slope outside."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = token_ratio(case, place)
+        w = case.ratio(place)
         kept = min(w, 1.2) if A > 0 else min(max(w, 0.8), 3.0)
         return -kept * A, -w * A if kept == w else 0.0
 
@@ -86,7 +75,7 @@ def gspo(
     """
 
     def token(A: float, y: Response, _: Place) -> Pair:
-        s = exp(summed_log_ratio(case, y, ratio) / len(y.places))
+        s = exp(case.summed_log_ratio(y, ratio) / len(y.places))
         return clipped(s, A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, average)
@@ -104,7 +93,7 @@ def gmpo(case: Case, ratio: str = "behavior", clip: Pair = (0.4, 0.4), std: bool
     """
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        logs = {p: log_ratio(case, p, ratio) for p in y.places}
+        logs = {p: case.log_ratio(p, ratio) for p in y.places}
         limited = {p: min(e, clip[1]) if A > 0 else max(e, -clip[0]) for p, e in logs.items()}
         s = exp(fsum(limited.values()) / len(y.places))
         return -A * s, -A * s if limited[place] == logs[place] else 0.0

@@ -15,15 +15,12 @@ from independent.base import (
     Place,
     Response,
     Result,
-    groups_of,
     half_variance,
     less_baseline,
-    log_ratio,
     mean_of,
     others_mean,
     regularized,
     shares,
-    summed_log_ratio,
 )
 
 
@@ -42,7 +39,7 @@ def agro(
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     Another baseline than the others: ½ (R_i - b)² / n, whose derivative is (R_i - b) / n · -β.
     """
-    groups = groups_of(case, 2 if baseline == "others" else 1)
+    groups = case.groups(2 if baseline == "others" else 1)
     share = shares(groups, 1.0)
     loss, (grad, kl_grad, mean_grad, square_grad) = 0.0, np.zeros((4, *case.logp.shape))
     every = [regularized(case, g, beta, average) for g in groups]
@@ -50,7 +47,7 @@ def agro(
         off = less_baseline(case, groups, at, every, baseline)
         of_group = half_variance(R) if baseline == "others" else fsum(a * a for a in off) / (2 * len(R))
         loss += g.weight / fsum(h.weight for h in groups) * of_group
-        rho = [summed_log_ratio(case, y, "reference") for y in g.responses]
+        rho = [case.summed_log_ratio(y, "reference") for y in g.responses]
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
             for k, place in enumerate(y.places):
@@ -60,13 +57,13 @@ def agro(
                     continue
                 later = y.places[k + 1 :]
                 if regularizer == "triangular":
-                    pull = fsum(log_ratio(case, p, "reference") for p in (place, *later))
+                    pull = fsum(case.log_ratio(p, "reference") for p in (place, *later))
                 elif regularizer == "local":
                     pull = fsum(float(case.kl[p]) for p in later)
                     kl_grad[place] = of_token * beta
                 else:
                     pull = fsum(float(case.ref_mean[p]) for p in later)
-                    before = fsum(log_ratio(case, p, "reference") for p in y.places[:k])
+                    before = fsum(case.log_ratio(p, "reference") for p in y.places[:k])
                     mean_grad[place] = of_token * beta * (before - others_mean(rho, i))
                     square_grad[place] = of_token * beta
                 grad[place] = of_token * (-(y.reward - others_mean(g.rewards, i)) + beta * pull)
@@ -89,7 +86,7 @@ def agro_onpolicy(
     ½β² ((Σ_{s>=t} ρ_s)² + 2 (Σ_{s<t} ρ_s) (Σ_{s>=t} ρ_s)); "local" has KL_s for the ρ_s of s > t in the cross
     term.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, case.groups(3 if baseline else 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
         R = regularized(case, g, beta)
@@ -103,7 +100,7 @@ def agro_onpolicy(
             c = float(likelihood_ratio)
         for i, y in enumerate(g.responses):
             second = v[i] - others_mean(v, i) if baseline else v[i]
-            rho = [log_ratio(case, p, "reference") if beta else 0.0 for p in y.places]
+            rho = [case.log_ratio(p, "reference") if beta else 0.0 for p in y.places]
             for t, place in enumerate(y.places):
                 before, after = fsum(rho[:t]), fsum(rho[t + 1 :])
                 cross = fsum(float(case.kl[p]) for p in y.places[t + 1 :]) if squared == "local" else after
@@ -119,7 +116,7 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
 
     d/dl_t = -β (…), or without the β; d/dV = -(…).
     """
-    groups = groups_of(case, 1)
+    groups = case.groups(1)
     value, value_grad, parts = np.array(case.value), np.zeros(len(case.mask)), []
     W = fsum(g.weight for g in groups)
     for g in groups:
@@ -144,7 +141,7 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared:
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
     for share, y in responses(case):
-        K, rho = len(y.places), [log_ratio(case, p, "reference") if beta else 0.0 for p in y.places]
+        K, rho = len(y.places), [case.log_ratio(p, "reference") if beta else 0.0 for p in y.places]
         C = [
             float(case.prefix_value[place]) + earned(case, place) - beta * fsum(rho[:k])
             for k, place in enumerate(y.places)
@@ -165,7 +162,7 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared:
 
 def responses(case: Case) -> list[tuple[float, Response]]:
     """Each with its share of the mean in its group, over groups."""
-    groups = groups_of(case, 1)
+    groups = case.groups(1)
     W = fsum(g.weight for g in groups)
     return [(g.weight / W / len(g.responses), y) for g in groups for y in g.responses]
 
@@ -181,7 +178,7 @@ def oreo(case: Case, beta: float) -> Result:
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
     for share, y in responses(case):
         of_token = share / len(y.places)
-        rho = [log_ratio(case, p, "reference") for p in y.places]
+        rho = [case.log_ratio(p, "reference") for p in y.places]
         for t, place in enumerate(y.places):
             off = y.reward - earned(case, place) - beta * fsum(rho[t:]) - float(case.prefix_value[place])
             loss += of_token * 0.5 * off * off
@@ -210,7 +207,7 @@ def squared_consistency(
             "reward": r_mean,
             "lowered": r_mean - beta,
             "soft": soft(g, value_beta or beta),
-            "stored": stored(case, g),
+            "stored": case.stored(g),
         }[baseline]
         if scale == "half_variance":
             factor = 1 / (2 * (n - 1))
@@ -226,13 +223,9 @@ def soft(g: Group, beta: float) -> float:
     return most + beta * log(mean_of([exp((r - most) / beta) for r in g.rewards]))
 
 
-def stored(case: Case, g: Group) -> float:
-    return float(case.stored_value[g.responses[0].places[0][0]])
-
-
 def log_ratios(case: Case, anchor: str, least: int = 2) -> Found:
     """Each group with Σ_t (l_t - f_t) of its responses."""
-    return [(g, [summed_log_ratio(case, y, anchor) for y in g.responses]) for g in groups_of(case, least)]
+    return [(g, [case.summed_log_ratio(y, anchor) for y in g.responses]) for g in case.groups(least)]
 
 
 def residuals(case: Case, anchor: str, beta: float, least: int = 2) -> Found:
@@ -318,7 +311,7 @@ def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:
 
 def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
     """V is stored; β₁ is of the samples that it was made of."""
-    return _to_value(case, "reference", beta, lambda g: stored(case, g), 1)
+    return _to_value(case, "reference", beta, lambda g: case.stored(g), 1)
 
 
 def qrpo(case: Case, beta: float) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, fsum
 
-from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens, power, token_ratio
+from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens, power
 
 # (the log-ratios o - b of a response by place, its place) -> the weight
 Weight = Callable[[dict[Place, float], Place], float]
@@ -15,7 +15,7 @@ def _corrected(case: Case, weight: Weight) -> Result:
     """-min(u A, clamp(u, 0.8, 1.2) A), u = exp(l - o); its slope, -u A or 0, times a weight of o - b."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        term, slope = clipped(token_ratio(case, place, "old"), A, 0.8, 1.2)
+        term, slope = clipped(case.ratio(place, "old"), A, 0.8, 1.2)
         logs = {p: float(case.old_logp[p]) - float(case.behavior_logp[p]) for p in y.places}
         return term, slope * weight(logs, place)
 

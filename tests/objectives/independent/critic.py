@@ -7,7 +7,7 @@ from math import fsum
 
 import numpy as np
 
-from independent.base import Case, Pair, Response, Result, clipped, groups_of, shares, token_ratio
+from independent.base import Case, Pair, Response, Result, clipped, shares
 
 
 def advantages(case: Case, y: Response, gamma: float, trace: float) -> list[float]:
@@ -40,12 +40,12 @@ def ppo(
     """-min(w A, clamp(w) A): -w A where that isn't clipped. ½ max(a², b²), a = V - G, b = clamp(V) - G: its
     slope in V is a where a² is the larger one, b where b² is and V isn't clamped, else 0."""
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 1)
+    groups = case.groups(1)
     share = shares(groups, average)
     for y in (y for g in groups for y in g.responses):
         first, second = (advantages(case, y, gamma, trace) for trace in gae_lambda)
         for place, A, B in zip(y.places, first, second):
-            term, slope = clipped(token_ratio(case, place), A, 1 - clip[0], 1 + clip[1])
+            term, slope = clipped(case.ratio(place), A, 1 - clip[0], 1 + clip[1])
             loss += share[place] * term
             grad[place] = share[place] * slope
             V, old = float(case.prefix_value[place]), float(case.old_value[place])

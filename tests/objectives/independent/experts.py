@@ -17,13 +17,10 @@ from independent.base import (
     averaged,
     clipped,
     combined,
-    groups_of,
-    log_ratio,
     mean_of,
     over_tokens,
     quantile,
     standardized,
-    token_ratio,
 )
 from independent.preference import sigmoid
 
@@ -45,7 +42,7 @@ def chord(
     u = -min(w A, clamp(w) A), du/dl = -w A or 0; φ is a constant, so its term has the derivative -φ.
     """
     own, expert = [], []
-    for g in groups_of(case, 1):
+    for g in case.groups(1):
         mine = of_own(g)
         if len(mine) == 1:  # left out, if it came so far
             continue
@@ -54,7 +51,7 @@ def chord(
         expert.append((Group(g.weight, theirs), [0.0] * len(theirs)))
 
     def of_policy(A: float, _: Response, place: Place) -> Pair:
-        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
     def of_expert(_: float, y: Response, place: Place) -> Pair:
         p = exp(float(case.logp[place]))
@@ -80,7 +77,7 @@ def luffy(
         if y.role == "expert":
             f = sigmoid(float(case.logp[place]) - math.log(gamma))
             return -A * f, -A * f * (1 - f)
-        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
     return over_tokens(case, token, std, 1.0)
 
@@ -99,8 +96,8 @@ def guide(
 ) -> Result:
     """-A w/(w+γ) on hinted tokens, γ a constant: with f = w/(w+γ) its derivative in log w is -A f (1-f)."""
     hinted = [
-        (log_ratio(case, place, ratio), g.weight)
-        for g in groups_of(case, 2)
+        (case.log_ratio(place, ratio), g.weight)
+        for g in case.groups(2)
         for y in g.responses
         if y.hinted
         for place in y.places
@@ -111,9 +108,9 @@ def guide(
 
     def token(A: float, y: Response, place: Place) -> Pair:
         if y.hinted:
-            f = sigmoid(log_ratio(case, place, ratio) - log_gamma)
+            f = sigmoid(case.log_ratio(place, ratio) - log_gamma)
             return -A * f, -A * f * (1 - f)
-        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, 1.0)
 
@@ -134,14 +131,14 @@ def tempsamp_r1(
     def token(A: float, y: Response, place: Place) -> Pair:
         term, slope = -A, -A
         if y.role != "expert":
-            term, slope = clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+            term, slope = clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
         if beta:
-            u = -log_ratio(case, place, "reference")
+            u = -case.log_ratio(place, "reference")
             term += beta * (math.expm1(u) - u)
             slope -= beta * math.expm1(u)
         return term, slope
 
-    return averaged(case, [(g, fixed(g, fix, fix_at)) for g in groups_of(case, 2)], "response", token)
+    return averaged(case, [(g, fixed(g, fix, fix_at)) for g in case.groups(2)], "response", token)
 
 
 def fixed(group: Group, fix: str, at: float | None) -> list[float]:
@@ -171,7 +168,7 @@ def hnpg(case: Case, offline: float = 1.0) -> Result:
     d/dl = -w/W (r - V), d/dV = -(r - V) of the squares; V is the mean over a response's rows.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(len(case.mask)), 0.0
-    every = [(g.weight, y) for g in groups_of(case, 1) for y in g.responses]
+    every = [(g.weight, y) for g in case.groups(1) for y in g.responses]
     for own in (True, False):
         part = [(w, y) for w, y in every if (y.role != "expert") == own]
         W = fsum(w for w, _ in part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import fsum
 
 from independent.advantages import over_the_step
-from independent.base import Case, Result, combined, groups_of, mean_of
+from independent.base import Case, Result, combined, mean_of
 from independent.consistency import descended, log_ratios
 from independent.preference import log_sigmoid, sigmoid
 from independent.token_weights import with_clipped_weights
@@ -99,6 +99,6 @@ def oorl(
     case: Case, beta: float, threshold: float = 0.0, share: float = 0.01, equivalent: str = "reward"
 ) -> Result:
     """The sum of two losses: of `reinforce_pp`, over all tokens of the step, and of `gepo`."""
-    found = over_the_step([(g, g.rewards) for g in groups_of(case, 2)])
+    found = over_the_step([(g, g.rewards) for g in case.groups(2)])
     of_policy = with_clipped_weights(case, found)
     return combined((1.0, of_policy), (share, gepo(case, beta, threshold, equivalent=equivalent)))

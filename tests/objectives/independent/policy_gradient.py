@@ -15,13 +15,10 @@ from independent.base import (
     Response,
     Result,
     averaged,
-    groups_of,
     less_baseline,
-    log_ratio,
     power,
     regularized,
     shares,
-    summed_log_ratio,
     total,
 )
 
@@ -30,7 +27,7 @@ def rloo(case: Case, beta: float = 0.0, baseline: str = "others", normalize: boo
     """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; for b_i
     see `less_baseline`. Normalized: minus their mean, over their standard deviation, 1e-4 or more, both
     weighted, with n - 1 for the number of responses."""
-    groups = groups_of(case, 2 if baseline == "others" else 1)
+    groups = case.groups(2 if baseline == "others" else 1)
     every = [regularized(case, g, beta) for g in groups]
     offs = [less_baseline(case, groups, at, every, baseline) for at in range(len(groups))]
     if normalize:
@@ -46,12 +43,11 @@ def reinforce(case: Case, baseline: str | float = "none", shift: float = 0.0) ->
     """-(1/n) Σ_i (A_i - shift) l_i; A is r, r minus the mean reward, a number or the stored value, or another
     advantage."""
     if baseline == "stored":
-        values = [(g, float(case.stored_value[g.responses[0].places[0][0]])) for g in groups_of(case, 1)]
-        return summed(case, [(g, [r - value for r in g.rewards]) for g, value in values], shift)
+        return summed(case, [(g, [r - case.stored(g) for r in g.rewards]) for g in case.groups(1)], shift)
     if isinstance(baseline, str) and baseline != "none":
         return summed(case, advantages(case, baseline), shift)
     b = 0.0 if baseline == "none" else float(baseline)
-    return summed(case, [(g, [r - b for r in g.rewards]) for g in groups_of(case, 1)], shift)
+    return summed(case, [(g, [r - b for r in g.rewards]) for g in case.groups(1)], shift)
 
 
 def summed(case: Case, found: Found, shift: float = 0.0) -> Result:
@@ -82,7 +78,7 @@ def kl_pg(case: Case, beta: float) -> Result:
     """[15]: -(1/n) Σ_i (r_i - r̄_{-i}) l_i + (β/n) Σ_i Σ_t KL_it; the second sum is a stream of its own."""
     loss, grads = summed(case, advantages(case, "others"))
     kl_grad = np.zeros(case.logp.shape)
-    for place, share in shares(groups_of(case, 2), 1.0).items():
+    for place, share in shares(case.groups(2), 1.0).items():
         loss += share * beta * float(case.kl[place])
         kl_grad[place] = share * beta
     return loss, {**grads, "kl": kl_grad}
@@ -101,13 +97,13 @@ def topr(
     """
 
     def token(r: float, y: Response, place: Place) -> Pair:
-        signal, whole = r - baseline, summed_log_ratio(case, y, "behavior")
+        signal, whole = r - baseline, case.summed_log_ratio(y, "behavior")
         low, high = positive if signal > 0 else negative
-        log_k = {"sequence": whole, "mean": whole / len(y.places), "token": log_ratio(case, place)}[ratio]
+        log_k = {"sequence": whole, "mean": whole / len(y.places), "token": case.log_ratio(place)}[ratio]
         k = min(max(power(log_k), low), high)
         return -signal * k * float(case.logp[place]), -signal * k
 
-    return averaged(case, [(g, g.rewards) for g in groups_of(case, 1)], "response", token)
+    return averaged(case, [(g, g.rewards) for g in case.groups(1)], "response", token)
 
 
 def fpa(case: Case, extrapolation: float = 1.0) -> Result:
@@ -125,7 +121,7 @@ def fpa(case: Case, extrapolation: float = 1.0) -> Result:
 def otb(case: Case) -> Result:
     """-(1/n) Σ_i Σ_t (r_i - b_t) l_it; b_t weighs rewards by Σ_{s≤t} (1 - 2π + π²/q)."""
     grad, loss = np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 2)
+    groups = case.groups(2)
     W = fsum(g.weight for g in groups)
     for g in groups:
         energies = []

@@ -10,31 +10,17 @@ from math import exp, log
 
 import numpy as np
 
-from independent.base import (
-    Case,
-    Group,
-    Pair,
-    Place,
-    Response,
-    Result,
-    averaged,
-    groups_of,
-    imitated,
-    mean_of,
-    quantile,
-    summed_log_ratio,
-    token_ratio,
-)
+from independent.base import Case, Group, Pair, Place, Response, Result, averaged, imitated, mean_of, quantile
 
 
 def over_all(case: Case, token: Callable[[Response, Place], Pair]) -> Result:
-    found = [(g, g.rewards) for g in groups_of(case, 1)]
+    found = [(g, g.rewards) for g in case.groups(1)]
     return averaged(case, found, "token", lambda _, y, place: token(y, place))
 
 
 def sft(case: Case) -> Result:
     """-log-prob."""
-    return imitated(case, groups_of(case, 1))
+    return imitated(case, case.groups(1))
 
 
 def otr(
@@ -69,7 +55,7 @@ def distill(
 
     def token(_: Response, place: Place) -> Pair:
         logp, f = float(case.logp[place]), float(case.ref_logp[place])
-        w = 1.0 if ratio == "none" else token_ratio(case, place, ratio)
+        w = 1.0 if ratio == "none" else case.ratio(place, ratio)
         u = exp(f - logp)
         if divergence == "reverse":
             h, c = logp - f, logp - f
@@ -86,7 +72,7 @@ def distill(
 
 def middle_band(case: Case, low: float, high: float) -> Result:
     """-l, mean over the tokens of responses whose mean of -l is between the quantiles, constants."""
-    groups = groups_of(case, 1)
+    groups = case.groups(1)
     nll = [[-mean_of([float(case.logp[p]) for p in y.places]) for y in g.responses] for g in groups]
     weighed = [(value, g.weight) for g, values in zip(groups, nll) for value in values]
     least, most = quantile(weighed, low), quantile(weighed, high)
@@ -105,8 +91,8 @@ def sophia(case: Case) -> Result:
 def pear(case: Case) -> Result:
     """The slope of each token times min(2, π/μ of its response)."""
     loss, grads = sft(case)
-    for y in (y for g in groups_of(case, 1) for y in g.responses):
-        ratio = summed_log_ratio(case, y, "behavior")
+    for y in (y for g in case.groups(1) for y in g.responses):
+        ratio = case.summed_log_ratio(y, "behavior")
         for p in y.places:
             grads["logp"][p] *= min(2.0, exp(min(ratio, 1.0)))
     return loss, grads

@@ -16,12 +16,8 @@ from independent.base import (
     Token,
     averaged,
     clipped,
-    groups_of,
-    log_ratio,
     mean_of,
     power,
-    summed_log_ratio,
-    token_ratio,
 )
 
 
@@ -44,12 +40,12 @@ def cispo(
 ) -> Result:
     """k = clamp(exp(l − b), 1 − ε₁, 1 + ε₂)."""
     low, high = 1 - clip[0], 1 + clip[1]
-    return weighed(case, advantage, lambda A, y, p: min(max(token_ratio(case, p, ratio), low), high))
+    return weighed(case, advantage, lambda A, y, p: min(max(case.ratio(p, ratio), low), high))
 
 
 def aipo(case: Case) -> Result:
     """k = min(exp(l − b), 4), A = r − r̄."""
-    return weighed(case, "mean", lambda A, y, p: min(token_ratio(case, p), 4.0))
+    return weighed(case, "mean", lambda A, y, p: min(case.ratio(p), 4.0))
 
 
 def minpro(
@@ -62,11 +58,11 @@ def minpro(
     """k_t = clamp(w_t times the least w_s before it); nothing before it counts as 1."""
 
     def weight(A: float, y: Response, place: Place) -> float:
-        before = [log_ratio(case, p, ratio) for p in y.places if p[1] < place[1]]
+        before = [case.log_ratio(p, ratio) for p in y.places if p[1] < place[1]]
         least = min(before, default=0.0)
         if cap_at_one:
             least = min(least, 0.0)
-        return min(max(power(log_ratio(case, place, ratio) + least), 1 - clip[0]), 1 + clip[1])
+        return min(max(power(case.log_ratio(place, ratio) + least), 1 - clip[0]), 1 + clip[1])
 
     return weighed(case, advantage, weight)
 
@@ -82,7 +78,7 @@ def vespo(
 
     def weight(A: float, y: Response, place: Place) -> float:
         k, rate = positive if A >= 0 else negative
-        log_w = summed_log_ratio(case, y, ratio)
+        log_w = case.summed_log_ratio(y, ratio)
         return exp(rate + k * log_w - rate * power(log_w))
 
     return weighed(case, advantage, weight)
@@ -100,7 +96,7 @@ def m2po(
     counted: list[tuple[float, float]] = []
     for g, A in advantages(case, advantage):
         for y, a in zip(g.responses, A):
-            logs = [log_ratio(case, p, ratio) for p in y.places]
+            logs = [case.log_ratio(p, ratio) for p in y.places]
             counted += [(x * x, g.weight) for x in logs if tokens == "all" or x * a > 0]
     least = inf
     for candidate in sorted({v for v, _ in counted}):
@@ -113,7 +109,7 @@ def m2po(
             break
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        x = log_ratio(case, place, ratio)
+        x = case.log_ratio(place, ratio)
         masked = (tokens == "all" or x * A > 0) and x * x >= least
         return (0.0, 0.0) if masked else (-power(x) * A, -power(x) * A)
 
@@ -131,9 +127,9 @@ def raft_pp(
         return [float(x == max(r) > min(r)) for x in r]
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        return clipped(token_ratio(case, place, ratio), A, 0.0, 1 + clip[1])
+        return clipped(case.ratio(place, ratio), A, 0.0, 1 + clip[1])
 
-    groups = groups_of(case, 2 if least_reward is None else 1)
+    groups = case.groups(2 if least_reward is None else 1)
     return averaged(case, [(g, positive(g.rewards)) for g in groups], "response", token)
 
 
@@ -143,7 +139,7 @@ def nested_reft(
     """−w A, or −k A l with k = λ min(1, w)."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        w = token_ratio(case, place, "old" if mismatch == "ignore" else "behavior")
+        w = case.ratio(place, "old" if mismatch == "ignore" else "behavior")
         if mismatch == "retrace":
             k = retrace * min(1.0, w)
             return -k * A * float(case.logp[place]), -k * A
@@ -156,7 +152,7 @@ def opmd(case: Case, tau: float = 1.0, form: str = "simple", baseline: str = "me
     """−c (r − b) l, mean over all tokens. As b = r̄ + (b − r̄), it is that of r − r̄ plus c (b − r̄) l."""
     c = 1 / (1 + tau) if form == "simple" else 2 * tau / max(1.0, tau)
     beyond: dict[Place, float] = {}
-    for g in groups_of(case, 2):
+    for g in case.groups(2):
         r = g.rewards
         b = mean_of(r)
         if baseline == "soft":
@@ -176,7 +172,7 @@ def token_quadratic(
     """−A l + ½ c e², e = l − b; the derivative is −A + c e."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        e = log_ratio(case, place, ratio)
+        e = case.log_ratio(place, ratio)
         return -A * float(case.logp[place]) + 0.5 * pull * e * e, -A + pull * e
 
     return over_all_tokens(case, advantage, token)
@@ -186,7 +182,7 @@ def opmd_token(case: Case) -> Result:
     """−A l + 0.1 e²."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        e = log_ratio(case, place)
+        e = case.log_ratio(place)
         return -A * float(case.logp[place]) + 0.1 * e * e, -A + 0.2 * e
 
     return over_all_tokens(case, "mean", token)
@@ -198,7 +194,7 @@ def mdpo(
     """−w A + (w e)/t or −w A + (½ e²)/t; d(w e)/dl = w (e + 1)."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        e = log_ratio(case, place, ratio)
+        e = case.log_ratio(place, ratio)
         w = power(e)
         value, slope = (w * e, w * (e + 1)) if kl == "weighted" else (0.5 * e * e, e)
         return -w * A + value / step_size, -w * A + slope / step_size
@@ -210,10 +206,10 @@ def props(case: Case, clip: float = 0.3) -> Result:
     """max(w, 1 - ε), w = exp(l - f), mean over all tokens; the slope is w where it is above 1 - ε, else 0."""
 
     def token(_: float, y: Response, place: Place) -> Pair:
-        w = token_ratio(case, place, "reference")
+        w = case.ratio(place, "reference")
         return max(w, 1 - clip), w if w > 1 - clip else 0.0
 
-    return averaged(case, [(g, g.rewards) for g in groups_of(case, 1)], "token", token)
+    return averaged(case, [(g, g.rewards) for g in case.groups(1)], "token", token)
 
 
 def rec(
@@ -229,7 +225,7 @@ def rec(
     def k(A: float, y: Response, place: Place) -> float:
         if mask == "none" and token_weight == "none":
             return 1.0
-        w = token_ratio(case, place)
+        w = case.ratio(place)
         one = (A >= 0 and w <= 1 + clip[1]) or (A <= 0 and w >= 1 - clip[0])
         two = 1 - clip[0] <= w <= 1 + clip[1]
         again = (A >= 0 and w <= 1 - ring[0]) or (A <= 0 and w >= 1 + ring[1])
@@ -243,7 +239,7 @@ def rec_one_side(case: Case) -> Result:
     """k = 1 but where A > 0 and w > 1.2, or A < 0 and w < 0.8."""
 
     def k(A: float, y: Response, place: Place) -> float:
-        w = token_ratio(case, place)
+        w = case.ratio(place)
         return float(not ((A > 0 and w > 1.2) or (A < 0 and w < 0.8)))
 
     return weighed(case, "mean", k)
@@ -251,14 +247,14 @@ def rec_one_side(case: Case) -> Result:
 
 def rec_two_side(case: Case) -> Result:
     """k = 1 where 0.8 ≤ w ≤ 1.2."""
-    return weighed(case, "mean", lambda A, y, p: float(0.8 <= token_ratio(case, p) <= 1.2))
+    return weighed(case, "mean", lambda A, y, p: float(0.8 <= case.ratio(p) <= 1.2))
 
 
 def rec_ring(case: Case) -> Result:
     """k = 1 there, and where A > 0 and w ≤ 0.4, or A < 0 and w ≥ 3."""
 
     def k(A: float, y: Response, place: Place) -> float:
-        w = token_ratio(case, place)
+        w = case.ratio(place)
         return float(0.8 <= w <= 1.2 or (A > 0 and w <= 0.4) or (A < 0 and w >= 3))
 
     return weighed(case, "mean", k)
@@ -278,7 +274,7 @@ def with_clipped_weights(case: Case, found: Found) -> Result:
     """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        _, slope = clipped(token_ratio(case, place), A, 0.8, 1.2)
+        _, slope = clipped(case.ratio(place), A, 0.8, 1.2)
         return slope * float(case.logp[place]), slope
 
     return averaged(case, found, "token", token)

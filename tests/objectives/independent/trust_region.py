@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from math import exp, expm1, fsum, inf, log
 
-from independent.base import (
-    Case,
-    Pair,
-    Place,
-    Response,
-    Result,
-    clipped,
-    groups_of,
-    log_ratio,
-    over_tokens,
-    standardized,
-    summed_log_ratio,
-    token_ratio,
-)
+from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens, standardized
 
 Bound = tuple[float, float, float]  # start, maximum, step
 Counted = list[tuple[float, float, float]]  # of tokens: how much they count, A, w
@@ -34,9 +21,9 @@ def deepseek_v32(
     """GRPO's token, and 0 where A < 0 and the mean of b - l of the response is above δ."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
-        if A < 0 and -summed_log_ratio(case, y, "behavior") / len(y.places) > off_policy:
+        if A < 0 and -case.summed_log_ratio(y, "behavior") / len(y.places) > off_policy:
             return 0.0, 0.0
-        return clipped(token_ratio(case, place, ratio), A, 1 - clip[0], 1 + clip[1])
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, average)
 
@@ -45,7 +32,7 @@ def kimi_k25(case: Case, std: bool = False, average: str | float = "token", pull
     """-w A + τ e² has the slope -w A + 2 τ e."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        e = log_ratio(case, place)
+        e = case.log_ratio(place)
         return -exp(e) * A + pull * e * e, -exp(e) * A + 2 * pull * e
 
     return over_tokens(case, token, std, average)
@@ -61,7 +48,7 @@ def sapo(
     """-(4/τ) σ A, σ = 1/(1 + exp(-τ (w - 1))), has the slope -4 σ (1 - σ) w A."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        tau, w = temperature[0] if A > 0 else temperature[1], token_ratio(case, place, ratio)
+        tau, w = temperature[0] if A > 0 else temperature[1], case.ratio(place, ratio)
         other = exp(-min(tau * (w - 1), 700.0))  # (1 - σ)/σ
         sigma = 1 / (1 + other)
         return -4 / tau * sigma * A, -4 * sigma * (other * sigma) * w * A
@@ -112,10 +99,10 @@ def remix(
 
     def token(A: float, _: Response, place: Place) -> Pair:
         kappa = exp(float(case.old_logp[place]) - float(case.behavior_logp[place]))
-        term, slope = clipped(token_ratio(case, place), A, kappa - clip[0], kappa + clip[1])
+        term, slope = clipped(case.ratio(place), A, kappa - clip[0], kappa + clip[1])
         if beta:
             for share, anchor in ((base_share, "reference"), (1 - base_share, "old")):
-                d = log_ratio(case, place, anchor)
+                d = case.log_ratio(place, anchor)
                 term += beta * share * (expm1(-d) + d)
                 slope -= beta * share * expm1(-d)
         return term, slope
@@ -129,9 +116,9 @@ def _tokens(case: Case, ratio: str, *, by_chance: bool) -> Counted:
         (
             g.weight * (exp(float(case.behavior_logp[place])) if by_chance else 1.0),
             A,
-            token_ratio(case, place, ratio),
+            case.ratio(place, ratio),
         )
-        for g in groups_of(case, 2)
+        for g in case.groups(2)
         for A, y in zip(standardized(g.rewards, True), g.responses, strict=True)
         for place in y.places
     ]
@@ -149,7 +136,7 @@ def _within(case: Case, ratio: str, low: float, high: float, dual: float | None 
     """Between the bounds, with A over the deviation; the mean over all tokens."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        return clipped(token_ratio(case, place, ratio), A, low, high, dual)
+        return clipped(case.ratio(place, ratio), A, low, high, dual)
 
     return over_tokens(case, token, True, "token")
 
