@@ -80,13 +80,6 @@ def test_a_gradient_is_that_of_another(
         assert abs(found.loss - wanted.loss) > 0.01
 
 
-def test_oapl_with_an_infinite_beta_is_kimi() -> None:
-    soft = evaluate(draw(3), "oapl", {"beta": BETA, "value_beta": 1e9})
-    kimi = evaluate(draw(3), "kimi", {"beta": BETA})
-    assert soft.loss == pytest.approx(kimi.loss, rel=1e-6)
-    np.testing.assert_allclose(soft.grad, kimi.grad, atol=1e-7)
-
-
 def test_all_pairs_of_a_group_with_their_rewards_are_agro() -> None:
     """The mean over pairs of ¼ (R_i - R_j)² is ½ Var(R), n - 1 in it (statement 10 summed).
 

@@ -23,23 +23,8 @@ from cases import (
 from agro import Batch, objectives
 from agro.errors import Refused
 from agro.objectives import Evaluation, differentiate, get
+from agro.objectives import needs as all_needs
 from agro.objectives.core import STREAMS
-from agro.objectives.needs import (
-    BEHAVIOR_LOGP,
-    DRAWN_VALUE,
-    FRESH,
-    HINTED,
-    MEANING,
-    OF_REFERENCE,
-    OLD_LOGP,
-    PAIRS,
-    PART_WEIGHTS,
-    REF_LOGP,
-    REWARD,
-    REWARD_PARTS,
-    STORED_QUANTILE,
-    STORED_VALUE,
-)
 
 EVERY = by_objective(VARIANTS)
 
@@ -80,12 +65,12 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     def depends(batch: Batch, streams: Any = streams) -> bool:
         return bool(outcome(case, name, options, batch, streams) != whole)
 
-    of_batch = (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED, MEANING)
-    for need in (*of_batch, STORED_QUANTILE, REWARD_PARTS, PART_WEIGHTS):
+    one_a_response = (all_needs.REWARD, all_needs.MEANING, all_needs.STORED_QUANTILE)
+    one_a_group = (all_needs.STORED_VALUE, all_needs.HINTED, all_needs.REWARD_PARTS, all_needs.PART_WEIGHTS)
+    drawn = (all_needs.REF_LOGP, all_needs.BEHAVIOR_LOGP, all_needs.OLD_LOGP, all_needs.DRAWN_VALUE)
+    for need in (*one_a_response, *drawn, *one_a_group):
         value = need.of(batch)
-        # one number a group or response: rows of one response have one reward
-        of_response = need in (REWARD, MEANING, STORED_QUANTILE)
-        index = batch.response if of_response else batch.group
+        index = batch.response if need in one_a_response else batch.group
         noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
         changed = value + (noise if value.dim() == 2 else noise[index])
         extra = {**batch.extra, need: changed}
@@ -93,8 +78,9 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
             used.add(str(need))
     if depends(batch.replace(votes=batch.votes + 1)):
         used.add("votes")
-    used |= {str(need) for need in (FRESH, PAIRS) if depends(need.without(batch))}
-    if OF_REFERENCE.what in str(outcome(case, name, options, OF_REFERENCE.without(batch), streams)):
+    used |= {str(need) for need in (all_needs.FRESH, all_needs.PAIRS) if depends(need.without(batch))}
+    of_reference = all_needs.OF_REFERENCE
+    if of_reference.what in str(outcome(case, name, options, of_reference.without(batch), streams)):
         used.add("of_reference")
     without = {stream: {k: v for k, v in streams.items() if k != stream} for stream in STREAMS[1:]}
     used |= {stream for stream, others in without.items() if depends(batch, others)}
