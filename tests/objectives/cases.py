@@ -56,7 +56,7 @@ def values_of(kind: Any, number: float = NUMBER) -> list[Any]:
 def declared(function: Any) -> dict[str, list[Any]]:
     """By option of an objective's function the values to try, the default first.
 
-    They include 0 where β may be 0.
+    They include 0 where β may be 0, and without extrapolation.
     """
     out = {}
     hints = get_type_hints(function, include_extras=True)
@@ -64,7 +64,7 @@ def declared(function: Any) -> dict[str, list[Any]]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             kind, option = get_args(hints[key])
             values = values_of(kind, NUMBER + (option.gt or 0.0))
-            if key == "beta" and option.ge == 0:
+            if key in ("beta", "extrapolation") and option.ge == 0:
                 values.append(0.0)
             if parameter.default is not parameter.empty:
                 values = [parameter.default, *(v for v in values if v != parameter.default)]
