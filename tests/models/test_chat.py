@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
+import json
 from typing import Any
 
 import pytest
 import transformers
+from templated import bytes_model, layout_of, policy_under
 
-from agro.config import ChatConfig, NewModel, SamplerConfig
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
-from agro.models.pretrained import new_model
 from agro.rollout import Rollout, demonstrate
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
@@ -39,6 +40,8 @@ LLAMA3 = (
     "{{ m.content | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant<|im_start|>\n\n{% endif %}"
 )
+CHATML_HI = "<|im_start|>user\nhi<|im_end|>\n"
+LLAMA3_HI = "<|im_start|>user<|im_start|>\n\nhi<|eot|>"
 QWEN3 = (  # thinking stays after the last user's message only
     "{% set at = namespace(user=0) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index %}{% endif %}{% endfor %}"
@@ -74,30 +77,16 @@ USER = {"role": "user", "content": "hi"}
 @pytest.fixture(scope="module")
 def make(tmp_path_factory, causal):
     """A function: template, settings of [policy.chat] -> `Policy` over bytes and SPECIAL."""
-    folder = tmp_path_factory.mktemp("bytes")
-    new_model(folder, NewModel(hidden=8, layers=1, heads=1, context=16), 0)
+    folder = bytes_model(tmp_path_factory.mktemp("bytes"))
 
     def policy(template: str | None = CHATML, /, **settings: Any) -> Policy:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        tokenizer.split_special_tokens = False
-        tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-        tokenizer.chat_template = template
-        model = causal("Llama", vocab_size=len(tokenizer), max_position_embeddings=512)
-        return Policy(model, tokenizer, chat=ChatConfig(**settings))
+        return policy_under(template, SPECIAL, folder, causal, 512, **settings)
 
     return policy
 
 
 def layout(policy: Policy, sample: Sample) -> list[tuple[str, bool]]:
-    """Runs of tokens with and without action, as text."""
     return layout_of(policy, policy.encode(sample))
-
-
-def layout_of(policy: Policy, out: Sample) -> list[tuple[str, bool]]:
-    runs = itertools.groupby(zip(out.tokens.tolist(), out.action.tolist()), key=lambda pair: pair[1])
-    return [
-        (policy.tokenizer.decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs
-    ]
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -118,12 +107,8 @@ def test_messages_need_a_template_and_texts_stay_texts(make):
 @pytest.mark.parametrize(
     ("template", "prompt", "end"),
     [
-        (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
-        (
-            LLAMA3,
-            "<bos><|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n",
-            "<|eot|>",
-        ),
+        (CHATML, f"{CHATML_HI}<|im_start|>assistant\n", "<|im_end|>"),
+        (LLAMA3, f"<bos>{LLAMA3_HI}<|im_start|>assistant<|im_start|>\n\n", "<|eot|>"),
         (MISTRAL, "<bos>[INST] hi [/INST]", "</s>"),
         (PHI3, "<|im_start|>hi<|im_end|>\n<|im_start|>", "<|im_end|>"),
         (R1, "U:hiA:", "<eos>"),  # without a thought where the generation prompt opens one
@@ -150,7 +135,7 @@ def test_a_text_becomes_a_user_message_where_it_is_asked_for(make):
     policy = make(wrap=True, system="be short")
     system = "<|im_start|>system\nbe short<|im_end|>\n"
     assert layout(policy, Sample("hi", "yo")) == [
-        (system + "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        (system + f"{CHATML_HI}<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
     ]
     own = [{"role": "system", "content": "ramble"}, USER]
@@ -176,19 +161,15 @@ def test_a_template_from_a_file_is_saved_with_the_model(make, tmp_path):
 
 
 def test_settings_that_change_the_tokens_change_the_fingerprint(make):
-    settings = [{}, {"wrap": True}, {"system": ""}, {"system": "s"}, {"options": {"enable_thinking": False}}]
-    assert len({make(QWEN3, **s).fingerprint for s in settings}) == len(settings)
-    assert (
-        make(QWEN3, options={"enable_thinking": True}).fingerprint
-        == make(QWEN3, options={"enable_thinking": True}).fingerprint
-    )
+    settings = [{}, {"wrap": True}, {"system": ""}, {"system": "s"}]
+    settings += [{"options": {"enable_thinking": thinks}} for thinks in (False, True)]
+    found = [make(QWEN3, **s).fingerprint for s in settings]
+    assert len(set(found)) == len(settings)
+    assert make(QWEN3, **settings[-1]).fingerprint == found[-1]
 
 
 def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
     """The digest of tokenizer, special tokens and template alone."""
-    import hashlib
-    import json
-
     tokenizer = make().tokenizer
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     definition.pop("truncation"), definition.pop("padding")
@@ -219,9 +200,8 @@ def test_settings_that_would_be_passed_over_are_refused(make, template, settings
 
 
 def test_a_text_under_settings_for_conversations_is_refused(make):
-    with pytest.raises(
-        Refused, match=r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"
-    ):
+    said = r"policy\.chat\.system is for conversations.*set policy\.chat\.wrap = true"
+    with pytest.raises(Refused, match=said):
         make(system="be short").encoder.prompt("hi")
 
 
@@ -240,11 +220,11 @@ def test_actions_of_several_turns_are_what_the_assistant_said(make):
     }
     sample = several(call, {"role": "tool", "content": "noon"}, answer("yo"), USER, answer("bye"))
     assert layout(make(), sample) == [
-        ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        (f"{CHATML_HI}<|im_start|>assistant\n", False),
         ('<call>clock {"at": "noon"}</call><|im_end|>', True),
         ("\n<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
-        ("\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        (f"\n{CHATML_HI}<|im_start|>assistant\n", False),
         ("bye<|im_end|>", True),
     ]
 
@@ -252,21 +232,11 @@ def test_actions_of_several_turns_are_what_the_assistant_said(make):
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (
-            LLAMA3,
-            [
-                "yo<|eot|>",
-                "<|im_start|>user<|im_start|>\n\nhi<|eot|><|im_start|>assistant<|im_start|>\n\n",
-                "bye<|eot|>",
-            ],
-        ),
+        (LLAMA3, ["yo<|eot|>", f"{LLAMA3_HI}<|im_start|>assistant<|im_start|>\n\n", "bye<|eot|>"]),
         (MISTRAL, [" yo</s>", "[INST] hi [/INST]", " bye</s>"]),
         (PHI3, ["yo<|im_end|>", "\n<|im_start|>hi<|im_end|>\n<|im_start|>", "bye<|im_end|>"]),
         (BARE, ["yo", "\nuser: hi\nassistant: ", "bye<eos>"]),
-        (
-            QWEN3,
-            ["yo<|im_end|>", "\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "bye<|im_end|>"],
-        ),
+        (QWEN3, ["yo<|im_end|>", f"\n{CHATML_HI}<|im_start|>assistant\n", "bye<|im_end|>"]),
     ],
 )
 def test_several_turns_under_other_templates(make, template, expected):
@@ -296,17 +266,12 @@ def test_a_last_turn_that_was_cut_has_no_end_token(make):
 
 
 @pytest.mark.parametrize(
-    ("template", "settings", "first", "second"),
-    [
-        (QWEN3, {}, "<think>\nhm\n</think>\n\nyo<|im_end|>", "yo"),
-        (R1, {}, "hm\n</think>\n\nyo<eos>", "yo"),
-    ],
+    ("template", "first"),
+    [(QWEN3, "<think>\nhm\n</think>\n\nyo<|im_end|>"), (R1, "hm\n</think>\n\nyo<eos>")],
 )
-def test_a_template_that_drops_earlier_thoughts_makes_rows_of_one_episode(
-    make, template, settings, first, second
-):
+def test_a_template_that_drops_earlier_thoughts_makes_rows_of_one_episode(make, template, first):
     """As it does of a fresh episode."""
-    policy = make(template, **settings)
+    policy = make(template)
     sample = several(answer("<think>\nhm\n</think>\n\nyo"), USER, answer("bye")).replace(id=7)
     rows = policy.encoder.rows(sample)
     assert [layout_of(policy, row)[-1][0] for row in rows] == [first, "bye" + first[-len(ENDS[template]) :]]
@@ -325,15 +290,8 @@ def test_turns_that_are_no_turns_are_refused(make):
         make().encode(Sample([USER], "yo", meta={"continuation": [answer("yo"), USER]}))
     with pytest.raises(Refused, match=r"set policy\.chat\.wrap"):
         make().encode(Sample("hi", "yo", meta={"continuation": [answer("yo")]}))
-    assert (
-        len(
-            layout(
-                make(wrap=True),
-                Sample("hi", "bye", meta={"continuation": [answer("yo"), USER, answer("bye")]}),
-            )
-        )
-        == 4
-    )
+    turns = {"continuation": [answer("yo"), USER, answer("bye")]}
+    assert len(layout(make(wrap=True), Sample("hi", "bye", meta=turns))) == 4
 
 
 def test_an_episode_that_begins_with_a_wrapped_text_is_a_conversation(make):
@@ -410,9 +368,8 @@ def test_what_is_not_shown_is_refused_or_dropped_where_asked(make):
         make().encode(several(thought))
     assert caught.value.reason == "reasoning that the chat template doesn't show"
     assert layout(make(CHATML, unshown="drop"), several(thought))[-1] == ("yo<|im_end|>", True)
-    with pytest.raises(
-        Refused, match=r"the content of message 0 \(role user\)"
-    ):  # a question is never left out
+    # a question is never left out
+    with pytest.raises(Refused, match=r"the content of message 0 \(role user\)"):
         make("{% for m in messages %}{{ m.role }}{% endfor %}", unshown="drop").encoder.prompt([USER])
     silent = CHATML.replace(
         "{% if m.content %}{{ m.content }}{% endif %}", "{{ m.content if m.role != 'system' }}"

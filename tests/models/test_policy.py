@@ -11,7 +11,7 @@ import torch
 import transformers
 from rounding import rounding
 from safetensors.torch import load_file, save_file
-from sampling import trainer_logp
+from sampling import check_behavior
 from tokenizers.processors import TemplateProcessing
 
 from agro.config import NewModel, PolicyConfig, RunConfig, SamplerConfig
@@ -62,22 +62,22 @@ def test_log_probs_and_gradients_are_the_models_own(tiny, name, temperature):
         torch.testing.assert_close(p.grad, right[n], **rounding(largest_gradient))
 
 
-@pytest.mark.parametrize("name", ["Gemma2", "Gemma3", "Cohere", "Granite", "Mistral", "Mixtral"])
-def test_capped_and_scaled_logits_are_handled(tiny, name):
-    special = {
-        "Gemma2": {"final_logit_softcapping": 2.0, "sliding_window": 4},
-        "Gemma3": {"final_logit_softcapping": 2.0, "sliding_window": 4},
-        "Cohere": {"logit_scale": 0.3},
-        "Granite": {"logits_scaling": 3.0},
-        "Mistral": {"sliding_window": 4},
-        "Mixtral": {"router_jitter_noise": 0.2},
-    }[name]
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 2.0, "sliding_window": 4}),
+        ("Gemma3", {"final_logit_softcapping": 2.0, "sliding_window": 4}),
+        ("Cohere", {"logit_scale": 0.3}),
+        ("Granite", {"logits_scaling": 3.0}),
+        ("Mistral", {"sliding_window": 4}),
+        ("Mixtral", {"router_jitter_noise": 0.2}),
+    ],
+)
+def test_capped_and_scaled_logits_are_handled(tiny, name, special):
     policy = tiny(name, **special)
     tokens, mask = rows()
-    found = policy.streams(tokens, LENGTHS, mask)["logp"]
-    torch.testing.assert_close(
-        found[0], (own := own_logp(policy, tokens[0])), **rounding(own), equal_nan=True
-    )
+    found, own = policy.streams(tokens, LENGTHS, mask)["logp"], own_logp(policy, tokens[0])
+    torch.testing.assert_close(found[0], own, **rounding(own), equal_nan=True)
 
 
 def test_a_padding_token_that_is_written_has_its_gradient(tiny):
@@ -150,11 +150,8 @@ def test_kl_is_the_sum_over_the_whole_vocabulary(tiny):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_dropout_is_off_in_train_mode(tiny, name):
-    changes = (
-        {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}
-        if name == "GPT2"
-        else {"attention_dropout": 0.5}
-    )
+    of_gpt2 = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
+    changes = dict.fromkeys(of_gpt2 if name == "GPT2" else ("attention_dropout",), 0.5)
     policy = tiny(name, **changes)
     tokens, mask = rows()
     assert policy.model.base_model.training
@@ -199,20 +196,16 @@ def test_saved_and_loaded_it_is_the_same(tiny, tmp_path, name, dtype):
 def test_a_fingerprint_is_of_what_decides_the_ids(tokenizer, tiny, tmp_path):
     policy = tiny()
     before = policy.fingerprint
-    tokenizer(
-        ["a", "abc"], padding=True, truncation=True, max_length=2
-    )  # leaves its settings in the tokenizer
+    # which leaves its settings in the tokenizer
+    tokenizer(["a", "abc"], padding=True, truncation=True, max_length=2)
     assert tiny().fingerprint == before
     assert len(before) == 16
     int(before, 16)
+    found = {}
     for alphabet in ("abcdefgh ", "abcdefgi ", "abcdefhg "):
-        new_model(
-            tmp_path / alphabet, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=96), 0
-        )
-    found = {
-        a: Policy.load(PolicyConfig(model=str(tmp_path / a), device="cpu")).fingerprint
-        for a in ("abcdefgh ", "abcdefgi ", "abcdefhg ")
-    }
+        folder = tmp_path / alphabet
+        new_model(folder, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=96), 0)
+        found[alphabet] = Policy.load(PolicyConfig(model=str(folder), device="cpu")).fingerprint
     assert found["abcdefgh "] == before
     assert len(set(found.values())) == 3
 
@@ -262,40 +255,26 @@ def test_encoding_closes_a_response_with_the_end_token(tiny):
 
 
 def test_tokens_of_this_tokenizer_are_kept(tiny):
+    """The same ids under another name lose nothing."""
     policy = tiny()
-    sample = Sample(
-        "ab",
-        "c",
-        tokens=[1, 4, 5, 6],
-        action=[0, 0, 0, 1],
-        behavior_logp=[np.nan] * 3 + [-1.0],
-        tokenizer=policy.fingerprint,
-    )
+    known = {"tokens": [1, 4, 5, 6], "action": [0, 0, 0, 1], "behavior_logp": [np.nan] * 3 + [-1.0]}
+    sample = Sample("ab", "c", **known, tokenizer=policy.fingerprint)
     assert policy.encode(sample) == sample
+    whole = {"tokens": [1, 4, 5, 6, 2], "action": [0, 0, 0, 1, 1], "behavior_logp": [np.nan] * 3 + [-1.0] * 2}
+    sample = Sample("ab", "c", **whole)
+    assert policy.encode(sample) == sample.replace(tokenizer=policy.fingerprint)
 
 
 def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(tiny):
-    policy = tiny()
-    sample = Sample(
-        "ab",
-        "c",
-        tokens=[7, 8, 9],
-        action=[0, 0, 1],
-        learn=[0, 0, 1],
-        behavior_logp=[np.nan, np.nan, -1.0],
-        version=[3, 3, 3],
-        token_reward=[0, 0, 1.0],
-        tokenizer="another",
-    )
-    out = policy.encode(sample)
+    of_tokens = {"behavior_logp": [np.nan, np.nan, -1.0], "token_reward": [0, 0, 1.0], "version": [3, 3, 3]}
+    given = {"tokens": [7, 8, 9], "action": [0, 0, 1], "learn": [0, 0, 1], **of_tokens}
+    out = tiny().encode(Sample("ab", "c", **given, tokenizer="another"))
     assert out.tokens.tolist() == [1, 4, 5, 6, 2]
     assert out.learn is out.behavior_logp is out.token_reward is None
     assert out.version == -1
-    # The same ids under another name lose nothing.
-    sample = Sample(
-        "ab", "c", tokens=[1, 4, 5, 6, 2], action=[0, 0, 0, 1, 1], behavior_logp=[np.nan] * 3 + [-1.0] * 2
-    )
-    assert policy.encode(sample) == sample.replace(tokenizer=policy.fingerprint)
+
+
+OUTSIDE = Sample("ab", "c", tokens=[1, 4, 13], action=[0, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -306,11 +285,15 @@ def test_tokens_of_another_tokenizer_are_replaced_with_what_was_known_of_each(ti
         (Sample("ab", "xcyx"), None, "unknown characters", "response: the tokenizer doesn't know 'x', 'y'"),
         (Sample("aéb", "c"), None, "unknown characters", "prompt: the tokenizer doesn't know 'é'"),
         (Sample("ab", "", meta={"finish": "length"}), None, "empty", "neither tokens nor an end token"),
+        (OUTSIDE, None, "tokens outside the vocabulary", "expected ids below 13, got 13 at index 2"),
     ],
 )
 def test_what_cannot_be_encoded_says_why(tiny, sample, limit, reason, message):
+    policy = tiny()
+    if sample.tokens is not None:
+        sample = sample.replace(tokenizer=policy.fingerprint)
     with pytest.raises(InvalidSample, match=message) as caught:
-        tiny().encode(sample, limit)
+        policy.encode(sample, limit)
     assert caught.value.reason == reason
     assert sample.prompt_id in str(caught.value)
 
@@ -322,14 +305,6 @@ def test_half_a_surrogate_pair_is_no_text():
     assert caught.value.reason == "unknown characters"
 
 
-def test_ids_outside_the_vocabulary_are_refused(tiny):
-    policy = tiny()
-    sample = Sample("ab", "c", tokens=[1, 4, 13], action=[0, 0, 1], tokenizer=policy.fingerprint)
-    with pytest.raises(InvalidSample, match="expected ids below 13, got 13 at index 2") as caught:
-        policy.encode(sample)
-    assert caught.value.reason == "tokens outside the vocabulary"
-
-
 def test_a_text_may_spell_the_unknown_token(tiny, tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.split_special_tokens = False
@@ -339,25 +314,44 @@ def test_a_text_may_spell_the_unknown_token(tiny, tokenizer):
         policy.encode(Sample("ab", "<unk>x"))
 
 
-def test_logits_that_agro_does_not_know_are_refused_by_name(causal, tokenizer):
-    class OddLlamaForCausalLM(transformers.LlamaForCausalLM):
-        def forward(self, *args, **kwargs):
-            out = super().forward(*args, **kwargs)
-            out.logits = out.logits * 1.01
-            return out
-
-    with pytest.raises(Refused, match=r"^OddLlamaForCausalLM: .* by 0\.0\d+ nats"):
-        Policy(OddLlamaForCausalLM(causal("Llama").config), tokenizer)
+class OddLlamaForCausalLM(transformers.LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits * 1.01
+        return out
 
 
-def test_a_model_that_is_random_in_training_is_refused(causal, tokenizer):
-    class NoisyLlamaForCausalLM(transformers.LlamaForCausalLM):
-        def __init__(self, config):
-            super().__init__(config)
-            self.model.norm.register_forward_hook(lambda module, args, out: out + torch.randn_like(out))
+class NoisyLlamaForCausalLM(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.norm.register_forward_hook(lambda module, args, out: out + torch.randn_like(out))
 
-    with pytest.raises(Refused, match=r"NoisyLlamaForCausalLM.*random in training"):
-        Policy(NoisyLlamaForCausalLM(causal("Llama").config), tokenizer)
+
+class MixingLlamaForCausalLM(transformers.LlamaForCausalLM):
+    """Hidden states of batches with more than `sliding_window` tokens a row depend on the number of rows."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.norm.register_forward_hook(self._mix)
+
+    def _mix(self, module, args, out):
+        return out * (1 + 0.1 * len(out) * (out.shape[1] > self.config.sliding_window))
+
+
+@pytest.mark.parametrize(
+    ("model", "window", "said"),
+    [
+        (OddLlamaForCausalLM, None, r"^OddLlamaForCausalLM: .* by 0\.0\d+ nats"),
+        (NoisyLlamaForCausalLM, None, "NoisyLlamaForCausalLM.*random in training"),
+        *((MixingLlamaForCausalLM, window, "MixingLlamaForCausalLM: .* nats") for window in (0, 20, 64)),
+    ],
+)
+def test_a_model_with_other_logits_than_agro_computes_is_refused(causal, tokenizer, model, window, said):
+    config = causal("Llama").config
+    if window is not None:
+        config.sliding_window = window
+    with pytest.raises(Refused, match=said):
+        Policy(model(config), tokenizer)
 
 
 def test_a_head_that_is_not_linear_is_refused(causal, tokenizer):
@@ -409,9 +403,8 @@ def test_published_weights_load_bit_equal(tiny, tmp_path, name, changes, dtype):
     loaded = policy.model.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(expected[n], w) and w.dtype == dtype for n, w in loaded.items())
-    assert all(
-        a is b for a, b in zip(parameters, policy.model.parameters(), strict=True)
-    )  # an optimizer's stay
+    # an optimizer's stay
+    assert all(a is b for a, b in zip(parameters, policy.model.parameters(), strict=True))
     assert policy.model.base_model.training
     assert torch.equal(random, torch.random.get_rng_state())
 
@@ -449,15 +442,16 @@ def test_weights_of_another_model_are_refused_and_change_nothing(tiny, tmp_path,
 
 
 def test_a_folder_without_weights_is_refused_by_name(tiny, tmp_path):
+    def refused(file: str) -> None:
+        with pytest.raises(Refused, match=f"{tmp_path}: .*{file}"):
+            policy.load_weights(tmp_path)
+
     policy = tiny()
-    with pytest.raises(Refused, match=f"{tmp_path}: .*config.json"):
-        policy.load_weights(tmp_path)
+    refused("config.json")
     policy.model.config.save_pretrained(tmp_path)
-    with pytest.raises(Refused, match=f"{tmp_path}: .*model.safetensors"):
-        policy.load_weights(tmp_path)
+    refused("model.safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(Refused, match=f"{tmp_path}: .*model.safetensors"):
-        policy.load_weights(tmp_path)
+    refused("model.safetensors")
 
 
 @pytest.mark.cuda
@@ -505,14 +499,8 @@ def gradient(policy: Policy) -> torch.Tensor:
     return found
 
 
-def log_probs(policy: Policy) -> tuple[np.ndarray, np.ndarray]:
-    """Of responses that may fill the context: trained and sampled."""
-    samples = Rollout(policy.encoder, HF(policy)).sample(
-        [Prompt("ab"), Prompt("abcdefgh a")], 8, SamplerConfig(max_new=80)
-    )
-    found = [(trainer_logp(policy, sample), sample.behavior_logp) for sample in samples]
-    trained, sampled = map(np.concatenate, zip(*found, strict=True))
-    return trained, sampled
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16}
+LAYERED = {"full_attention": ROPE, "sliding_attention": {"rope_type": "default"}}
 
 
 @pytest.mark.parametrize(
@@ -520,21 +508,17 @@ def log_probs(policy: Policy) -> tuple[np.ndarray, np.ndarray]:
     [
         ("Phi3", LONGROPE),
         ("Phimoe", {"rope_parameters": ROPE | {"short_mscale": 1.1, "long_mscale": 1.4}}),
-        (
-            "Gemma3",
-            {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_type": "default"}}},
-        ),
-        (
-            "Llama",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16},
-        ),
+        ("Gemma3", {"rope_parameters": LAYERED}),
+        ("Llama", DYNAMIC),
     ],
 )
 def test_angles_that_depend_on_the_longest_row_end_the_context(tiny, name, changes):
     policy = tiny(name, **changes)
     assert policy.context == 16
-    trained, sampled = log_probs(policy)
-    np.testing.assert_allclose(trained, sampled, **rounding(sampled))
+    # of responses that may fill the context
+    prompts = [Prompt("ab"), Prompt("abcdefgh a")]
+    samples = list(Rollout(policy.encoder, HF(policy)).sample(prompts, 8, SamplerConfig(max_new=80)))
+    check_behavior(policy, samples)
     tokens = long_rows()
     summed(policy, tokens, LONG_LENGTHS).backward()
     together = gradient(policy)
@@ -554,25 +538,6 @@ def test_a_context_that_longrope_ends_is_noted(tiny):
     assert not any("LongRoPE" in line for line in notes(tiny(), [], config))
 
 
-class MixingLlamaForCausalLM(transformers.LlamaForCausalLM):
-    """Hidden states of batches with more than `sliding_window` tokens a row depend on the number of rows."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model.norm.register_forward_hook(self._mix)
-
-    def _mix(self, module, args, out):
-        return out * (1 + 0.1 * len(out) * (out.shape[1] > self.config.sliding_window))
-
-
-@pytest.mark.parametrize("window", [0, 20, 64])
-def test_a_model_that_mixes_rows_beyond_a_length_is_refused(causal, tokenizer, window):
-    config = causal("Llama").config
-    config.sliding_window = window
-    with pytest.raises(Refused, match=r"MixingLlamaForCausalLM: .* nats"):
-        Policy(MixingLlamaForCausalLM(config), tokenizer)
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -584,9 +549,8 @@ def test_a_model_that_mixes_rows_beyond_a_length_is_refused(causal, tokenizer, w
 )
 def test_log_probs_and_gradients_are_those_in_eval_mode(causal, tokenizer, name, changes):
     """Of the unchanged model: neither noise of routers nor dropout, and experts chosen as in evaluation."""
-    changes = changes | (
-        {"num_local_experts": 4, "num_experts_per_tok": 2} if "router" in str(changes) else {}
-    )
+    if "router_jitter_noise" in changes:
+        changes = changes | {"num_local_experts": 4, "num_experts_per_tok": 2}
     model = causal(name, **changes).eval()
     tokens = long_rows()[:1]
     logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]

@@ -17,7 +17,6 @@ import transformers
 from rounding import rounding
 from transformers import AutoModelForCausalLM
 
-from agro import config as configuration
 from agro.config import EngineConfig, LoRA, NewModel, PolicyConfig
 from agro.errors import Refused
 from agro.models.footprint import NF4, shape_of
@@ -60,9 +59,23 @@ def test_a_folder_without_a_tokenizer(folder):
     assert "save the model's tokenizer there" in refusal(folder)
 
 
-def test_pickled_weights_are_not_read(folder):
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
+def test_weights_that_cannot_be_read(folder):
+    """Of another architecture, cut off, of another shape, in part, and pickled."""
+    config, file = folder / "config.json", folder / "model.safetensors"
+    text, weights = config.read_text(), safetensors.torch.load_file(file)
+    config.write_text(text.replace('"llama"', '"nosuchmodel"'))
+    assert "nosuchmodel" in refusal(folder)
+    config.write_text(text)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "can't be loaded" in refusal(folder)
+    norm = weights.pop("model.norm.weight")
+    for kind, changed in (
+        ("mismatched", weights | {"model.norm.weight": norm.repeat(2)}),
+        ("missing", weights),
+    ):
+        safetensors.torch.save_file(changed, file, metadata={"format": "pt"})
+        assert f"1 {kind} keys in its weights (model.norm.weight" in refusal(folder)
+    file.unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     assert "pickled weights are not read" in refusal(folder)
 
@@ -74,34 +87,6 @@ def test_that_the_hub_is_asked_is_said_at_once(monkeypatch, capsys):
     )
     assert "can't be loaded" in refusal("nomodel")
     assert "nomodel: there is no such folder here; asking the Hugging Face hub" in capsys.readouterr().err
-
-
-def test_weights_that_were_cut_off(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "can't be loaded" in refusal(folder)
-
-
-def test_a_part_of_a_model(folder):
-    file = folder / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    del weights["model.norm.weight"]
-    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
-    assert "1 missing keys in its weights (model.norm.weight" in refusal(folder)
-
-
-def test_weights_of_another_shape(folder):
-    file = folder / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    weights["model.norm.weight"] = torch.ones(9)
-    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
-    assert "1 mismatched keys in its weights (model.norm.weight" in refusal(folder)
-
-
-def test_an_unknown_architecture(folder):
-    config = (folder / "config.json").read_text().replace('"llama"', '"nosuchmodel"')
-    (folder / "config.json").write_text(config)
-    assert "nosuchmodel" in refusal(folder)
 
 
 def test_a_hub_name_without_a_network(monkeypatch):
@@ -168,7 +153,7 @@ def test_options_that_need_others_are_refused(
     given: dict[str, Any], device: torch.device, message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
-        loading_options(configuration.PolicyConfig(**given), device)
+        loading_options(PolicyConfig(**given), device)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +163,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r"train\.optimizer = adamw_8bit: expected the package bitsandbytes"):
         adamw_8bit(weights, CUDA, lr=1.0)
     with pytest.raises(Refused, match=r"policy\.quantize = 4bit: expected the package bitsandbytes"):
-        loading_options(configuration.PolicyConfig(**ADAPTER), CPU)
-    flash = configuration.PolicyConfig(attention="flash_attention_2", dtype="bfloat16")
+        loading_options(PolicyConfig(**ADAPTER), CPU)
+    flash = PolicyConfig(attention="flash_attention_2", dtype="bfloat16")
     with pytest.raises(Refused, match=r"expected the package flash_attn.*pip install flash_attn"):
         loading_options(flash, CUDA)
 
@@ -189,7 +174,7 @@ def test_another_attention_computes_the_same(tiny: Any, tmp_path: Path) -> None:
     tokens = torch.arange(6)[None] % 8
     found = []
     for name in ("auto", "eager"):
-        policy = Policy.load(configuration.PolicyConfig(model=str(tmp_path), attention=name, device="cpu"))
+        policy = Policy.load(PolicyConfig(model=str(tmp_path), attention=name, device="cpu"))
         found.append(policy.streams(tokens, torch.tensor([6]), torch.arange(6)[None] > 0)["logp"][0, 1:])
     assert policy.model.config._attn_implementation == "eager"
     torch.testing.assert_close(found[0], found[1], **rounding(found[1]))
@@ -277,9 +262,13 @@ EVERYTHING = "".join(map(chr, range(0x250))) + " é😀\u200d中文\n\t  end "
 TEXTS = ["", " ", "  a  b ", "\n\n", "<eos>", "<bos> <pad><unk>", EVERYTHING, "ab" * 3000]
 
 
+def like(**changes: Any) -> NewModel:
+    return SPEC.model_copy(update=changes)
+
+
 @pytest.mark.parametrize("std", [0.02, 0.1])
 def test_weights_have_the_standard_deviation_that_is_asked_for(std):
-    spec = NewModel(alphabet="abc", hidden=64, layers=2, heads=2, context=16, initializer_range=std)
+    spec = like(hidden=64, layers=2, heads=2, initializer_range=std)
     model = Policy.load(PolicyConfig(new=spec, device="cpu")).model
     for weight in (model.model.layers[1].mlp.up_proj.weight, model.model.layers[0].self_attn.q_proj.weight):
         # 4096 or more normal numbers: their standard deviation is known to 1.1 %.
@@ -290,7 +279,7 @@ def test_weights_have_the_standard_deviation_that_is_asked_for(std):
 @pytest.mark.parametrize("text", TEXTS)
 def test_decoding_gives_a_text_back(tmp_path, alphabet, text):
     alphabet = alphabet if alphabet == "bytes" else "".join(dict.fromkeys(alphabet))
-    new_model(tmp_path, NewModel(alphabet=alphabet, hidden=8, layers=1, heads=1, context=16), 0)
+    new_model(tmp_path, like(alphabet=alphabet), 0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == (len(text.encode()) if alphabet == "bytes" else len(text))
@@ -300,14 +289,14 @@ def test_decoding_gives_a_text_back(tmp_path, alphabet, text):
 
 
 def test_a_character_outside_the_alphabet_is_unknown(tmp_path):
-    new_model(tmp_path, NewModel(alphabet="ab", hidden=8, layers=1, heads=1, context=16), 0)
+    new_model(tmp_path, SPEC, 0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer("axxb")["input_ids"] == [1, 4, 3, 3, 5]
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<bos>", "<eos>", "<unk>"]) == [0, 1, 2, 3]
 
 
 def test_the_same_seed_writes_the_same_bytes_and_leaves_the_generator_alone(tmp_path):
-    spec = NewModel(alphabet="ab", hidden=8, layers=2, heads=2, context=16)
+    spec = like(layers=2, heads=2)
     before = torch.random.get_rng_state()
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         new_model(tmp_path / name, spec, seed)
@@ -321,25 +310,19 @@ def test_the_same_seed_writes_the_same_bytes_and_leaves_the_generator_alone(tmp_
 
 
 def test_the_model_is_a_llama_with_tied_embeddings(tmp_path):
-    new_model(tmp_path, NewModel(alphabet="ab", hidden=48, layers=3, heads=4, context=20), 0)
+    new_model(tmp_path, like(hidden=48, layers=3, heads=4, context=20), 0)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert (len(model.model.layers), model.config.max_position_embeddings, model.config.vocab_size) == (
-        3,
-        20,
-        6,
-    )
+    assert len(model.model.layers) == 3
+    assert (model.config.max_position_embeddings, model.config.vocab_size) == (20, 6)
     assert model.generation_config.eos_token_id == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"heads": 3},
-            "expected heads that divide hidden into parts of an even size, got hidden = 8, heads = 3",
-        ),
+        ({"heads": 3}, "heads that divide hidden into parts of an even size, got hidden = 8, heads = 3"),
         ({"heads": 8}, "parts of an even size"),
         ({"alphabet": "aba"}, "expected different characters, or 'bytes'; repeated: 'a'"),
         ({"alphabet": ""}, "expected different characters"),
@@ -347,4 +330,4 @@ def test_the_model_is_a_llama_with_tied_embeddings(tmp_path):
 )
 def test_a_specification_that_makes_no_model_is_refused(tmp_path, changes, message):
     with pytest.raises(Refused, match=message):
-        new_model(tmp_path, NewModel(**{"alphabet": "ab", "hidden": 8, "layers": 1, "heads": 1} | changes), 0)
+        new_model(tmp_path, like(**changes), 0)

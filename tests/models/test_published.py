@@ -4,6 +4,7 @@ own names.
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -62,16 +63,13 @@ def test_a_tied_output_layer_gets_its_own_name(policy, tmp_path: Path, monkeypat
     """The folder is a model of its own, with the same log-probs, which no longer ties the two."""
     assert policy.model.config.tie_word_embeddings
     if sharded:
-        save = type(policy.model).save_pretrained
-        monkeypatch.setattr(
-            type(policy.model),
-            "save_pretrained",
-            lambda self, folder: save(self, folder, max_shard_size="9KB"),
-        )
+        kind = type(policy.model)
+        in_shards = functools.partialmethod(kind.save_pretrained, max_shard_size="9KB")
+        monkeypatch.setattr(kind, "save_pretrained", in_shards)
     publish(policy, tmp_path, "explicit_head")
-    files = {
-        name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
+    files = {}
+    for file in tmp_path.glob("*.safetensors"):
+        files |= load_file(file)
     torch.testing.assert_close(files["lm_head.weight"], policy.model.lm_head.weight.detach(), rtol=0, atol=0)
     assert (tmp_path / "model.safetensors.index.json").exists() == sharded
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -91,12 +89,9 @@ def test_an_untied_model_is_published_as_it_is(policy, tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_an_adapter_is_published_alone_with_the_log_probs_of_both(tmp_path: Path) -> None:
-    Policy.load(PolicyConfig(new=NEW), seed=0).save(tmp_path / "base")
-    tuned = Policy.load(PolicyConfig(model=str(tmp_path / "base"), lora=LoRA(rank=2)), seed=0)
-    with torch.no_grad():
-        for weight in tuned.weights().values():
-            weight.add_(0.3)
+def test_an_adapter_is_published_alone_with_the_log_probs_of_both(base: str, tmp_path: Path) -> None:
+    tuned = load(base)
+    move(tuned)
     publish(tuned, tmp_path / "adapter", "adapter")
     publish(tuned, tmp_path / "merged", "model")
     assert not (tmp_path / "adapter/model.safetensors").exists()
@@ -119,9 +114,7 @@ def test_an_adapter_is_published_alone_with_the_log_probs_of_both(tmp_path: Path
     ],
 )
 def test_the_form_is_what_the_engine_takes(engine, lora, form: str) -> None:
-    config = RunConfig.of(
-        {"engine": engine, "policy": {"lora": lora}} if lora is not None else {"engine": engine}
-    )
+    config = RunConfig.of({"engine": engine} | ({} if lora is None else {"policy": {"lora": lora}}))
     assert form_of(config) == form
 
 
@@ -139,9 +132,8 @@ MASK = torch.arange(6)[None] > 1
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("base")
-    new_model(
-        folder, NewModel(alphabet="abcd", hidden=16, layers=2, heads=2, context=32, initializer_range=0.3), 0
-    )
+    sizes = {"hidden": 16, "layers": 2, "heads": 2, "context": 32}
+    new_model(folder, NewModel(alphabet="abcd", initializer_range=0.3, **sizes), 0)
     return str(folder)
 
 
@@ -187,9 +179,8 @@ def test_the_reference_is_the_state_at_the_start_whether_the_adapter_was_empty_o
         move(policy, 0.5)
         assert not torch.allclose(logp(policy), before, atol=0.01)
         assert torch.equal(logp(reference), before)
-        assert next(iter(reference.model.parameters())) is next(
-            iter(policy.model.parameters())
-        )  # no second model
+        first, same = (next(iter(p.model.parameters())) for p in (policy, reference))
+        assert first is same  # no second model
         kl = policy.streams(TOKENS, LENGTHS, MASK, ["kl"], reference)["kl"]
         assert (kl[MASK] > 1e-4).all()
         kl[MASK].sum().backward()
@@ -217,10 +208,8 @@ def test_saved_alone_and_merged(base: str, tmp_path: Path) -> None:
     policy.save(tmp_path / "merged")
     policy.save(tmp_path / "alone", merge=False)
     expected = logp(policy)  # and saving left the policy as it was
-    assert (
-        json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"]
-        == base
-    )
+    written = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == base
     assert not (tmp_path / "alone" / "model.safetensors").exists()
     for folder in ("merged", "alone"):
         loaded = Policy.load(PolicyConfig(model=str(tmp_path / folder)))

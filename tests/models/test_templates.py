@@ -5,7 +5,7 @@ that follow others, with tokenizers that put a space before a text, as SentenceP
 
 from __future__ import annotations
 
-import itertools
+import functools
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from templated import bytes_model, layout_of, policy_under
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from agro.config import ChatConfig, NewModel, SamplerConfig
+from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
-from agro.models.pretrained import new_model
 from agro.rollout import Rollout
 from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
@@ -140,28 +140,14 @@ KINDS: dict[str, Kind] = {
 @pytest.fixture(scope="module")
 def make(tmp_path_factory, causal):
     """A function: template -> `Policy` over bytes and the special tokens of the template."""
-    folder = tmp_path_factory.mktemp("bytes")
-    new_model(folder, NewModel(hidden=8, layers=1, heads=1, context=16), 0)
-    made = {}
+    folder = bytes_model(tmp_path_factory.mktemp("bytes"))
 
+    @functools.cache
     def policy(template: str) -> Policy:
-        if template not in made:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            tokenizer.split_special_tokens = False
-            text = (FOLDER / f"{template}.jinja").read_text()
-            tokenizer.add_special_tokens({"additional_special_tokens": sorted(set(SPECIAL.findall(text)))})
-            tokenizer.chat_template = text
-            model = causal("Llama", vocab_size=len(tokenizer), max_position_embeddings=65536)
-            made[template] = Policy(model, tokenizer, chat=ChatConfig())
-        return made[template]
+        text = (FOLDER / f"{template}.jinja").read_text()
+        return policy_under(text, sorted(set(SPECIAL.findall(text))), folder, causal, 65536)
 
     return policy
-
-
-def pieces(policy: Policy, row: Sample) -> list[tuple[str, bool]]:
-    runs = itertools.groupby(zip(row.tokens.tolist(), row.action.tolist()), key=lambda pair: pair[1])
-    decode = policy.tokenizer.decode
-    return [(decode([i for i, _ in run], skip_special_tokens=False), own) for own, run in runs]
 
 
 def rows_of(policy: Policy, kind: str) -> tuple[list[Sample], list[str], list[str], str]:
@@ -191,7 +177,7 @@ def test_words_arrive_once_or_the_record_is_refused_by_name(make, template, kind
         assert refusal in REASONS if kind != "image" else refusal == "image"
         return
     assert kind not in ("image", "another turn")
-    parts = [pieces(policy, row) for row in rows]
+    parts = [layout_of(policy, row) for row in rows]
     own = "\0".join(text for row in parts for text, chosen in row if chosen)
     other = [text for row in parts for text, chosen in row if not chosen]
     place = 0
@@ -313,12 +299,9 @@ def test_a_response_has_the_tokens_of_a_continuation(policy, prompt, response, e
 
 
 def test_later_turns_are_continuations_too(policy):
-    turns = [
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "5"},
-        {"role": "assistant", "content": "6"},
-    ]
-    sample = Sample([{"role": "user", "content": "3"}], "4", meta={"continuation": turns})
+    roles = ("user", "assistant", "user", "assistant")
+    first, *turns = [{"role": role, "content": text} for role, text in zip(roles, "3456", strict=True)]
+    sample = Sample([first], "4", meta={"continuation": turns})
     assert chosen(policy, sample) == ["4", "</s>", "6", "</s>"]
 
 

@@ -7,14 +7,14 @@ import functools
 import inspect
 import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import independent
 import numpy as np
 import pytest
-from independent import Case
+from independent.base import Case, Result, imitating, shares, shifted, weighted, with_kl
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -27,15 +27,9 @@ TOKEN_STREAMS = (
     *("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean"),
     *("normalizer", "future"),
 )
-PER_TOKEN = (*TOKEN_STREAMS, *DRAWN, "token_reward")
 EXTRA = (
-    "token_reward",
-    "stored_value",
-    "stored_quantile",
-    "hinted",
-    "meaning",
-    "reward_parts",
-    "part_weights",
+    *("token_reward", "stored_value", "stored_quantile", "hinted", "meaning"),
+    *("reward_parts", "part_weights"),
 )
 
 NUMBER = 0.4  # a number that every option takes; of two numbers the first is another
@@ -62,7 +56,7 @@ def values_of(kind: Any, number: float = NUMBER) -> list[Any]:
 def declared(function: Any) -> dict[str, list[Any]]:
     """By option of an objective's function the values to try, the default first.
 
-    They include 0 where β may be 0.
+    They include 0 where β may be 0, and without extrapolation.
     """
     out = {}
     hints = get_type_hints(function, include_extras=True)
@@ -70,7 +64,7 @@ def declared(function: Any) -> dict[str, list[Any]]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             kind, option = get_args(hints[key])
             values = values_of(kind, NUMBER + (option.gt or 0.0))
-            if key == "beta" and option.ge == 0:
+            if key in ("beta", "extrapolation") and option.ge == 0:
                 values.append(0.0)
             if parameter.default is not parameter.empty:
                 values = [parameter.default, *(v for v in values if v != parameter.default)]
@@ -117,27 +111,25 @@ def fits(entry: objectives.Objective, options: dict[str, Any]) -> bool:
 def variants_of_ingredients(name: str, entry: objectives.Objective) -> list[dict[str, Any]]:
     """Options that aren't the function's own: all for some objectives, since they are computed in one place,
     and one of each kind for the others."""
+    weighs = WEIGHT in entry.ingredients
+    imitates = any(isinstance(part, Imitation) for part in entry.ingredients)
     out: list[dict[str, Any]] = []
-    if WEIGHT in entry.ingredients:
+    if weighs:
         out.append({"weight": "reference"})
-    if imitates(entry):
+    if imitates:
         out.append({"imitation": NUMBER})
     if KL_TERM in entry.ingredients:
         out.append({"beta": NUMBER, "unbiased_kl": True})
-    return out + variants_of_all(entry) if name in THOROUGH else out
+    return out + variants_of_all(entry, weighs, imitates) if name in THOROUGH else out
 
 
-def imitates(entry: objectives.Objective) -> bool:
-    return any(isinstance(part, Imitation) for part in entry.ingredients)
-
-
-def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
+def variants_of_all(entry: objectives.Objective, weighs: bool, imitates: bool) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
-    if WEIGHT in entry.ingredients:
-        out.append({"weight": "behavior", "weight_max": 1 + NUMBER})
+    bounds = {"weight_min": 1 - NUMBER, "weight_max": 1 + NUMBER}
+    if weighs:
+        out.append({"weight": "behavior", **bounds})
         out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
-        masked = {"weight_rule": "mask", "weight_min": 1 - NUMBER, "weight_max": 1 + NUMBER}
-        out.append({"weight": "behavior", "weight_level": "mean"} | masked)
+        out.append({"weight": "behavior", "weight_level": "mean", "weight_rule": "mask", **bounds})
     if WEIGHT_BASELINE in entry.ingredients:
         for kind in ("lower", "weighted", "optimal", "balanced"):
             out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
@@ -150,9 +142,9 @@ def variants_of_all(entry: objectives.Objective) -> list[dict[str, Any]]:
     if KL_TERM in entry.ingredients:
         for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)
-    if imitates(entry):
+    if imitates:
         out.append({"imitation": 1 + NUMBER, "imitation_reward": NUMBER})
-    if imitates(entry) and WEIGHT in entry.ingredients:
+    if imitates and weighs:
         out.append({"imitation": NUMBER, "weight": "reference"})
     return out
 
@@ -166,13 +158,8 @@ def in_one_row(name: str, options: dict[str, Any]) -> bool:
     return False
 
 
-def name_of(name: str, options: dict[str, Any]) -> str:
-    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
-
-
 # Filled at the end: (objective, options, what it needs); "rows" among the needs: each response is one row.
 VARIANTS: list[tuple[str, dict[str, Any], set[Any]]] = []
-NAMED: list[str] = []
 NIGHTLY = pytest.mark.nightly
 FIRST: list[int] = []  # of each objective, where its first variant is
 
@@ -232,63 +219,47 @@ def _drawn(seed: int, shape: Shape) -> bytes:
     mask[:, 0] = False
     mask[~mask.any(1), 1] = True
     logp = -shape.far * np.exp(rng.normal(size=(B, T)))
-    streams = (
-        [logp]
-        + [np.minimum(logp + shape.spread * rng.normal(size=(B, T)), 0.0) for _ in FIELDS]
-        + [np.exp(rng.normal(size=(B, T)))]
-    )
+    near = [np.minimum(logp + shape.spread * rng.normal(size=(B, T)), 0.0) for _ in FIELDS]
+    streams = [logp, *near, np.exp(rng.normal(size=(B, T)))]
     if shape.junk:
         for x in streams:
             x[~mask] = rng.choice([np.nan, np.inf, -np.inf, 1e300, 0.0, 5.0], size=int((~mask).sum()))
-    logp, ref, behavior, old, kl = streams
     group, response, reward, weight = zip(*rows)
-    more = np.random.default_rng([seed, 1])
-    prefix_value = np.where(mask, more.normal(size=(B, T)), np.nan if shape.junk else 0.0)
+    # Of generators of their own, so that what is drawn before stays as it was.
+    more, late, last = (np.random.default_rng([seed, number]) for number in (1, 3, 4))
+    pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
+
+    def masked(values: np.ndarray) -> np.ndarray:
+        return np.where(mask, values, np.nan if shape.junk else 0.0)
+
+    prefix_value = masked(more.normal(size=(B, T)))
     token_reward = np.where(more.random((B, T)) < 0.5, more.normal(size=(B, T)), np.nan)
     known = {g: float(more.normal()) for g in dict.fromkeys(group)}
-    late = np.random.default_rng([seed, 3])
     kinds = {y: late.choice(["policy", "policy", "expert", "hint"]) for y in dict.fromkeys(response)}
     kinds |= {(g, i): "policy" for g, i in kinds if i < OWN}
-    proposal = np.where(mask, late.random((B, T)), np.nan if shape.junk else 0.0)
-    last = np.random.default_rng([seed, 4])
     quantiles = {y: float(last.random()) for y in dict.fromkeys(response)}
     parts = {y: last.normal(size=2).tolist() for y in dict.fromkeys(response)}
-    pairs, votes = judgments(group, response, np.random.default_rng([seed, 2]))
     case = Case(
-        logp,
-        mask,
-        list(reward),
-        list(group),
-        list(response),
-        list(weight),
-        ref,
-        behavior,
-        old,
-        kl,
-        prefix_value,
-        token_reward,
-        list(more.normal(size=B)),
-        [known[g] for g in group],
-        pairs,
-        votes,
-        ["expert" if kinds[y] == "expert" else "policy" for y in response],
-        [float(kinds[y] == "hint") for y in response],
-        [float(i // 2) for _, i in response],  # two and two responses of a group have one
-        proposal,
-        np.where(mask, late.normal(size=(B, T)) - 2, np.nan if shape.junk else 0.0),
-        *(
-            np.where(mask, x, np.nan if shape.junk else 0.0)
-            for x in (
-                prefix_value + 0.5 * late.normal(size=(B, T)),
-                -late.random((B, T)),
-                late.random((B, T)),
-            )
-        ),
-        np.where(mask, last.normal(size=(B, T)), np.nan if shape.junk else 0.0),
-        np.where(mask, -np.exp(last.normal(size=(B, T))), np.nan if shape.junk else 0.0),
-        [quantiles[y] for y in response],
-        [parts[y] for y in response],
-        [[1.0, 0.5] for _ in response],
+        *(streams[0], mask, list(reward), list(group), list(response), list(weight), *streams[1:]),
+        prefix_value=prefix_value,
+        token_reward=token_reward,
+        value=list(more.normal(size=B)),
+        stored_value=[known[g] for g in group],
+        pairs=pairs,
+        votes=votes,
+        role=["expert" if kinds[y] == "expert" else "policy" for y in response],
+        hinted=[float(kinds[y] == "hint") for y in response],
+        meaning=[float(i // 2) for _, i in response],  # two and two responses of a group have one
+        proposal=masked(late.random((B, T))),
+        proposal_mean=masked(late.normal(size=(B, T)) - 2),
+        old_value=masked(prefix_value + 0.5 * late.normal(size=(B, T))),
+        ref_mean=masked(-late.random((B, T))),
+        ref_square=masked(late.random((B, T))),
+        normalizer=masked(last.normal(size=(B, T))),
+        future=masked(-np.exp(last.normal(size=(B, T)))),
+        stored_quantile=[quantiles[y] for y in response],
+        reward_parts=[parts[y] for y in response],
+        part_weights=[[1.0, 0.5] for _ in response],
     )
     return pickle.dumps(case)
 
@@ -297,7 +268,7 @@ def judgments(
     group: Any, response: Any, rng: np.random.Generator
 ) -> tuple[list[Any], list[tuple[float, float]]]:
     """One to three judged pairs of each group that has two responses, and their votes, which differ: ties are
-    in tests/objectives/test_preference.py."""
+    in tests/objectives/test_by_hand.py."""
     pairs: list[Any] = []
     for g in dict.fromkeys(group):
         members = list(dict.fromkeys(y for y, h in zip(response, group) if h == g))
@@ -330,6 +301,23 @@ def batch_of(case: Case, **changes: Any) -> Batch:
     return Batch.of(**given | changes)
 
 
+def column(values: Any, n: int) -> list[list[float]]:
+    """[B,2] these numbers, or one for all, at the second place of each row."""
+    return [[0.0, x] for x in np.broadcast_to(values, n).tolist()]
+
+
+def of_one_token(reward: Sequence[float], group: Any = None, **fields: Any) -> Batch:
+    """Responses of one token, in one group unless it is said; of log-probs a number each, or one for all."""
+    n = len(reward)
+    known = {k: column(v, n) if k in DRAWN and v is not None else v for k, v in fields.items()}
+    return Batch.of(mask=[[0, 1]] * n, reward=reward, group=[0] * n if group is None else group, **known)
+
+
+def at(logp: Any, name: str, batch: Batch, **options: Any) -> Evaluation:
+    """An objective of responses of one token with these log-probs, or one for all."""
+    return objectives.evaluate(name, column(logp, len(batch.mask)), batch, **options)
+
+
 def rows_of_pairs(case: Case) -> list[tuple[int, int]] | None:
     """A row of each of the two responses: of an episode the last one."""
     row = {y: i for i, y in enumerate(case.response)}
@@ -347,26 +335,22 @@ def streams_of(case: Case) -> dict[str, Any]:
     return {"value": case.value} | {k: getattr(case, k) for k in TOKEN_STREAMS if k != "logp"}
 
 
-def expected(case: Case, name: str, options: dict[str, Any]) -> independent.Result:
+def expected(case: Case, name: str, options: dict[str, Any]) -> Result:
     """What the plain loops of `independent` say, a function of the objective's name."""
     entry = objectives.get(name)
+    needs = entry.needs(entry.defaults() | options)
     result = independent.result(name, case, **entry.function_options(options))
-    shift = options.get("baseline_shift", 0.0)
-    if shift and not options.get("weight_baseline"):
-        size = least(entry.needs(entry.defaults() | options))
-        result = independent.shifted(case, result, size, shift)
+    if options.get("baseline_shift") and not options.get("weight_baseline"):
+        result = shifted(case, result, least(needs), options["baseline_shift"])
     if {"weight", "weight_baseline"} & options.keys():
-        result = independent.weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
+        result = weighted(case, result, **chosen(options, WEIGHT, WEIGHT_BASELINE))
     if KL_TERM in entry.ingredients and options.get("beta"):
         used = {"ratio": "behavior", "average": "response"} | entry.defaults() | options
-        added = chosen(used, KL_TERM)
-        groups = independent.groups_of(case, least(entry.needs(entry.defaults() | options)))
-        share = independent.shares(groups, used["average"])
-        result = independent.with_kl(case, result, share, used["ratio"], **added)
+        share = shares(case.groups(least(needs)), used["average"])
+        result = with_kl(case, result, share, used["ratio"], **chosen(used, KL_TERM))
     if "imitation" in options:
-        needs = entry.needs(entry.defaults() | options)
-        judged, size = "pairs" in needs, least(needs)
-        result = independent.imitating(case, result, judged, size, **chosen(options, Imitation()))
+        of_imitation = chosen(options, Imitation())
+        result = imitating(case, result, "pairs" in needs, least(needs), **of_imitation)
     return result
 
 
@@ -410,7 +394,6 @@ for objective in objectives.names():
     for number, variant in enumerate(variants_of(objective)):
         found: set[Any] = set(objectives.get(objective).needed(variant))
         VARIANTS.append((objective, variant, found | ({"rows"} if in_one_row(objective, variant) else set())))
-        NAMED.append(name_of(objective, variant))
         if covers(objective, variant) or number == 0:
             COVERING.add((objective, repr(variant)))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import at, of_one_token
 
 from agro import Batch, objectives
 from agro.errors import Refused
@@ -18,7 +19,7 @@ from agro.models.policy import VALUES
 from agro.objectives import Evaluation, NotFinite, Objective, differentiate
 from agro.objectives.core import MethodWarnings, Terms, wanted_streams
 from agro.objectives.methods import consistency
-from agro.objectives.needs import BEHAVIOR_LOGP, NEEDS, VALUE, provided_by
+from agro.objectives.needs import BEHAVIOR_LOGP, KL, NEEDS, VALUE, provided_by
 from agro.objectives.reduce import Groups
 from agro.objectives.table import entries
 from agro.store import SampleSummary
@@ -27,17 +28,15 @@ from agro.store import SampleSummary
 def at_the_reference(name: str, groups: dict[str, tuple[float, list[float]]], **options: Any) -> Evaluation:
     """{name: (weight, rewards)}, each response one token of log-prob -1 under policy and reference: R = r."""
     rows = [(g, weight, r) for g, (weight, rewards) in groups.items() for r in rewards]
-    logp = [[0.0, -1.0]] * len(rows)
-    batch = Batch.of(
-        mask=[[False, True]] * len(rows),
-        group=[g for g, _, _ in rows],
+    batch = of_one_token(
+        [r for _, _, r in rows],
+        [g for g, _, _ in rows],
         weight=[w for _, w, _ in rows],
-        reward=[r for _, _, r in rows],
-        ref_logp=logp,
+        ref_logp=-1.0,
         staleness=[0] * len(rows),
         extra={"stored_value": [0.0] * len(rows)},
     )
-    return objectives.evaluate(name, logp, batch, **options)
+    return at(-1.0, name, batch, **options)
 
 
 TWO: Any = {"a": (1, [1, 0])}
@@ -56,50 +55,46 @@ ONE_OF_THREE: Any = {"one": (3, [1, 0, 0]), "two": (1, [1, 1, 0]), "pair": (9, [
     ("name", "groups", "options", "expected"),
     [
         # rewards 1 and 0: ½ · ½
-        ("agro", TWO, {"beta": 0.5}, {"consistency": 0.25, "singletons_dropped": 0.0}),
-        ("agro_onpolicy", TWO, {"beta": 0.5}, {"consistency": 0.25}),
+        ("agro", TWO, {}, {"consistency": 0.25, "singletons_dropped": 0.0}),
+        ("agro_onpolicy", TWO, {}, {"consistency": 0.25}),
         # ½ Var is ½ · ½, of one response unknown, ½ · ⅓: (1 · ¼ + 3 · ⅙)/(1 + 3); the lone one has no share
         (
             "squared_consistency",
             {"a": (1, [1, 0]), "lone": (2, [5]), "c": (3, [1, 0, 0])},
-            {"beta": 0.5, "baseline": "stored", "scale": "square"},
+            {"baseline": "stored", "scale": "square"},
             {"consistency": 0.1875},
         ),
-        # at β = ¼ the best is pushed down where R_i − R̄_{-i} is above ½; groups of equal rewards don't count
-        (
-            "agro_onpolicy",
-            UP_AND_DOWN,
-            {"beta": 0.25},
-            {"reversed_share": (4 + 1) / (3 + 2 + 4 + 1), "likelihood_ratio": 1.0},
-        ),
-        ("agro_onpolicy", {"equal": (8, [1, 1])}, {"beta": 0.25}, {"reversed_share": np.nan}),
-        # adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight
-        ("agro_onpolicy", PARTS, {"beta": 0.25, "likelihood_ratio": 0.4}, {"likelihood_ratio": 0.4}),
-        (
-            "agro_onpolicy",
-            PARTS,
-            {"beta": 0.25, "likelihood_ratio": "adaptive"},
-            {"likelihood_ratio": (3 + 0.25) / 4, "reversed_share": 0},
-        ),
-        # k₂ = k₃ = ⅓ of one success of three, its mirror −⅓: (1 − ⅓)/(2β (1 + ⅓)); a pair isn't counted
-        ("agro_onpolicy", ONE_OF_THREE, {"beta": 0.25}, {"trap_ratio": 1.0}),
-        ("agro_onpolicy", ONE_OF_THREE, {"beta": 0.0}, {"trap_ratio": np.nan}),
-        # one of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1, equal groups add nothing
-        ("agro_onpolicy", {"a": (1, [1, 0, 0, 0]), "b": (1, [0, 0, 0])}, {"beta": 0.25}, {"trap_ratio": 2.0}),
-        (
-            "agro_onpolicy",
-            {"a": (1, [1, 0, 0, 0]), "b": (1, [1, 1, 1, 0])},
-            {"beta": 0.25},
-            {"trap_ratio": 0.0},
-        ),
-        ("agro_onpolicy", TWO, {"beta": 0.25}, {"trap_ratio": np.nan}),
     ],
     ids=str,
 )
 def test_metrics_by_hand(name: str, groups: Any, options: dict[str, Any], expected: dict[str, float]) -> None:
-    found = at_the_reference(name, groups, **options).metrics
-    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14, nan_ok=True)
+    found = at_the_reference(name, groups, beta=0.5, **options).metrics
+    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14)
     assert name != "agro" or found.keys() == expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "expected"),
+    [
+        # the best is pushed down where R_i − R̄_{-i} is above ½; groups of equal rewards don't count
+        (UP_AND_DOWN, {}, {"reversed_share": (4 + 1) / (3 + 2 + 4 + 1), "likelihood_ratio": 1.0}),
+        ({"equal": (8, [1, 1])}, {}, {"reversed_share": np.nan}),
+        # adaptive: min(1, β / max_i (R_i − R̄_{-i})), here 1 and ¼/1, in the mean by weight
+        (PARTS, {"likelihood_ratio": 0.4}, {"likelihood_ratio": 0.4}),
+        (PARTS, {"likelihood_ratio": "adaptive"}, {"likelihood_ratio": 3.25 / 4, "reversed_share": 0}),
+        # k₂ = k₃ = ⅓ of one success of three, its mirror −⅓: (1 − ⅓)/(2β (1 + ⅓)); a pair isn't counted
+        (ONE_OF_THREE, {}, {"trap_ratio": 1.0}),
+        (ONE_OF_THREE, {"beta": 0.0}, {"trap_ratio": np.nan}),
+        # one of n: k₃/k₂ = 1, so 1/(2β); its mirror has −1, equal groups add nothing
+        ({"a": (1, [1, 0, 0, 0]), "b": (1, [0, 0, 0])}, {}, {"trap_ratio": 2.0}),
+        ({"a": (1, [1, 0, 0, 0]), "b": (1, [1, 1, 1, 0])}, {}, {"trap_ratio": 0.0}),
+        (TWO, {}, {"trap_ratio": np.nan}),
+    ],
+    ids=str,
+)
+def test_metrics_of_on_policy_agro(groups: Any, options: dict[str, Any], expected: dict[str, float]) -> None:
+    found = at_the_reference("agro_onpolicy", groups, **{"beta": 0.25} | options).metrics
+    assert {key: found[key] for key in expected} == pytest.approx(expected, abs=1e-14, nan_ok=True)
 
 
 def test_a_weight_against_the_reference_by_hand() -> None:
@@ -108,69 +103,39 @@ def test_a_weight_against_the_reference_by_hand() -> None:
     So −½·½·1 and +½·1·1; their mean is ¾.
     """
     half = float(np.log(0.5))
-    batch = Batch.of(
-        mask=[[False, True]] * 2, group=["a", "a"], reward=[1, 0], ref_logp=[[0.0, -1.0], [0.0, -1.0]]
-    )
-    logp = [[0.0, -1.0 + half], [0.0, -1.0 - half]]
-    out = objectives.evaluate("agro", logp, batch, beta=0.0, weight="reference")
+    batch = of_one_token([1, 0], ref_logp=-1.0)
+    out = at([-1.0 + half, -1.0 - half], "agro", batch, beta=0.0, weight="reference")
     np.testing.assert_allclose(out.grad, [[0, -0.25], [0, 0.5]], atol=1e-15)
     assert out.metrics["weight_mean"] == pytest.approx(0.75, abs=1e-15)
     assert out.loss == 0.25
 
 
-@pytest.mark.parametrize("scale", ["reward", "loss"])
-def test_at_the_reference_a_weight_changes_nothing(scale: str) -> None:
-    groups: Any = {"a": (1, [1, 0, 0.3]), "b": (2, [0.2, 0.9])}
-    plain, weighted = (
-        at_the_reference("agro", groups, beta=0.4, scale=scale, weight=weight)
-        for weight in ("none", "reference")
-    )
-    np.testing.assert_allclose(weighted.grad, plain.grad, atol=1e-16)
-    assert weighted.loss == plain.loss
-
-
 @pytest.mark.parametrize(("name", "option"), [("agro", "regularizer"), ("agro_onpolicy", "squared")])
 def test_what_looks_along_a_response_says_which_option_does(name: str, option: str) -> None:
-    batch = Batch.of(
-        mask=[[False, True]] * 3,
-        reward=[1.0, 0.0, 0.0],
-        group=[0, 0, 0],
-        response=["a", "b", "b"],
-        ref_logp=[[0.0, -1.0]] * 3,
-        staleness=[0] * 3,
-        ids=["one", "two", "three"],
-    )
+    given = {"response": [*"abb"], "staleness": [0] * 3, "ids": ["one", "two", "three"]}
+    batch = of_one_token([1.0, 0.0, 0.0], ref_logp=-1.0, **given)
     said = rf'^objective {name}: {option} = "triangular" .* that of two is in several rows; use "sequence"$'
     with pytest.raises(Refused, match=said):
-        objectives.evaluate(name, [[0.0, -1.0]] * 3, batch, beta=0.5, **{option: "triangular"})
+        at(-1.0, name, batch, beta=0.5, **{option: "triangular"})
 
 
 def test_without_beta_a_policy_that_is_certain_stands_still() -> None:
     """log π = 0 at every token."""
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
-    out = objectives.evaluate("agro", [[0.0, 0.0]] * 2, batch, beta=0.0, scale="loss")
+    out = at(0.0, "agro", of_one_token([1.0, 0.0]), beta=0.0, scale="loss")
     assert (out.grad == 0).all()
 
 
 def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     """Rows 2 and 3 are given. The ratio of row 0 overflows, which the micro-batch with row 0 reports."""
-    mask = [[False, True]] * 4
-    given: dict[str, Any] = {
-        "mask": mask,
-        "reward": [1.0, 0.0, 1.0, 0.0],
-        "group": [0, 0, 1, 1],
-        "ids": [*"abcd"],
-    }
-    batch = Batch.of(**given, behavior_logp=[[0.0, -800.0], *[[0.0, -1.0]] * 3])
+    behavior = [-800.0, -1.0, -1.0, -1.0]
+    batch = of_one_token([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], ids=[*"abcd"], behavior_logp=behavior)
     entry = objectives.get("grpo")
     options = entry.resolve("grpo", {})
     logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
     out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
     assert out.grads["logp"][2:, 1].isfinite().all()
-    with pytest.raises(
-        NotFinite,
-        match=r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\.",
-    ):
+    said = r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+    with pytest.raises(NotFinite, match=said):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
 
 
@@ -207,12 +172,14 @@ def test_an_option_says_what_it_is(name: str, key: str) -> None:
 
 
 LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
-    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9]),
+    ("agro", "beta", [0, 0.0, 0.5, 3], [-1e-9, np.inf, True, None]),
     ("agro_onpolicy", "likelihood_ratio", [0, 0.5, 1, 1.0, "adaptive"], [1.001, 2, -0.1, "adapted", True]),
     ("squared_consistency", "beta", [1e-6, 0.5, 2], [0, 0.0, -1, "1", True]),
     ("squared_consistency", "value_beta", [None, 1e-6, 0.5, 2], [0, -1, "1", True]),
-    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True]),
+    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True, False]),
+    ("grpo", "ratio", ["behavior", "old"], ["reference"]),
     ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
+    ("grpo", "std", [True, False], ["yes"]),
     ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
     ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
     ("dpo", "beta", [1e-6, 2], [0, -1]),
@@ -235,22 +202,23 @@ def test_limits_of_an_option(name: str, key: str, good: list[Any], bad: list[Any
             entry.checked(name, {key: value})
 
 
-def test_a_value_that_an_objective_forgets_gets_0_of_its_own_shape() -> None:
+def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
+    """Gradients are 0 off the mask, and 0 of its own shape for a stream without a part in the loss."""
     careless = Objective(
-        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {VALUE}, lambda o: "row"
+        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {KL, VALUE}, lambda o: "row"
     )
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 1])
-    given = {"logp": torch.zeros((2, 2)), "value": torch.zeros(2)}
+    batch = Batch.of(mask=[[0, 1, 0], [0, 1, 1]], reward=[1.0, 0.0], group=[0, 1])
+    given = {"logp": torch.zeros((2, 3)), "kl": torch.ones((2, 3)), "value": torch.zeros(2)}
     out = objectives.differentiate("careless", careless, given, batch, {})
-    assert out.grads["value"].tolist() == [0, 0]
+    found = {stream: grad.tolist() for stream, grad in out.grads.items()}
+    assert found == {"logp": [[0, 1, 0], [0, 1, 1]], "kl": [[0] * 3] * 2, "value": [0, 0]}
     assert out.metrics == {}  # of groups left out nothing is said where none can be
 
 
 def test_a_tensor_may_be_of_half_precision_and_in_a_graph() -> None:
     """Neither has a numpy array."""
-    batch = Batch.of(mask=[[False, True]] * 2, reward=[1.0, 0.0], group=[0, 0])
     logp = torch.full((2, 2), -1.0, dtype=torch.bfloat16, requires_grad=True)
-    out = objectives.evaluate("rloo", logp, batch)
+    out = objectives.evaluate("rloo", logp, of_one_token([1.0, 0.0]))
     assert out.grad.dtype == torch.bfloat16
     assert out.grad.tolist() == [[0, -0.5], [0, 0.5]]  # -(r_i - r̄_{-i})/n
     assert not out.grad.requires_grad
@@ -263,13 +231,10 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
     Over the prefix it is the same.
     """
     values = [0.5, 0.5, 1.0]
-    logp = [[0.0, -1.0]] * 3
-    batch = Batch.of(
-        mask=[[False, True]] * 3, reward=[1.0, 0.0, 2.0], group=[*"aab"], weight=[3, 3, 1], ref_logp=logp
-    )
+    batch = of_one_token([1.0, 0.0, 2.0], [*"aab"], weight=[3, 3, 1], ref_logp=-1.0)
     given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
     for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
-        out = objectives.evaluate(name, logp, batch, streams=given, **options)
+        out = at(-1.0, name, batch, streams=given, **options)
         assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
 
 
@@ -293,17 +258,9 @@ def test_three_groups_are_named_of_those_too_small() -> None:
 def test_three_pairs_or_groups_are_named_of_those_that_cannot_be_used(
     group: str, pairs: Any, said: str
 ) -> None:
-    logp = [[0.0, -1.0]] * 8
-    batch = Batch.of(
-        mask=[[False, True]] * 8,
-        reward=[0.0] * 8,
-        group=[*group],
-        ref_logp=logp,
-        pairs=pairs,
-        ids=[f"r{i}" for i in range(8)],
-    )
+    batch = of_one_token([0.0] * 8, [*group], ref_logp=-1.0, pairs=pairs, ids=[f"r{i}" for i in range(8)])
     with pytest.raises(Refused, match=said):
-        objectives.evaluate("dpo", logp, batch, beta=0.5)
+        at(-1.0, "dpo", batch, beta=0.5)
 
 
 def test_the_policy_gradient_says_its_kl() -> None:
@@ -318,68 +275,15 @@ def test_a_list_of_an_option_becomes_a_tuple() -> None:
     assert objectives.get("grpo").checked("grpo", {"clip": [0.1, 0.3]})["clip"] == (0.1, 0.3)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "couples"),
-    [
-        ("agro", {}, "group"),  # β isn't known yet: the most it may couple
-        ("agro", {"beta": 0.3}, "group"),
-        ("agro", {"beta": 0.0}, "row"),
-        ("agro", {"beta": 0.3, "average": "token"}, "group"),
-        ("agro", {"beta": 0.3, "regularizer": "sequence"}, "group"),
-        ("agro", {"beta": 0.3, "regularizer": "triangular"}, "row"),
-        ("agro", {"beta": 0.3, "regularizer": "local"}, "row"),
-        ("agro_onpolicy", {"beta": 0.3}, "group"),
-        ("agro_onpolicy", {"beta": 0.0}, "row"),
-        ("agro_onpolicy", {"beta": 0.3, "squared": "local"}, "group"),
-        ("squared_consistency", {}, "group"),
-        ("squared_consistency", {"baseline": "mean"}, "group"),
-        ("squared_consistency", {"baseline": "soft"}, "row"),
-        ("squared_consistency", {"baseline": "stored"}, "row"),
-        ("dro", {"beta": 0.3}, "row"),
-        ("prefix_consistency", {"beta": 0.3}, "row"),
-        ("rloo", {}, "row"),
-        ("rloo", {"beta": 0.3}, "group"),
-        ("rloo", {"normalize": True}, "step"),
-        ("reinforce", {"baseline": "mean"}, "row"),
-        ("kl_pg", {"beta": 0.3}, "row"),
-        ("grpo", {"beta": 0.3}, "row"),
-        ("pair_consistency", {"beta": 0.3}, "group"),
-        ("dpo", {"beta": 0.3}, "group"),
-        ("slic", {"beta": 0.3}, "group"),
-        ("seppo", {"beta": 0.3}, "group"),
-        ("online_dpo", {"beta": 0.3}, "group"),
-        ("gepo", {"beta": 0.3}, "group"),
-        ("kto", {"beta": 0.3}, "step"),
-        ("kto", {"beta": 0.3, "kl": "none"}, "row"),
-        ("sft", {}, "row"),
-    ],
-)
-def test_how_far_rows_couple(name: str, options: dict[str, Any], couples: str) -> None:
-    """Through R_i − R̄_{-i} of the policy by group; rewards alone, and what is detached or stored, by row."""
-    assert objectives.describe(name, **options)["couples"] == couples
-
-
-def test_what_an_objective_needs_with_its_defaults() -> None:
-    assert objectives.get("rloo").needed({}) == {"reward", "groups"}
-    assert objectives.get("rloo").needed({"beta": 0.1}) == {"reward", "groups", "ref_logp"}
-    assert objectives.get("grpo").needed({}) == {"reward", "groups", "behavior_logp"}
+def test_the_most_that_rows_may_couple() -> None:
+    """Where β isn't known yet. test_reads.py measures it for all options."""
+    assert [objectives.describe(name)["couples"] for name in ("agro", "squared_consistency")] == ["group"] * 2
 
 
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
-    assert wanted_streams(NEEDS) == [
-        "logp",
-        "kl",
-        "ref_mean",
-        "ref_square",
-        "entropy",
-        "proposal",
-        "proposal_mean",
-        "normalizer",
-        "future",
-        "value",
-        "prefix_value",
-        "observed_logp",
-    ]
+    of_policy = ["logp", "kl", "ref_mean", "ref_square", "entropy", "proposal", "proposal_mean"]
+    others = ["normalizer", "future", "value", "prefix_value", "observed_logp"]
+    assert wanted_streams(NEEDS) == of_policy + others
     assert {"value", "prefix_value"} == VALUES == set(provided_by("value_head", NEEDS))
 
 
@@ -390,11 +294,10 @@ def test_the_log_ratio_is_a_sum_unless_its_option_says_otherwise() -> None:
 
 
 def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped() -> None:
-    anchors = {name: entry.anchor({}) for name, entry in entries().items() if not entry.of}
-    to_reference = {"agro", "agro_onpolicy", "squared_consistency", "dro", "tbrm", "rloo"}
-    assert {name for name, anchor in anchors.items() if anchor == "ref_logp"} == to_reference
-    assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
     own = {name: entry for name, entry in entries().items() if not entry.of}
+    to_reference = {name for name, entry in own.items() if entry.anchor({}) == "ref_logp"}
+    assert to_reference == {"agro", "agro_onpolicy", "squared_consistency", "dro", "tbrm", "rloo"}
+    assert objectives.get("squared_consistency").anchor({"anchor": "behavior"}) == "behavior_logp"
     whole = {name for name, entry in own.items() if "singletons" not in entry.options.model_fields}
     of_rows = {"dro", "tbrm", "qrpo", "ppo", "hnpg", "prefix_consistency", "topr", "kto", "props"}
     assert whole == of_rows | {"sft", "otr", "distill", "middle_band"}
@@ -406,53 +309,54 @@ def test_the_table_says_what_each_method_is_anchored_to_and_what_may_be_dropped(
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_stored_sample_without_behavior_log_probs_misses_them(known: bool) -> None:
-    stored = SampleSummary(
-        1, "p", scored=True, knows_behavior=known, truncation="", episode=None, role="policy"
-    )
+    of = {"truncation": "", "episode": None, "role": "policy"}
+    stored = SampleSummary(1, "p", scored=True, knows_behavior=known, **of)
     assert BEHAVIOR_LOGP.missing_in(stored) is not known
 
 
 def imitating(rewards: list[float], **options: Any) -> Any:
-    """rloo of two groups, of three responses and of two, of 1, 2, 1, 1 and 2 tokens; log π is −1 at each."""
+    """What imitation adds to rloo's loss and gradient. Two groups have three and two responses, of 1, 2, 1, 1
+    and 2 tokens; log π is −1 at each."""
     mask = [[0, 1, t] for t in (0, 1, 0, 0, 1)]
     batch = Batch.of(mask=mask, reward=rewards, group=["a", "a", "a", "b", "b"], weight=[1, 1, 1, 3, 3])
-    plain = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch)
-    out = objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch, **options)
+    plain, out = (
+        objectives.evaluate("rloo", [[0, -1, -1]] * 5, batch, **given)
+        for given in ({}, {"imitation": 0.5, **options})
+    )
     added = np.asarray(out.grad) - np.asarray(plain.grad)
-    return out.loss - plain.loss, added[:, 1].tolist(), out.metrics["imitation_loss"]
+    return [out.loss - plain.loss, *added[:, 1]], out.metrics["imitation_loss"]
 
 
-def test_the_best_of_each_group_are_imitated_by_their_tokens() -> None:
-    """Of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal.
-
-    Else of `b` the last one: 2 tokens of weight 1 and 2 of weight 3, so ⅛ and ⅜ each.
-    """
-    loss, added, mean = imitating([0, 1, 0, 2, 2], imitation=0.5)
-    assert (loss, mean) == pytest.approx((0.5, 1.0), abs=1e-15)
-    assert added == pytest.approx([0, -0.25, 0, 0, 0], abs=1e-15)
-    _, added, _ = imitating([0, 1, 0, 1, 2], imitation=0.5)
-    assert added == pytest.approx([0, -1 / 16, 0, 0, -3 / 16], abs=1e-15)
-    _, added, _ = imitating([0, 1, 0, 2, 2], imitation=1.0, imitation_reward=1.0)  # 2 + 3 · 1 + 3 · 2 = 11
-    assert added == pytest.approx([0, -1 / 11, 0, -3 / 11, -3 / 11], abs=1e-15)
+@pytest.mark.parametrize(
+    ("rewards", "options", "added"),
+    [
+        # of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal
+        ([0, 1, 0, 2, 2], {}, [0, -1 / 4, 0, 0, 0]),
+        # of `b` the last one: 2 tokens of weight 1 and 2 of weight 3
+        ([0, 1, 0, 1, 2], {}, [0, -1 / 16, 0, 0, -3 / 16]),
+        # 2 + 3 · 1 + 3 · 2 = 11
+        ([0, 1, 0, 2, 2], {"imitation_reward": 1.0}, [0, -1 / 22, 0, -3 / 22, -3 / 22]),
+    ],
+)
+def test_what_is_imitated(rewards: list[float], options: dict[str, float], added: list[float]) -> None:
+    found, mean = imitating(rewards, **options)
+    assert found == pytest.approx([0.5, *added], abs=1e-15)
+    assert mean == pytest.approx(1.0, abs=1e-15)
 
 
 def test_where_nothing_is_imitated_nothing_is_added() -> None:
-    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5)
-    assert (loss, added) == (0.0, [0.0] * 5)
-    assert np.isnan(mean)
-    loss, added, mean = imitating([1, 1, 1, 2, 2], imitation=0.5, imitation_reward=3)
-    assert (loss, added) == (0.0, [0.0] * 5)
-    assert np.isnan(mean)
+    for options in ({}, {"imitation_reward": 3}):
+        found, mean = imitating([1, 1, 1, 2, 2], **options)
+        assert found == [0.0] * 6
+        assert np.isnan(mean)
 
 
 def test_a_least_reward_of_imitation_needs_a_share() -> None:
     """A schedule may pass through a share of 0."""
+    entry, given = objectives.get("agro"), {"beta": 0.1, "imitation_reward": 1.0}
     with pytest.raises(Refused, match=r"imitation_reward = 1\.0 .* imitation isn't set"):
-        objectives.get("agro").resolve("agro", {"beta": 0.1, "imitation_reward": 1.0})
-    resolved = objectives.get("agro").resolve(
-        "agro", {"beta": 0.1, "imitation": 0.0, "imitation_reward": 1.0}
-    )
-    assert resolved["imitation"] == 0.0
+        entry.resolve("agro", given)
+    assert entry.resolve("agro", given | {"imitation": 0.0})["imitation"] == 0.0
 
 
 def test_imitation_of_pairs_by_reward_needs_rewards() -> None:
@@ -498,12 +402,9 @@ def test_observations_by_hand() -> None:
 
 
 def test_observations_that_are_not_marked_are_refused_by_row() -> None:
-    batch = Batch.of(mask=[[0, 1]] * 2, reward=[1, 0], group=["a", "a"], ids=["one", "two"])
-    said = r"0 of 2 rows have it, 2 don't \(for one: one; two\)"
-    with pytest.raises(Refused, match=said):
-        objectives.evaluate(
-            "rloo", -np.ones((2, 2)), batch, observations=0.5, streams={"observed_logp": np.zeros((2, 2))}
-        )
+    batch, streams = of_one_token([1, 0], ids=["one", "two"]), {"observed_logp": np.zeros((2, 2))}
+    with pytest.raises(Refused, match=r"0 of 2 rows have it, 2 don't \(for one: one; two\)"):
+        at(-1.0, "rloo", batch, observations=0.5, streams=streams)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])

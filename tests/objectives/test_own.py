@@ -119,13 +119,14 @@ def test_a_function_is_differentiated_as_the_same_one_of_agro(file: str) -> None
     assert abs(mine.grad).max() > 0.01
 
 
-def test_a_function_needs_rewards_in_groups_and_the_reference_for_a_beta(file: str) -> None:
-    assert sorted(map(str, get(f"{file}:leave_one_out").needed({}))) == ["groups", "ref_logp", "reward"]
-    assert sorted(map(str, get(f"{file}:ratio").needed({}))) == ["groups", "reward"]
-
-
-def test_an_entry_declares_what_else_is_needed(file: str) -> None:
-    assert sorted(map(str, get(f"{file}:declared").needed({}))) == ["behavior_logp", "reward"]
+def test_what_a_function_needs(file: str) -> None:
+    """Rewards in groups, and the reference for a beta; an entry declares what else."""
+    found = {name: get(f"{file}:{name}").needed({}) for name in ("leave_one_out", "ratio", "declared")}
+    assert found == {
+        "leave_one_out": {"groups", "ref_logp", "reward"},
+        "ratio": {"groups", "reward"},
+        "declared": {"behavior_logp", "reward"},
+    }
     assert abs(of(f"{file}:declared").grad).max() > 0.01
 
 
@@ -148,10 +149,7 @@ def test_a_file_may_import_its_neighbors(file: str, monkeypatch: pytest.MonkeyPa
         ("none.py:f", "objective.name: there is no file .*none.py"),
         ("agro_no_such_module:f", "ModuleNotFoundError"),
         ("{file}:leave_one", "'leave_one'.*leave_one_out"),
-        (
-            "{file}:zzz",
-            r"it has leave_one_out, ratio, declared, .*, NOTHING, PullToReference, pulled$",
-        ),
+        ("{file}:zzz", r"it has leave_one_out, ratio, declared, .*, NOTHING, PullToReference, pulled$"),
         ("{file}:NOTHING", "got 3"),
         ("leave_one_out", "file.py:NAME"),
     ],

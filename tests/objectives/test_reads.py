@@ -22,25 +22,9 @@ from cases import (
 
 from agro import Batch, objectives
 from agro.errors import Refused
-from agro.objectives import Evaluation, Objective, differentiate, get
-from agro.objectives.core import STREAMS, Terms
-from agro.objectives.needs import (
-    BEHAVIOR_LOGP,
-    DRAWN_VALUE,
-    FRESH,
-    HINTED,
-    KL,
-    MEANING,
-    OF_REFERENCE,
-    OLD_LOGP,
-    PAIRS,
-    PART_WEIGHTS,
-    REF_LOGP,
-    REWARD,
-    REWARD_PARTS,
-    STORED_QUANTILE,
-    STORED_VALUE,
-)
+from agro.objectives import Evaluation, differentiate, get
+from agro.objectives import needs as all_needs
+from agro.objectives.core import STREAMS
 
 EVERY = by_objective(VARIANTS)
 
@@ -77,28 +61,29 @@ def measured_needs(name: str, options: dict[str, Any], needs: set[Any]) -> set[s
     whole = outcome(case, name, options, batch, streams)
     rng = np.random.default_rng(20)
     used = set()
-    of_batch = (REWARD, REF_LOGP, BEHAVIOR_LOGP, OLD_LOGP, DRAWN_VALUE, STORED_VALUE, HINTED, MEANING)
-    for need in (*of_batch, STORED_QUANTILE, REWARD_PARTS, PART_WEIGHTS):
+
+    def depends(batch: Batch, streams: Any = streams) -> bool:
+        return bool(outcome(case, name, options, batch, streams) != whole)
+
+    one_a_response = (all_needs.REWARD, all_needs.MEANING, all_needs.STORED_QUANTILE)
+    one_a_group = (all_needs.STORED_VALUE, all_needs.HINTED, all_needs.REWARD_PARTS, all_needs.PART_WEIGHTS)
+    drawn = (all_needs.REF_LOGP, all_needs.BEHAVIOR_LOGP, all_needs.OLD_LOGP, all_needs.DRAWN_VALUE)
+    for need in (*one_a_response, *drawn, *one_a_group):
         value = need.of(batch)
-        # one number a group or response: rows of one response have one reward
-        of_response = need in (REWARD, MEANING, STORED_QUANTILE)
-        index = batch.response if of_response else batch.group
+        index = batch.response if need in one_a_response else batch.group
         noise = torch.as_tensor(rng.normal(size=value.shape if value.dim() == 2 else int(index.max()) + 1))
         changed = value + (noise if value.dim() == 2 else noise[index])
         extra = {**batch.extra, need: changed}
-        other = batch.replace(extra=extra) if need in batch.extra else batch.replace(**{need: changed})
-        if outcome(case, name, options, other, streams) != whole:
+        if depends(batch.replace(extra=extra) if need in batch.extra else batch.replace(**{need: changed})):
             used.add(str(need))
-    if outcome(case, name, options, batch.replace(votes=batch.votes + 1), streams) != whole:
+    if depends(batch.replace(votes=batch.votes + 1)):
         used.add("votes")
-    for need in (FRESH, PAIRS):
-        if outcome(case, name, options, need.without(batch), streams) != whole:
-            used.add(str(need))
-    if OF_REFERENCE.what in str(outcome(case, name, options, OF_REFERENCE.without(batch), streams)):
+    used |= {str(need) for need in (all_needs.FRESH, all_needs.PAIRS) if depends(need.without(batch))}
+    of_reference = all_needs.OF_REFERENCE
+    if of_reference.what in str(outcome(case, name, options, of_reference.without(batch), streams)):
         used.add("of_reference")
-    for stream in STREAMS[1:]:
-        if outcome(case, name, options, batch, {k: v for k, v in streams.items() if k != stream}) != whole:
-            used.add(stream)
+    without = {stream: {k: v for k, v in streams.items() if k != stream} for stream in STREAMS[1:]}
+    used |= {stream for stream, others in without.items() if depends(batch, others)}
     if "pairs" not in used:
         few = [n for n in (1, 2, 3) if is_accepted(name, options, needs, n)]
         used |= {1: set(), 2: {"groups"}, 3: {"triples"}}[few[0]]
@@ -135,19 +120,22 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
     case = draw_for(needs, 0)
     whole = evaluate(case, name, options)
     nothing = np.full(case.mask.shape, np.nan)
-    unread = [f for f in (*DRAWN, "votes") if f not in needs]
-    rows = {"reward": [np.nan] * len(case.mask)} if "reward" not in needs else {}
-    if "fresh" not in needs:
-        rows["staleness"] = [np.nan] * len(case.mask)
     given = {k: v for k, v in streams_of(case).items() if k in needs}
-    extra = {
-        k: v
-        for k, v in batch_of(case).extra.items()
-        if k in needs or (k == "token_reward" and name in ("ppo", "prefix_consistency", "oreo"))
-    }
 
-    missing = batch_of(case, **dict.fromkeys(unread), **rows, extra=extra)
-    identical(whole, objectives.evaluate(name, case.logp, missing, streams=given or None, **options))
+    def same(batch: Batch, other: Any) -> None:
+        """Also where streams that aren't needed are `other`, if that isn't None."""
+        others = {} if other is None else dict.fromkeys(("entropy", *streams_of(case)), other)
+        identical(
+            whole, objectives.evaluate(name, case.logp, batch, streams=others | given or None, **options)
+        )
+
+    unread = [f for f in (*DRAWN, "votes") if f not in needs]
+    of_rows = {"reward": "reward", "fresh": "staleness"}
+    unread_rows = [field for need, field in of_rows.items() if need not in needs]
+    rows: dict[str, Any] = {field: [np.nan] * len(case.mask) for field in unread_rows}
+    read_besides = ("token_reward",) if name in ("ppo", "prefix_consistency", "oreo") else ()
+    extra = {k: v for k, v in batch_of(case).extra.items() if k in needs or k in read_besides}
+    same(batch_of(case, **dict.fromkeys(unread), **rows, extra=extra), None)
 
     judged: dict[str, Any] = {}
     if "pairs" not in needs:
@@ -156,24 +144,15 @@ def test_what_is_not_needed_is_not_read(name: str, options: dict[str, Any], need
         judged = {"votes": [[np.nan, np.nan]] * len(case.pairs)}
     if not reads_roles(needs):
         rows["role"] = "expert"
-    unknown = batch_of(case, **dict.fromkeys(unread, nothing) | rows | judged)
-    streams = {"entropy": nothing, **dict.fromkeys(streams_of(case), nothing), **given}
-    identical(whole, objectives.evaluate(name, case.logp, unknown, streams=streams, **options))
+    same(batch_of(case, **dict.fromkeys(unread, nothing) | rows | judged), nothing)
 
-    spare = [f for f in ("pairs", "tokens", "lengths") if f not in needs]
+    spare = {f for f in ("pairs", "tokens", "lengths") if f not in needs} | {*unread, *unread_rows}
     if "pairs" in needs:
-        unread = [f for f in unread if f != "votes"]
+        spare.discard("votes")
     if not reads_roles(needs):
-        spare.append("role")
-    poisoned = batch_of(case).replace(
-        **{f: Poison() for f in [*unread, *spare]}, extra=batch_of(case, extra=extra).extra
-    )
-    if "reward" not in needs:
-        poisoned = poisoned.replace(reward=Poison())
-    if "fresh" not in needs:
-        poisoned = poisoned.replace(staleness=Poison())
-    streams = {"entropy": Poison(), **dict.fromkeys(streams_of(case), Poison()), **given}
-    identical(whole, objectives.evaluate(name, case.logp, poisoned, streams=streams, **options))
+        spare.add("role")
+    known = batch_of(case, extra=extra).extra
+    same(batch_of(case).replace(**dict.fromkeys(spare, Poison()), extra=known), Poison())
 
 
 def test_sft_needs_neither_groups_nor_weights_alike_in_them() -> None:
@@ -197,21 +176,6 @@ def test_masked_positions_say_nothing_and_get_0(name: str, options: dict[str, An
             assert stream == "value" or (grad[~case.mask] == 0).all()
 
 
-def test_an_objective_that_forgets_the_mask_or_a_stream_is_kept_to_both() -> None:
-    """Gradients are 0 off the mask, and 0 for a stream without a part in the loss.
-
-    This is so whatever the function returns.
-    """
-    careless = Objective(
-        lambda streams, batch: Terms(streams["logp"].sum()), "here", lambda o: {KL}, lambda o: "row"
-    )
-    case = draw(4)
-    given = {"logp": torch.as_tensor(case.logp), "kl": torch.as_tensor(case.kl)}
-    out = differentiate("careless", careless, given, batch_of(case), {})
-    np.testing.assert_array_equal(out.grads["logp"].numpy(), case.mask.astype(float))
-    assert (out.grads["kl"] == 0).all()
-
-
 def grads_of(
     name: str, options: dict[str, Any], batch: Batch, streams: dict[str, Any], rows: list[int]
 ) -> Any:
@@ -225,26 +189,32 @@ def grads_of(
 PIECEWISE = ("slic", "seppo", "online_dpo")
 
 
+def is_of_step(name: str, options: dict[str, Any]) -> bool:
+    """Whether a row's gradient may depend on every other row's streams."""
+    return (
+        name in ("m2po", "bapo", "bapo_code", "middle_band")
+        or (name == "kto" and "kl" not in options)
+        or (name == "guide" and "gamma" not in options)
+        or options.get("baseline") == "step"
+        or "normalize" in options
+    )
+
+
 @EVERY
 def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """The streams of other responses ("row") or groups ("group") may be anything.
 
-    A row's gradient is the same to the last bit. And a coupling of "group" or "step" isn't declared for
-    nothing; of objectives that take some pairs alone, or whose slope is constant, nothing beyond it moves.
+    A row's gradient is the same to the last bit. And a coupling of "group" isn't declared for nothing; of
+    objectives that take some pairs alone, or whose slope is constant, nothing beyond it moves.
     """
     coupling = objectives.describe(name, **options)["couples"]
+    assert (coupling == "step") == is_of_step(name, options)
     if coupling == "step":
-        return  # a row's gradient may depend on every other row's streams
+        return
     case, rng = draw_for(needs, 3, groups=3), np.random.default_rng(3)
     batch = batch_of(case)
     whole = {"logp": case.logp, **{k: np.asarray(v) for k, v in streams_of(case).items()}}
     own = evaluate(case, name, options).grads
-    if coupling == "step":
-        near = np.array([g == case.group[0] for g in case.group])
-        far, rows = {**whole, "logp": case.logp + 5.0 * near[:, None]}, np.flatnonzero(~near).tolist()
-        moved = grads_of(name, options, batch, far, rows)["logp"]
-        assert (moved != own["logp"][rows]).any()
-        return
     whose = case.response if coupling == "row" else case.group
     units = [[i for i, h in enumerate(whose) if h == g] for g in dict.fromkeys(whose)]
     for rows in units:
@@ -260,11 +230,9 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
         piecewise |= options.get("equivalent") == "meaning"  # where no meaning of a group is good
         rows = units[0]
         first = case.pairs[0][0] if "pairs" in needs else case.response[rows[0]]
-        coupled = (
-            {y for pair in case.pairs if first in pair for y in pair}
-            if "pairs" in needs
-            else set(case.response)
-        )
+        coupled = set(case.response)
+        if "pairs" in needs:
+            coupled = {y for pair in case.pairs if first in pair for y in pair}
         changed = {k: v.copy() for k, v in whole.items()}
         changed["logp"][case.response.index(first)] -= 1.0
         moved = grads_of(name, options, batch, changed, rows)

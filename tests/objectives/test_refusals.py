@@ -30,10 +30,17 @@ SIX = {
 }
 LOGP = [[0.0, -1.0, -2.0]] * 6
 KL = [[0.0, 0.1, 0.2]] * 6
-STREAMS = {"kl": KL, "prefix_value": [[0.0, 0.3, 0.2]] * 6, "value": [0.5] * 6}
-STREAMS |= {"normalizer": [[0.0, 1.0, 2.0]] * 6, "future": [[0.0, -1.2, -2.3]] * 6}
-STREAMS |= {"proposal": [[0.0, 0.3, 0.2]] * 6, "proposal_mean": [[0.0, -1.3, -1.2]] * 6}
-STREAMS |= {"ref_mean": [[0.0, -0.1, -0.2]] * 6, "ref_square": KL}
+STREAMS: dict[str, Any] = {
+    "kl": KL,
+    "value": [0.5] * 6,
+    "prefix_value": [[0.0, 0.3, 0.2]] * 6,
+    "normalizer": [[0.0, 1.0, 2.0]] * 6,
+    "future": [[0.0, -1.2, -2.3]] * 6,
+    "proposal": [[0.0, 0.3, 0.2]] * 6,
+    "proposal_mean": [[0.0, -1.3, -1.2]] * 6,
+    "ref_mean": [[0.0, -0.1, -0.2]] * 6,
+    "ref_square": KL,
+}
 EXTRA = {
     "stored_value": [0.7, 0.7, 0.7, 0.4, 0.4, 0.4],
     "stored_quantile": [0.7, 0.1, 0.4, 0.4, 0.5, 1.0],
@@ -110,19 +117,51 @@ def test_grpo_without_behavior_names_a_way_out() -> None:
 
 @by_objective([v for v in VARIANTS if "pairs" not in v[2]])
 def test_groups_too_small(name: str, options: dict[str, Any], needs: set[str]) -> None:
-    if objectives.least_responses(needs - {"rows"}) == 1:
+    least = objectives.least_responses(needs - {"rows"})
+    if least == 1:
         alone = Batch.of(**{**SIX, "group": list("abcdef"), "extra": EXTRA})
         objectives.evaluate(name, LOGP, alone, streams=STREAMS, **options)
         return
-    least = objectives.least_responses(needs - {"rows"})
-    group = [*"aaa", "lone", "b", "c"] if least == 2 else ["a", "a", "a", "b", "b", "lone"]
+    group, counts = {
+        2: ([*"aaa", "lone", "b", "c"], "1 of 4 groups have it, 3 don't"),
+        3: ([*"aaabb", "lone"], "1 of 3 groups have it, 2 don't"),
+    }[least]
     said = refusal(name, options, group=group)
     assert f"objective {name} needs groups of at least {least} responses" in said
-    assert ("1 of 4 groups have it, 3 don't" if least == 2 else "1 of 3 groups have it, 2 don't") in said
+    assert counts in said
     assert "lone" in said
     assert "objective.singletons=drop" in said
     said = refusal(name, {**options, "singletons": "drop"}, group=list("abcdef"))
     assert f"at least {least} responses: 0 of 6 groups have it" in said
+
+
+NO_ROW = "0 of 6 rows have it, 6 don't (for one: sample 1; sample 2; sample 3)"
+VOTES = 'of 3 pairs have it, {} don\'t .*sample 3 over sample 2; sample 4 over sample 6.*votes = "ignore"'
+JOINED = "expected each to join two responses to one prompt, but 1 of 3 pairs don't .*sample 1 over sample {}"
+THREE = [(0, 1), (2, 1), (3, 5)]
+
+
+@pytest.mark.parametrize("name", ["dpo", "pair_consistency"])
+@pytest.mark.parametrize(
+    ("pairs", "batch", "options", "said"),
+    [
+        (None, {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
+        ([], {}, {}, f"needs pairs.*{re.escape(NO_ROW)}.*agro import"),
+        ([(3, 5)], {}, {}, r"1 of 2 groups have it, 1 don't \(for one: a\).*objective.singletons=drop"),
+        ([(0, 2), (0, 3), (3, 4)], {}, {}, JOINED.format(4)),
+        ([(0, 2), (0, 0), (3, 4)], {}, {}, JOINED.format(1)),
+        ([(0, 2), (0, 1), (3, 4)], {"response": [0, 0, 1, 2, 3, 4]}, {}, JOINED.format(2)),
+        (THREE, {}, {"votes": "mean"}, VOTES.format(3)),
+        (THREE, {"votes": [(3, 1), (np.nan, 2), (1, np.nan)]}, {"votes": "mean"}, VOTES.format(2)),
+        ([(0, 1), (3, 4)], {"votes": [(1.0, 1.0)] * 2}, {}, "all 2 pairs are equal .*sample 1 over sample 2"),
+    ],
+    ids=["no pairs", "an empty list", "a group without", "two prompts", "itself", "one response", "no votes",
+         "some votes", "ties alone"],
+)  # fmt: skip
+def test_pairs_that_are_refused(name: str, pairs: Any, batch: Any, options: Any, said: str) -> None:
+    found = refusal(name, {"beta": 0.4, **options}, **{"pairs": pairs, "votes": None} | batch)
+    assert re.search(rf"(?s)objective {name}.*{said}", found)
+    assert "What to do" in found
 
 
 def test_an_episode_in_two_rows_is_one_response() -> None:
@@ -139,12 +178,15 @@ def test_the_kl_stream() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("stream", ["logp", "kl"])
-def test_a_stream_that_is_not_finite(stream: str, bad: float) -> None:
-    values = {"logp": [list(row) for row in LOGP], "kl": [list(row) for row in KL]}
-    values[stream][3][1] = bad
-    said = refusal("kl_pg", {"beta": 0.1}, streams={"kl": values["kl"]}, logp=values["logp"])
-    assert f"objective kl_pg: stream {stream}" in said
+@pytest.mark.parametrize(
+    ("name", "stream", "place"), [("kl_pg", "logp", (3, 1)), ("kl_pg", "kl", (3, 1)), ("dro", "value", (3,))]
+)
+def test_a_stream_that_is_not_finite(name: str, stream: str, place: tuple[int, ...], bad: float) -> None:
+    values = np.array(LOGP if stream == "logp" else STREAMS[stream])
+    values[place] = bad
+    given = {"logp": values} if stream == "logp" else {"streams": {stream: values}}
+    said = refusal(name, {"beta": 0.1}, **{"streams": {"kl": KL}} | given)
+    assert f"objective {name}: stream {stream}" in said
     assert "sample 4" in said
 
 
@@ -160,13 +202,6 @@ def test_log_probs_of_another_shape_or_kind(logp: Any) -> None:
         objectives.evaluate("sft", logp, Batch.of(**SIX))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite(bad: float) -> None:
-    said = refusal("dro", {"beta": 0.1}, streams={"value": [0.5, 0.5, bad, 0.5, 0.5, 0.5]})
-    assert "stream value" in said
-    assert "sample 3" in said
-
-
 def test_a_value_for_each_token_where_one_a_row_is_asked() -> None:
     said = refusal("dro", {"beta": 0.1}, streams={"value": KL})
     assert "stream value: expected shape [6], got [6, 3]" in said
@@ -178,23 +213,22 @@ def test_a_second_logp_among_the_streams() -> None:
         objectives.evaluate("sft", LOGP, Batch.of(**SIX), streams={"logp": KL})
 
 
-@pytest.mark.parametrize("options", [{}, {"ratio": "old"}, {"std": False}])
-def test_a_ratio_that_overflows_names_the_row(options: dict[str, Any]) -> None:
-    far = [list(row) for row in LOGP]
-    far[2][2] = -800.0
-    field = "old_logp" if options.get("ratio") else "behavior_logp"
-    said = refusal("grpo", options, **{field: far})
-    assert "objective grpo" in said
-    assert "sample 3" in said
-    assert f"(a ratio that overflows?), largest |logp - {field}| 798. What to do" in said
-
-
-def test_k3_that_overflows_names_the_row() -> None:
-    far = [list(row) for row in LOGP]
-    far[5][1] = -802.0
-    said = refusal("grpo", {"beta": 0.1}, logp=far)
-    assert "sample 6" in said
-    assert "largest |logp - ref_logp| 801" in said
+@pytest.mark.parametrize(
+    ("options", "field", "far", "said"),
+    [
+        ({}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
+        ({"ratio": "old"}, "old_logp", -800.0, "largest |logp - old_logp| 798. What to do"),
+        ({"std": False}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
+        ({"beta": 0.1}, "logp", -803.0, "largest |logp - ref_logp| 802"),
+    ],
+)
+def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: float, said: str) -> None:
+    values = [list(row) for row in (LOGP if field == "logp" else SIX[field])]
+    values[2][2] = far
+    found = refusal("grpo", options, **{field: values})
+    assert "objective grpo" in found
+    assert "sample 3" in found
+    assert f"(a ratio that overflows?), {said}" in found
 
 
 @pytest.mark.parametrize(
@@ -227,40 +261,58 @@ def test_an_unknown_objective(act: Any) -> None:
     assert "did you mean agro?" in str(caught.value)
 
 
+NO_WEIGHT = 'is of a weight, but weight = "none"'
+BETA: dict[str, Any] = {"beta": 0.1}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("agro", {}, ("beta", "no default")),
         ("kl_pg", {}, ("beta", "no default")),
-        ("agro", {"bta": 0.1, "beta": 0.1}, ("unknown option bta", "did you mean beta")),
+        ("agro", BETA | {"bta": 0.1}, ("unknown option bta", "did you mean beta")),
+        ("agro", BETA | {"reward_scale": "loss"}, ("unknown option reward_scale; did you mean scale?",)),
+        ("sft", BETA, ("unknown option beta; it has: weight",)),
+        ("rloo", {"zeta_coefficient": 1}, ("it has: beta, baseline, normalize, weight",)),
+        ("agro_onpolicy", BETA | {"scale": "loss"}, ("unknown option scale",)),
+        ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
+        ("agro", {"beta": np.nan}, ("beta", "nan")),
+        ("agro", {"beta": "0.1"}, ("beta", "a number", "'0.1'")),
+        ("agro", BETA | {"scale": "rewards"}, ("scale", "'reward', 'loss'", "'rewards'")),
+        ("agro", BETA | {"singletons": "keep"}, ("singletons", "'error', 'drop'", "'keep'")),
+        ("agro_onpolicy", BETA | {"baseline": 1}, ("baseline", "False, True", "1")),
+        ("reinforce", {"baseline": "median"}, ("baseline", "'gdpo' or a number", "'median'")),
+        ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),
+        ("grpo", {"clip": [0.2, -0.1]}, ("clip", "0 or more", "-0.1")),
+        # of options that exclude each other
         (
             "agro",
-            {"reward_scale": "loss", "beta": 0.1},
-            ("unknown option reward_scale; did you mean scale?",),
+            BETA | {"average": "token", "regularizer": "local"},
+            ('regularizer = "local" needs average = "sum", got "token"',),
         ),
-        ("sft", {"beta": 0.1}, ("unknown option beta; it has: weight",)),
+        ("agro", BETA | {"weight": "reference", "regularizer": "triangular"}, ("regularizer",)),
         (
-            "rloo",
-            {"zeta_coefficient": 1},
-            ("unknown option zeta_coefficient", "it has: beta, baseline, normalize, weight"),
+            "agro_onpolicy",
+            BETA | {"squared": "local", "likelihood_ratio": "adaptive"},
+            ('squared = "local" ', '"adaptive"'),
         ),
-        ("agro_onpolicy", {"beta": 0.1, "scale": "loss"}, ("unknown option scale",)),
-        ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
-        ("agro", {"beta": float("nan")}, ("beta", "nan")),
-        ("agro", {"beta": float("inf")}, ("beta", "inf")),
-        ("agro", {"beta": "0.1"}, ("beta", "a number", "'0.1'")),
-        ("agro", {"beta": True}, ("beta", "a number", "True")),
-        ("agro", {"beta": None}, ("beta", "a number", "None")),
-        ("agro", {"beta": 0.1, "scale": "rewards"}, ("scale", "'reward', 'loss'", "'rewards'")),
-        ("agro", {"beta": 0.1, "singletons": "keep"}, ("singletons", "'error', 'drop'", "'keep'")),
-        ("agro_onpolicy", {"beta": 0.1, "baseline": 1}, ("baseline", "False, True", "1")),
-        ("reinforce", {"baseline": "median"}, ("baseline", "'gdpo' or a number", "'median'")),
-        ("reinforce", {"baseline": False}, ("baseline", "False")),
-        ("grpo", {"ratio": "reference"}, ("ratio", "'behavior', 'old'", "'reference'")),
-        ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),
-        ("grpo", {"clip": [0.2]}, ("clip", "two numbers")),
-        ("grpo", {"clip": [0.2, -0.1]}, ("clip", "0 or more", "-0.1")),
-        ("grpo", {"std": "yes"}, ("std", "False, True", "'yes'")),
+        (
+            "squared_consistency",
+            BETA | {"baseline": "stored"},
+            ('scale = "half_variance" divides by n − 1',),
+        ),
+        (
+            "pair_consistency",
+            BETA | {"gap": "reward", "votes": "mean"},
+            ('gap = "reward" needs votes = "ignore", got "mean"',),
+        ),
+        ("opmd", {"form": "pairwise", "baseline": "soft"}, ('form = "pairwise"',)),
+        ("grpo", {"weight_level": "token"}, (NO_WEIGHT,)),
+        ("grpo", {"weight_min": 0.5}, (NO_WEIGHT,)),
+        ("grpo", {"weight_rule": "mask"}, (NO_WEIGHT,)),
+        ("bapo", {"low": (0.9, 0.6, 0.1)}, ("low: expected start, maximum and step",)),
+        ("bapo", {"high": (1.2, 3.0, 0.0)}, ("high: expected start, maximum and step",)),
+        ("bapo", {"low": (0.6, 1.5, 0.1)}, ("lower bound may go to 1.5, above the upper one, 1.2",)),
     ],
     ids=str,
 )
@@ -278,17 +330,8 @@ def test_describe_checks_the_options_it_is_given(options: dict[str, Any]) -> Non
 
 def test_the_names_of_the_contract_are_there() -> None:
     assert {"agro", "agro_onpolicy", "rloo", "reinforce", "kl_pg", "grpo", "sft"} <= set(objectives.names())
-    columns = (
-        "ref_logp",
-        "behavior_logp",
-        "old_logp",
-        "staleness",
-        "role",
-        "weight",
-        "pairs",
-        "votes",
-        "extra",
-    )
+    of_rows = ("ref_logp", "behavior_logp", "old_logp", "staleness", "role", "weight")
+    columns = (*of_rows, "pairs", "votes", "extra")
     batch = Batch.of(mask=[[0, 1]], reward=[1.0], group=["a"], **dict.fromkeys(columns))
     assert all(hasattr(batch, name) for name in columns)
 
@@ -296,29 +339,31 @@ def test_the_names_of_the_contract_are_there() -> None:
 def test_describe() -> None:
     """Needs before options are known are the most it may need."""
     told = objectives.describe("agro")
-    assert set(told["needs"]) == {"reward", "groups", "ref_logp"}
-    assert told["couples"] == "group"
-    assert told["name"] == "agro"
-    assert told["options"]["beta"]["required"]
-    assert told["options"]["beta"]["default"] is None
-    assert "reward per nat" in told["options"]["beta"]["unit"]
-    assert told["options"]["scale"]["default"] == "reward"
+    assert (told["name"], set(told["needs"]), told["couples"]) == (
+        "agro",
+        {"reward", "groups", "ref_logp"},
+        "group",
+    )
+    beta = told["options"]["beta"]
+    assert (beta["required"], beta["default"]) == (True, None)
+    assert "reward per nat" in beta["unit"]
     assert "2503.19612" in told["source"]
     assert "eq. 4" in told["source"]
+    defaults = {}
     for name in objectives.names():
         told = objectives.describe(name)
         assert told["summary"]
         assert told["source"]
         assert all(o["unit"] and o["meaning"] and o["expected"] for o in told["options"].values())
-    defaults = {
-        n: {k: o["default"] for k, o in objectives.describe(n)["options"].items() if not o["required"]}
-        for n in objectives.names()
+        defaults[name] = {k: o["default"] for k, o in told["options"].items() if not o["required"]}
+    promised = {
+        "agro": {"scale": "reward"},
+        "rloo": {"beta": 0},
+        "reinforce": {"baseline": "none"},
+        "agro_onpolicy": {"baseline": False},
+        "grpo": {"ratio": "behavior", "clip": (0.2, 0.2), "std": True, "beta": 0},
     }
-    assert defaults["rloo"]["beta"] == 0
-    assert defaults["reinforce"]["baseline"] == "none"
-    assert defaults["agro_onpolicy"]["baseline"] is False
-    promised = {"ratio": "behavior", "clip": (0.2, 0.2), "std": True, "beta": 0}
-    assert {k: defaults["grpo"][k] for k in promised} == promised
+    assert {name: {k: defaults[name][k] for k in of} for name, of in promised.items()} == promised
 
 
 def test_a_refusal_leaves_the_batch_as_it_was() -> None:

@@ -16,15 +16,13 @@ BETA = 0.3
 
 
 def rewards(space: Space) -> Tensor:
-    return torch.rand(
-        space.prompts, len(space.responses), generator=torch.Generator().manual_seed(7), dtype=torch.float64
-    )
+    random = torch.Generator().manual_seed(7)
+    return torch.rand(space.prompts, len(space.responses), generator=random, dtype=torch.float64)
 
 
 def derivative(loss: Tensor, policy: Enumerable) -> Tensor:
-    found = torch.autograd.grad(
-        loss, policy.parameters(), materialize_grads=True
-    )  # 0 for its values, not read here
+    # 0 for its values, not read here
+    found = torch.autograd.grad(loss, policy.parameters(), materialize_grads=True)
     return torch.cat([g.flatten() for g in found])
 
 
@@ -52,13 +50,8 @@ def test_the_off_policy_estimator_is_unbiased_for_any_behavior(space: Space, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_on_policy_estimator_is_unbiased(space: Space, kind) -> None:
     policy, reference, reward = kind(space, 1), kind(space, 2), rewards(space)
-    found = gradient(
-        policy,
-        reference,
-        all_groups(DataDistribution(policy, reward), reference, 3),
-        "agro_onpolicy",
-        {"beta": BETA},
-    )
+    batch = all_groups(DataDistribution(policy, reward), reference, 3)
+    found = gradient(policy, reference, batch, "agro_onpolicy", {"beta": BETA})
     exact = derivative(half_variance(policy, reference, reward, policy.logp().exp()), policy)
     torch.testing.assert_close(found, exact, atol=1e-12, rtol=0)
 
@@ -80,11 +73,7 @@ def test_drawn_groups_have_that_expectation(space: Space) -> None:
 def test_the_trap_ratio_is_that_of_the_moments() -> None:
     """Over all groups of three, weighed by their probability, it is E_x μ₃(R) / (2β E_x Var R)."""
     space = SPACES[0]
-    policy, reference, reward = (
-        Enumerable.table(space, 1),
-        Enumerable.table(space, 2),
-        3 * rewards(space) ** 4,
-    )
+    policy, reference, reward = *(Enumerable.table(space, s) for s in (1, 2)), 3 * rewards(space) ** 4
     batch = all_groups(DataDistribution(policy, reward), reference, 3)
     logp = policy.streams(batch.tokens, batch.lengths, batch.mask)["logp"].detach()
     found = evaluate("agro_onpolicy", logp, batch, beta=BETA).metrics["trap_ratio"]
@@ -135,9 +124,8 @@ def test_the_optimum_is_consistent() -> None:
 
 def test_any_distribution_is_a_table() -> None:
     space = SPACES[1]
-    logp = torch.randn(
-        2, len(space.responses), generator=torch.Generator().manual_seed(3), dtype=torch.float64
-    ).log_softmax(1)
+    random = torch.Generator().manual_seed(3)
+    logp = torch.randn(2, len(space.responses), generator=random, dtype=torch.float64).log_softmax(1)
     torch.testing.assert_close(Enumerable.of(space, logp).logp().detach(), logp)
     both = Enumerable.joined([Enumerable.table(space, 1), Enumerable.table(space, 2)])
     torch.testing.assert_close(both.logp()[2:], Enumerable.table(space, 2).logp())

@@ -9,11 +9,7 @@ import itertools
 import math
 from math import fsum
 
-from independent.base import Case, Group, groups_of, others_mean
-
-
-def mean_of(values: list[float]) -> float:
-    return fsum(values) / len(values)
+from independent.base import Case, Found, Group, mean_of, others_mean, standardized
 
 
 def needed(kind: str) -> int:
@@ -21,24 +17,27 @@ def needed(kind: str) -> int:
     return 1 if kind == "reinforce_pp" else 2
 
 
-def advantages(case: Case, kind: str) -> list[tuple[Group, list[float]]]:
+def advantages(case: Case, kind: str) -> Found:
     """The groups, and the advantages of their responses."""
-    groups = groups_of(case, needed(kind))
-    per_group = [by_part(case, g) if kind == "gdpo" else of_group(kind, g) for g in groups]
-    if kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo"):
-        counts = [g.weight * len(y.places) for g in groups for y in g.responses]
-        values = [a for group in per_group for a in group]
-        mean = fsum(c * a for c, a in zip(counts, values)) / fsum(counts)
-        variance = fsum(c * (a - mean) ** 2 for c, a in zip(counts, values)) / fsum(counts)
-        if max(values) == min(values):
-            return [(g, [0.0] * len(g.responses)) for g in groups]
-        per_group = [[(a - mean) / math.sqrt(max(variance, 1e-8)) for a in group] for group in per_group]
-    return list(zip(groups, per_group))
+    groups = case.groups(needed(kind))
+    found = [(g, by_part(case, g) if kind == "gdpo" else of_group(kind, g)) for g in groups]
+    return over_the_step(found) if kind in ("reinforce_pp", "reinforce_pp_baseline", "gdpo") else found
+
+
+def over_the_step(found: Found) -> Found:
+    """Less the mean over all tokens, over the standard deviation."""
+    every = [(g.weight * len(y.places), a) for g, A in found for y, a in zip(g.responses, A, strict=True)]
+    total = fsum(count for count, _ in every)
+    mean = fsum(count * a for count, a in every) / total
+    variance = fsum(count * (a - mean) ** 2 for count, a in every) / total
+    if len({a for _, a in every}) == 1:
+        return [(g, [0.0] * len(A)) for g, A in found]
+    return [(g, [(a - mean) / math.sqrt(max(variance, 1e-8)) for a in A]) for g, A in found]
 
 
 def of_group(kind: str, group: Group) -> list[float]:
     """Without what a step has in common."""
-    r = [y.reward for y in group.responses]
+    r = group.rewards
     if kind == "reinforce_pp":
         return r
     if kind == "others":
@@ -47,14 +46,11 @@ def of_group(kind: str, group: Group) -> list[float]:
         tokens = [len(y.places) for y in group.responses]
         b = fsum(t * x for t, x in zip(tokens, r)) / sum(tokens)
         return [x - b for x in r]
-    off = [0.0 if max(r) == min(r) else x - mean_of(r) for x in r]
-    if kind == "standardized":
-        spread = math.sqrt(fsum(x * x for x in off) / (len(r) - 1))
-        return [x / (spread + 1e-6) for x in off]
-    if kind == "maxrl":
-        return [x / abs(mean_of(r)) if x else 0.0 for x in off]
     if kind == "red_drop":
         return after_drops(r)
+    off = standardized(r, std=kind == "standardized")
+    if kind == "maxrl":
+        return [x / abs(mean_of(r)) if x else 0.0 for x in off]
     return off
 
 
@@ -64,10 +60,8 @@ def by_part(case: Case, group: Group) -> list[float]:
     weights = case.part_weights[rows[0]]
     total = [0.0] * len(rows)
     for k, weight in enumerate(weights):
-        r = [case.reward_parts[row][k] for row in rows]
-        off = [0.0 if max(r) == min(r) else x - mean_of(r) for x in r]
-        spread = math.sqrt(fsum(x * x for x in off) / (len(r) - 1))
-        total = [a + weight * x / (spread + 1e-6) for a, x in zip(total, off)]
+        part = standardized([case.reward_parts[row][k] for row in rows], True)
+        total = [a + weight * x for a, x in zip(total, part)]
     return total
 
 

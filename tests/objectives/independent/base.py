@@ -20,6 +20,30 @@ from typing import Any
 import numpy as np
 
 Result = tuple[float, dict[str, np.ndarray]]
+Place = tuple[int, int]  # (row, token)
+
+
+@dataclass
+class Response:
+    reward: float
+    places: list[Place]  # in the mask
+    role: str
+    hinted: bool
+    meaning: float
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted({row for row, _ in self.places})
+
+
+@dataclass
+class Group:
+    weight: float
+    responses: list[Response]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [y.reward for y in self.responses]
 
 
 @dataclass
@@ -40,60 +64,86 @@ class Case:
     token_reward: np.ndarray  # [B,T]; NaN: none
     value: Sequence[float]  # [B]
     stored_value: Sequence[float]  # [B], one value a group
-    pairs: Sequence[tuple[Hashable, Hashable]] = ()  # responses, the better one first
-    votes: Sequence[tuple[float, float]] = ()
-    role: Sequence[str] = ()  # [B], one of the rows of a response; () of nobody asked
-    hinted: Sequence[float] = ()  # [B], 1 where the response was written with a hint
-    meaning: Sequence[float] = ()  # [B], the number of the response's meaning
-    proposal: np.ndarray | None = None  # [B,T]
-    proposal_mean: np.ndarray | None = None  # [B,T]
-    old_value: np.ndarray | None = None  # [B,T]
-    ref_mean: np.ndarray | None = None  # [B,T]
-    ref_square: np.ndarray | None = None  # [B,T]
-    normalizer: np.ndarray | None = None  # [B,T]
-    future: np.ndarray | None = None  # [B,T]
-    stored_quantile: Sequence[float] = ()  # [B], one value a response
-    reward_parts: Sequence[Sequence[float]] = ()  # [B][K], one value a response
-    part_weights: Sequence[Sequence[float]] = ()  # [B][K], the same in all rows
+    pairs: Sequence[tuple[Hashable, Hashable]]  # responses, the better one first
+    votes: Sequence[tuple[float, float]]
+    role: Sequence[str]  # [B], of the response
+    hinted: Sequence[float]  # [B], 1 where the response was written with a hint
+    meaning: Sequence[float]  # [B], the number of the response's meaning
+    proposal: np.ndarray  # [B,T]
+    proposal_mean: np.ndarray  # [B,T]
+    old_value: np.ndarray  # [B,T]
+    ref_mean: np.ndarray  # [B,T]
+    ref_square: np.ndarray  # [B,T]
+    normalizer: np.ndarray  # [B,T]
+    future: np.ndarray  # [B,T]
+    stored_quantile: Sequence[float]  # [B], one value a response
+    reward_parts: Sequence[Sequence[float]]  # [B][K], one value a response
+    part_weights: Sequence[Sequence[float]]  # [B][K], the same in all rows
+
+    def anchor(self, name: str) -> np.ndarray:
+        """[B,T] the log-probs of the reference, of the behavior, or of the policy before the step."""
+        return {"reference": self.ref_logp, "behavior": self.behavior_logp, "old": self.old_logp}[name]
+
+    def groups(self, least: int) -> list[Group]:
+        """The groups with at least `least` responses."""
+        found: dict[Hashable, dict[Hashable, Response]] = {}
+        weights: dict[Hashable, float] = {}
+        B, T = self.mask.shape
+        for row in range(B):
+            weights[self.group[row]] = float(self.weight[row])
+            responses = found.setdefault(self.group[row], {})
+            hinted = self.hinted[row] == 1
+            new = Response(float(self.reward[row]), [], self.role[row], hinted, self.meaning[row])
+            response = responses.setdefault(self.response[row], new)
+            for t in range(T):
+                if self.mask[row, t]:
+                    response.places.append((row, t))
+        groups = [Group(weights[name], list(responses.values())) for name, responses in found.items()]
+        return [g for g in groups if len(g.responses) >= least]
+
+    def log_ratio(self, place: Place, anchor: str = "behavior") -> float:
+        """l - f of a token."""
+        return float(self.logp[place]) - float(self.anchor(anchor)[place])
+
+    def ratio(self, place: Place, anchor: str = "behavior") -> float:
+        """exp(l - f), where that is a number."""
+        return power(self.log_ratio(place, anchor))
+
+    def summed_log_ratio(self, response: Response, anchor: str) -> float:
+        """Σ_t (l_t - f_t), rounded once."""
+        return sum_of_differences(self.logp, self.anchor(anchor), response)
+
+    def stored(self, group: Group) -> float:
+        return float(self.stored_value[group.responses[0].rows[0]])
 
 
-@dataclass
-class Response:
-    reward: float
-    places: list[tuple[int, int]]  # (row, token) in the mask
-    role: str = "policy"
-    hinted: bool = False
-    meaning: float = math.nan
-
-
-@dataclass
-class Group:
-    weight: float
-    responses: list[Response]
-
-
-def groups_of(case: Case, least: int) -> list[Group]:
-    """The groups with at least `least` responses."""
-    found: dict[Hashable, dict[Hashable, Response]] = {}
-    weights: dict[Hashable, float] = {}
-    B, T = case.mask.shape
-    for row in range(B):
-        weights[case.group[row]] = float(case.weight[row])
-        responses = found.setdefault(case.group[row], {})
-        role = case.role[row] if case.role else "policy"
-        hinted = bool(case.hinted) and case.hinted[row] == 1
-        meaning = case.meaning[row] if case.meaning else math.nan
-        new = Response(float(case.reward[row]), [], role, hinted, meaning)
-        response = responses.setdefault(case.response[row], new)
-        for t in range(T):
-            if case.mask[row, t]:
-                response.places.append((row, t))
-    groups = [Group(weights[name], list(responses.values())) for name, responses in found.items()]
-    return [g for g in groups if len(g.responses) >= least]
+Found = list[tuple[Group, list[float]]]  # groups, each with a number for each of its responses
 
 
 def total(stream: np.ndarray, response: Response) -> float:
     return fsum(float(stream[place]) for place in response.places)
+
+
+def power(x: float) -> float:
+    return exp(min(x, 700.0))
+
+
+def sum_of_differences(new: np.ndarray, old: np.ndarray, response: Response) -> float:
+    return fsum(x for p in response.places for x in (float(new[p]), -float(old[p])))
+
+
+def mean_of(values: list[float]) -> float:
+    return fsum(values) / len(values)
+
+
+def quantile(values: list[tuple[float, float]], share: float) -> float:
+    """Of (value, weight): the first value up to which there is this share of the weights."""
+    reached, every = 0.0, fsum(weight for _, weight in values)
+    for value, weight in sorted(values):
+        reached += weight
+        if reached >= share * every:
+            return value
+    return max(values)[0]
 
 
 def others_mean(values: list[float], i: int) -> float:
@@ -109,15 +159,20 @@ def less_baseline(
     if baseline == "others":
         return [a - others_mean(R[i], j) for j, a in enumerate(R[i])]
     if baseline == "stored":
-        return [a - float(case.stored_value[groups[i].responses[0].places[0][0]]) for a in R[i]]
+        return [a - case.stored(groups[i]) for a in R[i]]
     above, total = [], []
     for k, g in enumerate(groups):
         for y, a in zip(g.responses, R[k], strict=True):
-            norm = g.weight * fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) * (k != i)
+            norm = g.weight * gradient_norm(case, y) * (k != i)
             above.append(norm * a)
             total.append(norm)
     b = fsum(above) / fsum(total) if any(total) else 0.0
     return [a - b for a in R[i]]
+
+
+def gradient_norm(case: Case, y: Response) -> float:
+    """g = Σ_t (1 − exp l_t)²."""
+    return fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places)
 
 
 def half_variance(values: list[float]) -> float:
@@ -129,14 +184,12 @@ def half_variance(values: list[float]) -> float:
 def regularized(case: Case, group: Group, beta: float, average: str = "sum") -> list[float]:
     """R_i = r_i - β Σ_t (l_it - f_it), or β times their mean; at β = 0 it is r_i, whatever the reference."""
     if beta == 0:
-        return [y.reward for y in group.responses]
-    out = []
-    for y in group.responses:
-        ratio = fsum(
-            term for place in y.places for term in (float(case.logp[place]), -float(case.ref_logp[place]))
-        )
-        out.append(y.reward - beta * ratio / (len(y.places) if average == "token" else 1))
-    return out
+        return group.rewards
+    of_mean = average == "token"
+    return [
+        y.reward - beta * case.summed_log_ratio(y, "reference") / (len(y.places) if of_mean else 1)
+        for y in group.responses
+    ]
 
 
 def weighted(
@@ -152,11 +205,10 @@ def weighted(
     if weight != "none":
         w = ratio_weights(case, weight, **bounds)
     grad = grads["logp"].copy()
-    for g in groups_of(case, 1):
+    for g in case.groups(1):
         first = [y.places[0] for y in g.responses]
         by_w = [float(w[p]) for p in first]
-        norms = [fsum((1.0 - exp(float(case.logp[p]))) ** 2 for p in y.places) for y in g.responses]
-        by_wg = [a * b for a, b in zip(by_w, norms, strict=True)]
+        by_wg = [a * gradient_norm(case, y) for a, y in zip(by_w, g.responses, strict=True)]
         below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
         excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
         excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
@@ -170,7 +222,7 @@ def shifted(case: Case, result: Result, least: int, baseline_shift: float) -> Re
     """[28]: a baseline that is lower by s: −s Σ_t ∇l_t of each response, averaged as `shares` says."""
     loss, grads = result
     grad = grads["logp"].copy()
-    for place, share in shares(groups_of(case, least), 1.0).items():
+    for place, share in shares(case.groups(least), 1.0).items():
         grad[place] -= baseline_shift * share
     return loss, {**grads, "logp": grad}
 
@@ -194,15 +246,12 @@ def ratio_weights(
 
     The ratio is to the reference or to the recorded behavior b; for "mismatch" it is o - b, whatever l.
     """
-    new, anchor = {
-        "reference": (case.logp, case.ref_logp),
-        "behavior": (case.logp, case.behavior_logp),
-        "mismatch": (case.old_logp, case.behavior_logp),
-    }[weight]
+    new = case.old_logp if weight == "mismatch" else case.logp
+    anchor = case.ref_logp if weight == "reference" else case.behavior_logp
     most = math.inf if weight_max is None else weight_max
     out = np.zeros_like(case.ref_logp, dtype=float)
-    for place, log_w in log_ratios(case, new, anchor, **level).items():
-        w = exp(min(weight_power * log_w, 700.0))
+    for place, log_w in by_level(case, new, anchor, **level).items():
+        w = power(weight_power * log_w)
         if weight_rule == "truncate":
             out[place] = min(max(w, weight_min), most)
         elif weight_min <= w <= most:
@@ -210,16 +259,19 @@ def ratio_weights(
     return out
 
 
-def log_ratios(
+def by_level(
     case: Case, new: Any, anchor: Any, weight_level: str = "sequence", weight_normalize: str = "none"
-) -> dict[tuple[int, int], float]:
+) -> dict[Place, float]:
     """By token its own new − anchor, or Σ_t of its response, or the mean of these.
 
     Normalized by group, less the largest one of a group in which all are below 0.
     """
     found = {}
-    for group in groups_of(case, 1):
-        of_response = [log_ratio(y, new, anchor, weight_level) for y in group.responses]
+    for group in case.groups(1):
+        of_response = [
+            sum_of_differences(new, anchor, y) / (len(y.places) if weight_level == "mean" else 1)
+            for y in group.responses
+        ]
         fallen = min(0.0, max(of_response)) if weight_normalize == "group" else 0.0
         for y, log_w in zip(group.responses, of_response, strict=True):
             for place in y.places:
@@ -228,13 +280,7 @@ def log_ratios(
     return found
 
 
-def log_ratio(response: Response, new: Any, anchor: Any, level: str) -> float:
-    """Σ_t (new − anchor) of the response, or the mean for "mean"."""
-    total = fsum(x for p in response.places for x in (float(new[p]), -float(anchor[p])))
-    return total / len(response.places) if level == "mean" else total
-
-
-def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], float]:
+def shares(groups: list[Group], average: str | float) -> dict[Place, float]:
     """What the loss of each token counts in the step's: by responses, groups and their weights, or alike."""
     W = fsum(g.weight for g in groups)
     tokens = fsum(g.weight * len(y.places) for g in groups for y in g.responses)
@@ -255,7 +301,7 @@ def shares(groups: list[Group], average: str | float) -> dict[tuple[int, int], f
 def with_kl(
     case: Case,
     result: Result,
-    share: dict[tuple[int, int], float],
+    share: dict[Place, float],
     ratio: str,
     beta: float,
     kl: str = "k3",
@@ -268,12 +314,11 @@ def with_kl(
     """
     loss, grads = result
     grad = grads["logp"].copy()
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
     for place, of_token in share.items():
-        d = float(case.logp[place]) - float(case.ref_logp[place])
+        d = case.log_ratio(place, "reference")
         k, slope = (d * d / 2, d) if kl == "k2" else (math.expm1(-d) + d, -math.expm1(-d))
         if unbiased_kl:
-            w = exp(float(case.logp[place]) - float(anchor[place]))
+            w = exp(case.log_ratio(place, ratio))
             k, slope = w * k, w * (d if kl == "k3" else k + slope)
         loss += of_token * beta * k
         grad[place] += of_token * beta * slope
@@ -289,30 +334,51 @@ def standardized(r: list[float], std: bool) -> list[float]:
     return [(x - mean) / spread for x in r]
 
 
-def advantages(group: Group, std: bool) -> list[float]:
-    return standardized([y.reward for y in group.responses], std)
-
-
-# (advantage, response, place) -> the loss of the token there, and its slope
-Token = Callable[[float, Response, tuple[int, int]], tuple[float, float]]
+# (advantage, response, place) -> the loss of the token there, and its slope in l
+Pair = tuple[float, float]
+Token = Callable[[float, Response, Place], Pair]
 
 
 def over_tokens(case: Case, token: Token, std: bool, average: str | float) -> Result:
-    """The sum of the tokens' losses by their shares; slopes are in their log-probs."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    share = shares(groups, average)
-    for g in groups:
-        for A, y in zip(advantages(g, std), g.responses):
-            for place in y.places:
-                term, slope = token(A, y, place)
-                loss += share[place] * term
-                grad[place] = share[place] * slope
+    """Of each token with its response's reward less the mean, over the deviation with `std`."""
+    found = [(g, standardized(g.rewards, std)) for g in case.groups(2)]
+    return averaged(case, found, average, token)
+
+
+def averaged(case: Case, found: Found, average: str | float, token: Token) -> Result:
+    """The sum of the tokens' losses by their shares; `found` has the advantages of responses."""
+    grad, loss = np.zeros(case.logp.shape), 0.0
+    share = shares([g for g, _ in found], average)
+    for A, y in ((A, y) for g, of_group in found for A, y in zip(of_group, g.responses, strict=True)):
+        for place in y.places:
+            term, slope = token(A, y, place)
+            loss += share[place] * term
+            grad[place] = share[place] * slope
     return loss, {"logp": grad}
 
 
-def token_log_ratio(case: Case, place: tuple[int, int], ratio: str = "behavior") -> float:
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return float(case.logp[place]) - float(anchor[place])
+def combined(*parts: tuple[float, Result]) -> Result:
+    """The sum of results by factors."""
+    streams = {stream for _, (_, grads) in parts for stream in grads}
+    loss = fsum(factor * of_part for factor, (of_part, _) in parts)
+    return loss, {s: sum(factor * grads.get(s, 0.0) for factor, (_, grads) in parts) for s in streams}
+
+
+def imitated(case: Case, groups: list[Group]) -> Result:
+    """The mean of -l over their tokens, each as often as its row's weight says."""
+    found = [(g, g.rewards) for g in groups]
+    return averaged(case, found, "token", lambda _, y, place: (-float(case.logp[place]), -1.0))
+
+
+def clipped(w: float, A: float, low: float, high: float, dual: float | None = None) -> Pair:
+    """-min(w A, clamp(w) A), for A < 0 at most -c A with c = `dual`; its slope in log w.
+
+    That is -w A where it is the value, and 0 where a bound is.
+    """
+    gain = min(w * A, min(max(w, low), high) * A)
+    if dual is not None and A < 0:
+        gain = max(gain, dual * A)
+    return -gain, -w * A if gain == w * A else 0.0
 
 
 def imitating(
@@ -323,30 +389,22 @@ def imitating(
     imitation: float,
     imitation_reward: float | None = None,
 ) -> Result:
-    """Plus `imitation` times the mean of -l over the tokens of the imitated responses, each as often as its
-    row's weight says.
+    """Plus `imitation` times the mean of -l over the tokens of the imitated responses.
 
     They are the winners where the objective is of judged pairs, else the best ones of groups with unequal
     rewards; with `imitation_reward` those of that reward or more. Groups of fewer than `least` responses, or
     without a pair where pairs are `judged`, aren't there.
     """
-    loss, grads = result
     winners = {winner for winner, _ in case.pairs}
-    places: list[tuple[int, int]] = []
-    for g in groups_of(case, least):
-        names = {case.response[y.places[0][0]]: y for y in g.responses}
+    chosen = []
+    for g in case.groups(least):
+        names = {case.response[y.rows[0]]: y for y in g.responses}
         if judged and not names.keys() & winners:
             continue
-        best = max(y.reward for y in g.responses)
-        differ = any(y.reward < best for y in g.responses)
-        for name, y in names.items():
-            takes = name in winners if judged else differ and y.reward == best
-            if imitation_reward is not None:
-                takes = y.reward >= imitation_reward
-            places += y.places if takes else []
-    grad = grads["logp"].copy()
-    W = fsum(float(case.weight[row]) for row, _ in places)
-    for row, t in places:
-        grad[row, t] -= imitation * float(case.weight[row]) / W
-    loss -= imitation * fsum(float(case.weight[row]) / W * float(case.logp[row, t]) for row, t in places)
-    return loss, {**grads, "logp": grad}
+        best = max(g.rewards) if max(g.rewards) > min(g.rewards) else math.inf
+        if imitation_reward is not None:
+            of_group = [y for y in g.responses if y.reward >= imitation_reward]
+        else:
+            of_group = [y for name, y in names.items() if (name in winners if judged else y.reward == best)]
+        chosen.append(Group(g.weight, of_group))
+    return combined((1.0, result), (imitation, imitated(case, chosen)))

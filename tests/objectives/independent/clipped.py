@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from math import exp, fsum
 
-from independent.base import Case, Response, Result, over_tokens, token_log_ratio
-
-Place = tuple[int, int]
-Pair = tuple[float, float]
+from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens
 
 
 def grpo(
@@ -25,12 +22,7 @@ def grpo(
     """
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = exp(token_log_ratio(case, place, ratio))
-        clamped = min(max(w, 1 - clip[0]), 1 + clip[1])
-        term, slope = (-w * A, -w * A) if w * A <= clamped * A else (-clamped * A, 0.0)
-        if dual_clip is not None and A < 0 and term > -dual_clip * A:
-            return -dual_clip * A, 0.0
-        return term, slope
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
     return over_tokens(case, token, std, average)
 
@@ -42,9 +34,7 @@ def dr_grpo(case: Case, average: float) -> Result:
     """
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = exp(token_log_ratio(case, place))
-        gain = min(w * A, min(max(w, 0.8), 1.2) * A)
-        return -gain, -gain if gain == w * A else 0.0
+        return clipped(case.ratio(place), A, 0.8, 1.2)
 
     return over_tokens(case, token, False, average)
 
@@ -53,7 +43,7 @@ def dapo(case: Case) -> Result:
     """One mean over the tokens of all responses; the ratio may go from 0.8 to 1.28."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = exp(token_log_ratio(case, place))
+        w = case.ratio(place)
         if (A > 0 and w > 1.28) or (A < 0 and w < 0.8):
             return -(1.28 if A > 0 else 0.8) * A, 0.0
         return -w * A, -w * A
@@ -65,17 +55,11 @@ def ppo_dual_clip(case: Case) -> Result:
     """A > 0: w A up to 1.2 A. A < 0: w A for w from 0.8 to 3, and no slope outside."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
-        w = exp(token_log_ratio(case, place))
+        w = case.ratio(place)
         kept = min(w, 1.2) if A > 0 else min(max(w, 0.8), 3.0)
         return -kept * A, -w * A if kept == w else 0.0
 
     return over_tokens(case, token, True, "token")
-
-
-def of_response(case: Case, y: Response, ratio: str = "behavior") -> float:
-    """s = exp(mean_t (l_t - b_t)); ds/dl_t = s/T."""
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return exp(fsum(x for p in y.places for x in (float(case.logp[p]), -float(anchor[p]))) / len(y.places))
 
 
 def gspo(
@@ -85,15 +69,14 @@ def gspo(
     std: bool = True,
     average: str | float = "response",
 ) -> Result:
-    """-min(s A, clamp(s) A), the same at each token: T of them have the slope s A in l_t.
+    """-min(s A, clamp(s) A), s = exp(mean_t (l_t - b_t)), the same at each token.
 
-    0 where the clamp is taken and s is outside its limits.
+    As ds/dl_t = s/T, T tokens have the slope s A in l_t; 0 where the clamp is taken and limits s.
     """
 
     def token(A: float, y: Response, _: Place) -> Pair:
-        s = of_response(case, y, ratio)
-        clamped = min(max(s, 1 - clip[0]), 1 + clip[1])
-        return -min(s * A, clamped * A), -s * A if s * A <= clamped * A else 0.0
+        s = exp(case.summed_log_ratio(y, ratio) / len(y.places))
+        return clipped(s, A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, average)
 
@@ -109,12 +92,10 @@ def gmpo(case: Case, ratio: str = "behavior", clip: Pair = (0.4, 0.4), std: bool
     ds/dl_t = s/T where c_t isn't limited, else 0.
     """
 
-    def limited(A: float, place: Place) -> float:
-        e = token_log_ratio(case, place, ratio)
-        return min(e, clip[1]) if A > 0 else max(e, -clip[0])
-
     def token(A: float, y: Response, place: Place) -> Pair:
-        s = exp(fsum(limited(A, p) for p in y.places) / len(y.places))
-        return -A * s, -A * s if limited(A, place) == token_log_ratio(case, place, ratio) else 0.0
+        logs = {p: case.log_ratio(p, ratio) for p in y.places}
+        limited = {p: min(e, clip[1]) if A > 0 else max(e, -clip[0]) for p, e in logs.items()}
+        s = exp(fsum(limited.values()) / len(y.places))
+        return -A * s, -A * s if limited[place] == logs[place] else 0.0
 
     return over_tokens(case, token, std, "response")

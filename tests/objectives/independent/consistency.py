@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import exp, fsum, log
 
 import numpy as np
 
 from independent.base import (
     Case,
+    Found,
     Group,
+    Place,
+    Response,
     Result,
-    groups_of,
     half_variance,
     less_baseline,
+    mean_of,
     others_mean,
     regularized,
+    shares,
 )
 
 
@@ -35,45 +39,34 @@ def agro(
     scale="reward" gives the gradient divided by β (its limit at β = 0); the loss stays ½Var(R).
     Another baseline than the others: ½ (R_i - b)² / n, whose derivative is (R_i - b) / n · -β.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2 if baseline == "others" else 1)
-    kl_grad, mean_grad, square_grad = (np.zeros(case.logp.shape) for _ in range(3))
-    W = fsum(g.weight for g in groups)
+    groups = case.groups(2 if baseline == "others" else 1)
+    share = shares(groups, 1.0)
+    loss, (grad, kl_grad, mean_grad, square_grad) = 0.0, np.zeros((4, *case.logp.shape))
     every = [regularized(case, g, beta, average) for g in groups]
     for at, (g, R) in enumerate(zip(groups, every, strict=True)):
-        n, off = len(R), less_baseline(case, groups, at, every, baseline)
-        of_group = half_variance(R) if baseline == "others" else fsum(a * a for a in off) / (2 * n)
-        loss += g.weight / W * of_group
-        rho = [
-            fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.ref_logp[p])))
-            for y in g.responses
-        ]
+        off = less_baseline(case, groups, at, every, baseline)
+        of_group = half_variance(R) if baseline == "others" else fsum(a * a for a in off) / (2 * len(R))
+        loss += g.weight / fsum(h.weight for h in groups) * of_group
+        rho = [case.summed_log_ratio(y, "reference") for y in g.responses]
         for i, y in enumerate(g.responses):
             factor = (beta if scale == "loss" else 1.0) / (len(y.places) if average == "token" else 1)
-            if regularizer == "reference" and beta:
-                r = [z.reward for z in g.responses]
-                for k, place in enumerate(y.places):
-                    of_token = g.weight / W * factor / n
-                    before = fsum(float(case.logp[p]) - float(case.ref_logp[p]) for p in y.places[:k])
-                    later = fsum(float(case.ref_mean[p]) for p in y.places[k + 1 :])
-                    grad[place] = of_token * (-(r[i] - others_mean(r, i)) + beta * later)
-                    square_grad[place] = of_token * beta
+            for k, place in enumerate(y.places):
+                of_token = share[place] * factor
+                if regularizer == "sequence" or not beta:
+                    grad[place] = of_token * -off[i]
+                    continue
+                later = y.places[k + 1 :]
+                if regularizer == "triangular":
+                    pull = fsum(case.log_ratio(p, "reference") for p in (place, *later))
+                elif regularizer == "local":
+                    pull = fsum(float(case.kl[p]) for p in later)
+                    kl_grad[place] = of_token * beta
+                else:
+                    pull = fsum(float(case.ref_mean[p]) for p in later)
+                    before = fsum(case.log_ratio(p, "reference") for p in y.places[:k])
                     mean_grad[place] = of_token * beta * (before - others_mean(rho, i))
-                continue
-            if regularizer in ("triangular", "local"):
-                r = [z.reward for z in g.responses]
-                for k, place in enumerate(y.places):
-                    later = y.places[k:] if regularizer == "triangular" else y.places[k + 1 :]
-                    pull = fsum(
-                        float(case.logp[p]) - float(case.ref_logp[p])
-                        if regularizer == "triangular"
-                        else float(case.kl[p])
-                        for p in later
-                    )
-                    grad[place] = g.weight / W * factor / n * (-(r[i] - others_mean(r, i)) + beta * pull)
-                    kl_grad[place] = g.weight / W * factor / n * beta if regularizer == "local" else 0.0
-                continue
-            for place in y.places:
-                grad[place] = g.weight / W * -(factor / n) * off[i]
+                    square_grad[place] = of_token * beta
+                grad[place] = of_token * (-(y.reward - others_mean(g.rewards, i)) + beta * pull)
     others = {"local": {"kl": kl_grad}, "reference": {"ref_mean": mean_grad, "ref_square": square_grad}}
     return loss, {"logp": grad} | (others.get(regularizer, {}) if beta else {})
 
@@ -93,7 +86,7 @@ def agro_onpolicy(
     ½β² ((Σ_{s>=t} ρ_s)² + 2 (Σ_{s<t} ρ_s) (Σ_{s>=t} ρ_s)); "local" has KL_s for the ρ_s of s > t in the cross
     term.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 3 if baseline else 2)
+    grad, loss, groups = np.zeros(case.logp.shape), 0.0, case.groups(3 if baseline else 2)
     W = fsum(g.weight for g in groups)
     for g in groups:
         R = regularized(case, g, beta)
@@ -107,7 +100,7 @@ def agro_onpolicy(
             c = float(likelihood_ratio)
         for i, y in enumerate(g.responses):
             second = v[i] - others_mean(v, i) if baseline else v[i]
-            rho = [float(case.logp[p]) - float(case.ref_logp[p]) if beta else 0.0 for p in y.places]
+            rho = [case.log_ratio(p, "reference") if beta else 0.0 for p in y.places]
             for t, place in enumerate(y.places):
                 before, after = fsum(rho[:t]), fsum(rho[t + 1 :])
                 cross = fsum(float(case.kl[p]) for p in y.places[t + 1 :]) if squared == "local" else after
@@ -123,24 +116,19 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
 
     d/dl_t = -β (…), or without the β; d/dV = -(…).
     """
-    grad, value_grad, loss, groups = (
-        np.zeros(case.logp.shape),
-        np.zeros(len(case.mask)),
-        0.0,
-        groups_of(case, 1),
-    )
+    groups = case.groups(1)
+    value, value_grad, parts = np.array(case.value), np.zeros(len(case.mask)), []
     W = fsum(g.weight for g in groups)
     for g in groups:
-        n = len(g.responses)
+        n, slopes, loss = len(g.responses), [], 0.0
         for y, R in zip(g.responses, regularized(case, g, beta)):
-            rows = sorted({row for row, _ in y.places})
-            off = R - fsum(float(case.value[row]) for row in rows) / len(rows)
-            loss += g.weight / W / n * 0.5 * off * off
-            for row in rows:
-                value_grad[row] = g.weight / W / n * -off / len(rows)
-            for place in y.places:
-                grad[place] = g.weight / W / n * -off * (beta if scale == "loss" else 1.0)
-    return loss, {"logp": grad, "value": value_grad}
+            off = R - mean_of(value[y.rows].tolist())
+            loss += 0.5 * off * off / n
+            slopes.append(-off / n * (beta if scale == "loss" else 1.0))
+            value_grad[y.rows] = g.weight / W / n * -off / len(y.rows)
+        parts.append((g, loss, slopes))
+    loss, grads = descended(case, parts)
+    return loss, {**grads, "value": value_grad}
 
 
 def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared: str = "pairs") -> Result:
@@ -152,44 +140,49 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared:
     the tokens t before k.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 1)
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        for y in g.responses:
-            share, K = g.weight / W / len(g.responses), len(y.places)
-            rho = [float(case.logp[p]) - float(case.ref_logp[p]) if beta else 0.0 for p in y.places]
-            C = []
-            for k, (row, at) in enumerate(y.places):
-                dense = fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
-                C.append(float(case.prefix_value[row, at]) + dense - beta * fsum(rho[:k]))
-            C.append(y.reward - beta * fsum(rho))
-            pairs = [(i, j) for j in range(K + 1) for i in range(j) if compared == "pairs" or j == K]
-            for i, j in pairs:
-                off = (C[i] - C[j]) / len(pairs)
-                loss += share * 0.5 * off * (C[i] - C[j])
-                if i < K:
-                    value_grad[y.places[i]] += share * off
-                if j < K:
-                    value_grad[y.places[j]] -= share * off
-                for t in range(i, j if compared == "pairs" else i + 1):  # C_j has these tokens' ρ, C_i hasn't
-                    grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
+    for share, y in responses(case):
+        K, rho = len(y.places), [case.log_ratio(p, "reference") if beta else 0.0 for p in y.places]
+        C = [
+            float(case.prefix_value[place]) + earned(case, place) - beta * fsum(rho[:k])
+            for k, place in enumerate(y.places)
+        ]
+        C.append(y.reward - beta * fsum(rho))
+        pairs = [(i, j) for j in range(K + 1) for i in range(j) if compared == "pairs" or j == K]
+        for i, j in pairs:
+            off = (C[i] - C[j]) / len(pairs)
+            loss += share * 0.5 * off * (C[i] - C[j])
+            if i < K:
+                value_grad[y.places[i]] += share * off
+            if j < K:
+                value_grad[y.places[j]] -= share * off
+            for t in range(i, j if compared == "pairs" else i + 1):  # C_j has these tokens' ρ, C_i hasn't
+                grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
     return loss, {"logp": grad, "prefix_value": value_grad}
+
+
+def responses(case: Case) -> list[tuple[float, Response]]:
+    """Each with its share of the mean in its group, over groups."""
+    groups = case.groups(1)
+    W = fsum(g.weight for g in groups)
+    return [(g.weight / W / len(g.responses), y) for g in groups for y in g.responses]
+
+
+def earned(case: Case, place: Place) -> float:
+    """All token rewards of the row before it."""
+    row, at = place
+    return fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
 
 
 def oreo(case: Case, beta: float) -> Result:
     """Mean of ½ (r - β Σ_{s>=t} ρ_s - V_t)² over t; d/dl_t = -(…), the loss's slope over β, d/dV_t = -(…)."""
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 1)
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        for y in g.responses:
-            share = g.weight / W / len(g.responses) / len(y.places)
-            rho = [float(case.logp[p]) - float(case.ref_logp[p]) for p in y.places]
-            for t, (row, at) in enumerate(y.places):
-                dense = fsum(float(x) for x in case.token_reward[row, :at] if not math.isnan(x))
-                off = y.reward - dense - beta * fsum(rho[t:]) - float(case.prefix_value[row, at])
-                loss += share * 0.5 * off * off
-                grad[row, at] = value_grad[row, at] = -share * off
+    for share, y in responses(case):
+        of_token = share / len(y.places)
+        rho = [case.log_ratio(p, "reference") for p in y.places]
+        for t, place in enumerate(y.places):
+            off = y.reward - earned(case, place) - beta * fsum(rho[t:]) - float(case.prefix_value[place])
+            loss += of_token * 0.5 * off * off
+            grad[place] = value_grad[place] = -of_token * off
     return loss, {"logp": grad, "prefix_value": value_grad}
 
 
@@ -206,17 +199,16 @@ def squared_consistency(
     b is the group's mean of a, that of r, β₁ log mean exp(r/β₁), or stored. d a_i / d l_it = -β. The first
     moves too: d (a_i - ā) / d a_j = δ_ij - 1/n, and Σ_i (a_i - ā) = 0 leaves δ_ij alone.
     """
-    f = {"reference": case.ref_logp, "behavior": case.behavior_logp, "old": case.old_logp}[anchor]
     parts = []
-    for g, a in residuals(case, f, beta, 1 if baseline == "stored" else 2):
-        n = len(a)
-        rewards, beta1 = [y.reward for y in g.responses], value_beta or beta
-        most = max(rewards)
-        soft = most + beta1 * log(fsum(exp((r - most) / beta1) for r in rewards) / n)
-        stored = float(case.stored_value[g.responses[0].places[0][0]])
-        r_mean = fsum(rewards) / n
-        means = {"mean": fsum(a) / n, "reward": r_mean, "lowered": r_mean - beta}
-        b = {**means, "soft": soft, "stored": stored}[baseline]
+    for g, a in residuals(case, anchor, beta, 1 if baseline == "stored" else 2):
+        n, r_mean = len(a), mean_of(g.rewards)
+        b = {
+            "mean": mean_of(a),
+            "reward": r_mean,
+            "lowered": r_mean - beta,
+            "soft": soft(g, value_beta or beta),
+            "stored": case.stored(g),
+        }[baseline]
         if scale == "half_variance":
             factor = 1 / (2 * (n - 1))
         else:
@@ -225,16 +217,23 @@ def squared_consistency(
     return descended(case, parts)
 
 
-def log_ratios(case: Case, f: np.ndarray, least: int = 2) -> Iterator[tuple[Group, list[float]]]:
+def soft(g: Group, beta: float) -> float:
+    """β log mean exp(r/β)."""
+    most = max(g.rewards)
+    return most + beta * log(mean_of([exp((r - most) / beta) for r in g.rewards]))
+
+
+def log_ratios(case: Case, anchor: str, least: int = 2) -> Found:
     """Each group with Σ_t (l_t - f_t) of its responses."""
-    for g in groups_of(case, least):
-        yield g, [fsum(t for p in y.places for t in (float(case.logp[p]), -float(f[p]))) for y in g.responses]
+    return [(g, [case.summed_log_ratio(y, anchor) for y in g.responses]) for g in case.groups(least)]
 
 
-def residuals(case: Case, f: np.ndarray, beta: float, least: int = 2) -> Iterator[tuple[Group, list[float]]]:
+def residuals(case: Case, anchor: str, beta: float, least: int = 2) -> Found:
     """Each group with its r_i - β Σ_t (l_it - f_it)."""
-    for g, ratios in log_ratios(case, f, least):
-        yield g, [y.reward - beta * ratio for y, ratio in zip(g.responses, ratios)]
+    return [
+        (g, [r - beta * x for r, x in zip(g.rewards, ratios)])
+        for g, ratios in log_ratios(case, anchor, least)
+    ]
 
 
 def descended(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Result:
@@ -250,26 +249,24 @@ def descended(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Resu
 def gvpo(case: Case, beta: float = 0.1) -> Result:
     """½ · sample variance, in its pairwise form; d/dl_i = -β/(n-1) (a_i - ā)."""
     parts = []
-    for g, a in residuals(case, case.behavior_logp, beta):
-        n, mean = len(a), fsum(a) / len(a)
-        parts.append((g, half_variance(a), [-beta / (n - 1) * (x - mean) for x in a]))
+    for g, a in residuals(case, "behavior", beta):
+        parts.append((g, half_variance(a), [-beta / (len(a) - 1) * (x - mean_of(a)) for x in a]))
     return descended(case, parts)
 
 
 def vargrad(case: Case, beta: float) -> Result:
     """Mean of (log Z + ρ_i - r_i/β)², log Z = mean (r/β - ρ); d/dl_i = 2/n (…), as the … sum to 0."""
     parts = []
-    for g, a in residuals(case, case.ref_logp, beta):
-        log_Z = fsum(x / beta for x in a) / len(a)
-        off = [log_Z - x / beta for x in a]
-        parts.append((g, fsum(x * x for x in off) / len(a), [2 / len(a) * x for x in off]))
+    for g, a in residuals(case, "reference", beta):
+        off = [mean_of(a) / beta - x / beta for x in a]
+        parts.append((g, mean_of([x * x for x in off]), [2 / len(a) * x for x in off]))
     return descended(case, parts)
 
 
-def _all_pairs(case: Case, f: np.ndarray, beta: float) -> Result:
+def _all_pairs(case: Case, anchor: str, beta: float) -> Result:
     """Σ_{i<j} (a_i - a_j)²/(n-1); d/dl_i = -2β/(n-1) Σ_j (a_i - a_j)."""
     parts = []
-    for g, a in residuals(case, f, beta):
+    for g, a in residuals(case, anchor, beta):
         n = len(a)
         loss = fsum((a[i] - a[j]) ** 2 for i in range(n) for j in range(i)) / (n - 1)
         parts.append((g, loss, [-2 * beta / (n - 1) * fsum(x - y for y in a) for x in a]))
@@ -278,75 +275,59 @@ def _all_pairs(case: Case, f: np.ndarray, beta: float) -> Result:
 
 def copg(case: Case, beta: float) -> Result:
     """To the reference."""
-    return _all_pairs(case, case.ref_logp, beta)
+    return _all_pairs(case, "reference", beta)
 
 
 def rebel(case: Case, beta: float) -> Result:
     """To the policy before the update, β = 1/η."""
-    return _all_pairs(case, case.old_logp, beta)
+    return _all_pairs(case, "old", beta)
 
 
 def _to_value(
-    case: Case, f: np.ndarray, beta: float, value: Callable[[Group], float], least: int = 2
+    case: Case, anchor: str, beta: float, value: Callable[[Group], float], least: int = 2
 ) -> Result:
     """Mean of (a_i - V)²; d/dl_i = -2β/n (a_i - V)."""
     parts = []
-    for g, a in residuals(case, f, beta, least):
+    for g, a in residuals(case, anchor, beta, least):
         off = [x - value(g) for x in a]
-        parts.append((g, fsum(x * x for x in off) / len(a), [-2 * beta / len(a) * x for x in off]))
+        parts.append((g, mean_of([x * x for x in off]), [-2 * beta / len(a) * x for x in off]))
     return descended(case, parts)
 
 
 def kimi(case: Case, beta: float) -> Result:
     """V is the mean reward, β = τ."""
-    return _to_value(
-        case, case.behavior_logp, beta, lambda g: fsum(y.reward for y in g.responses) / len(g.responses)
-    )
+    return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards))
 
 
 def kimi_shifted(case: Case, beta: float) -> Result:
     """V is the mean reward less β."""
-
-    def lowered(g: Group) -> float:
-        return fsum(y.reward for y in g.responses) / len(g.responses) - beta
-
-    return _to_value(case, case.behavior_logp, beta, lowered)
+    return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards) - beta)
 
 
 def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:
     """V = β₁ log mean exp(r/β₁)."""
-
-    def soft(g: Group) -> float:
-        most = max(y.reward for y in g.responses)
-        mean = fsum(exp((y.reward - most) / value_beta) for y in g.responses) / len(g.responses)
-        return most + value_beta * log(mean)
-
-    return _to_value(case, case.behavior_logp, beta, soft)
+    return _to_value(case, "behavior", beta, lambda g: soft(g, value_beta))
 
 
 def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
     """V is stored; β₁ is of the samples that it was made of."""
-    return _to_value(
-        case, case.ref_logp, beta, lambda g: float(case.stored_value[g.responses[0].places[0][0]]), 1
-    )
+    return _to_value(case, "reference", beta, lambda g: case.stored(g), 1)
 
 
 def qrpo(case: Case, beta: float) -> Result:
     """Mean of (q_i - β log Z - β ρ_i)², Z = ∫_0^1 exp(q/β) dq = β (exp(1/β) - 1); d/dl_i = -2β/n (…)."""
     parts, log_Z = [], log(beta * (exp(1 / beta) - 1))
-    for g, ratios in log_ratios(case, case.ref_logp, 1):
-        n, off = len(g.responses), []
-        for y, rho in zip(g.responses, ratios):
-            off.append(float(case.stored_quantile[y.places[0][0]]) - beta * log_Z - beta * rho)
-        parts.append((g, fsum(x * x for x in off) / n, [-2 * beta / n * x for x in off]))
+    for g, ratios in log_ratios(case, "reference", 1):
+        quantiles = [float(case.stored_quantile[y.rows[0]]) for y in g.responses]
+        off = [q - beta * log_Z - beta * rho for q, rho in zip(quantiles, ratios, strict=True)]
+        parts.append((g, mean_of([x * x for x in off]), [-2 * beta / len(off) * x for x in off]))
     return descended(case, parts)
 
 
 def tbrm(case: Case, beta: float) -> Result:
     """½β mean of (ρ_i + V_i - r_i/β)²; d/dl_i = d/dV_i = β/n (…), V_i the normalizer at the first token."""
-    assert case.normalizer is not None
     parts, by_start = [], np.zeros(case.logp.shape)
-    everything = list(log_ratios(case, case.ref_logp, 1))
+    everything = log_ratios(case, "reference", 1)
     W = fsum(g.weight for g, _ in everything)
     for g, ratios in everything:
         n, off = len(g.responses), []

@@ -5,31 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, fsum
 
-import numpy as np
-
-from independent.base import Case, Response, Result, advantages, groups_of, shares
+from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens, power
 
 # (the log-ratios o - b of a response by place, its place) -> the weight
-Weight = Callable[[dict[tuple[int, int], float], tuple[int, int]], float]
+Weight = Callable[[dict[Place, float], Place], float]
 
 
 def _corrected(case: Case, weight: Weight) -> Result:
     """-min(u A, clamp(u, 0.8, 1.2) A), u = exp(l - o); its slope, -u A or 0, times a weight of o - b."""
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    share = shares(groups, "response")
-    for g in groups:
-        for A, y in zip(advantages(g, True), g.responses):
-            logs = _mismatch(case, y)
-            for place in y.places:
-                u = exp(float(case.logp[place]) - float(case.old_logp[place]))
-                gain = min(u * A, min(max(u, 0.8), 1.2) * A)
-                loss -= share[place] * gain
-                grad[place] = -share[place] * u * A * weight(logs, place) if gain == u * A else 0.0
-    return loss, {"logp": grad}
 
+    def token(A: float, y: Response, place: Place) -> Pair:
+        term, slope = clipped(case.ratio(place, "old"), A, 0.8, 1.2)
+        logs = {p: float(case.old_logp[p]) - float(case.behavior_logp[p]) for p in y.places}
+        return term, slope * weight(logs, place)
 
-def _mismatch(case: Case, y: Response) -> dict[tuple[int, int], float]:
-    return {place: float(case.old_logp[place]) - float(case.behavior_logp[place]) for place in y.places}
+    return over_tokens(case, token, True, "response")
 
 
 def tis(case: Case) -> Result:
@@ -39,12 +29,12 @@ def tis(case: Case) -> Result:
 
 def mis(case: Case) -> Result:
     """κ of the response up to 3, else 0."""
-    return _corrected(case, lambda logs, _: _up_to(fsum(logs.values()), 3.0))
 
+    def up_to_3(logs: dict[Place, float], _: Place) -> float:
+        w = power(fsum(logs.values()))
+        return w if w <= 3.0 else 0.0
 
-def _up_to(log_w: float, most: float) -> float:
-    w = exp(min(log_w, 700.0))
-    return w if w <= most else 0.0
+    return _corrected(case, up_to_3)
 
 
 def icepop(case: Case) -> Result:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from math import exp, fsum
+from math import fsum
 
 import numpy as np
 
-from independent.base import Case, Response, Result, groups_of, shares
+from independent.base import Case, Pair, Response, Result, clipped, shares
 
 
 def advantages(case: Case, y: Response, gamma: float, trace: float) -> list[float]:
@@ -31,24 +31,23 @@ def advantages(case: Case, y: Response, gamma: float, trace: float) -> list[floa
 
 def ppo(
     case: Case,
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     value_clip: float | None = 0.2,
-    gae_lambda: tuple[float, float] = (0.95, 0.95),
+    gae_lambda: Pair = (0.95, 0.95),
     gamma: float = 1.0,
     average: str | float = "token",
 ) -> Result:
     """-min(w A, clamp(w) A): -w A where that isn't clipped. ½ max(a², b²), a = V - G, b = clamp(V) - G: its
     slope in V is a where a² is the larger one, b where b² is and V isn't clamped, else 0."""
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 1)
+    groups = case.groups(1)
     share = shares(groups, average)
     for y in (y for g in groups for y in g.responses):
         first, second = (advantages(case, y, gamma, trace) for trace in gae_lambda)
         for place, A, B in zip(y.places, first, second):
-            w = exp(float(case.logp[place]) - float(case.behavior_logp[place]))
-            clamped = min(max(w, 1 - clip[0]), 1 + clip[1])
-            loss -= share[place] * min(w * A, clamped * A)
-            grad[place] = -share[place] * w * A if w * A <= clamped * A else 0.0
+            term, slope = clipped(case.ratio(place), A, 1 - clip[0], 1 + clip[1])
+            loss += share[place] * term
+            grad[place] = share[place] * slope
             V, old = float(case.prefix_value[place]), float(case.old_value[place])
             near = V if value_clip is None else min(max(V, old - value_clip), old + value_clip)
             a, b = V - (old + B), near - (old + B)

@@ -10,33 +10,19 @@ import numpy as np
 from independent.base import (
     Case,
     Group,
+    Pair,
+    Place,
     Response,
     Result,
-    groups_of,
+    averaged,
+    clipped,
+    combined,
+    mean_of,
     over_tokens,
+    quantile,
     standardized,
-    token_log_ratio,
 )
-
-
-def clipped(
-    w: float, A: float, clip: tuple[float, float] | None, dual: float | None = None
-) -> tuple[float, float]:
-    """min(w A, clamp(w) A), for A < 0 at least c A; its derivative in log w is w A where that is taken."""
-    gain = w * A
-    if clip is not None:
-        gain = min(gain, min(max(w, 1 - clip[0]), 1 + clip[1]) * A)
-    if dual is not None and A < 0:
-        gain = max(gain, dual * A)
-    return gain, w * A if gain == w * A else 0.0
-
-
-def ratio_of(case: Case, place: tuple[int, int], ratio: str) -> float:
-    return exp(token_log_ratio(case, place, ratio))
-
-
-def logistic(u: float) -> float:
-    return 1 / (1 + exp(-u)) if u > 0 else exp(u) / (1 + exp(u))
+from independent.preference import sigmoid
 
 
 def of_own(group: Group) -> list[Response]:
@@ -48,52 +34,50 @@ def chord(
     mu: float = 0.1,
     expert_weight: str = "phi",
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     std: bool = True,
 ) -> Result:
     """(1-μ)/W Σ w_g u over own tokens + μ/V Σ -w_g φ l over the expert's, W and V the sums of w_g.
 
     u = -min(w A, clamp(w) A), du/dl = -w A or 0; φ is a constant, so its term has the derivative -φ.
     """
-    grad, own, expert = np.zeros(case.logp.shape), [], []
-    for g in groups_of(case, 1):
+    own, expert = [], []
+    for g in case.groups(1):
         mine = of_own(g)
         if len(mine) == 1:  # left out, if it came so far
             continue
-        advantages = standardized([y.reward for y in mine], std) if mine else []
-        own += [(g.weight, place, A) for y, A in zip(mine, advantages) for place in y.places]
-        expert += [(g.weight, place) for y in g.responses if y.role == "expert" for place in y.places]
-    W, V = fsum(weight for weight, *_ in own), fsum(weight for weight, _ in expert)
-    loss = 0.0
-    for weight, place, A in own:
-        gain, slope = clipped(ratio_of(case, place, ratio), A, clip)
-        loss -= (1 - mu) * weight / W * gain
-        grad[place] = -(1 - mu) * weight / W * slope
-    for weight, place in expert:
-        logp = float(case.logp[place])
-        p = exp(logp)
+        own.append((Group(g.weight, mine), standardized([y.reward for y in mine], std) if mine else []))
+        theirs = [y for y in g.responses if y.role == "expert"]
+        expert.append((Group(g.weight, theirs), [0.0] * len(theirs)))
+
+    def of_policy(A: float, _: Response, place: Place) -> Pair:
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
+
+    def of_expert(_: float, y: Response, place: Place) -> Pair:
+        p = exp(float(case.logp[place]))
         phi = {"phi": p * (1 - p), "probability": p, "none": 1.0}[expert_weight]
-        loss -= mu * weight / V * phi * logp
-        grad[place] = -mu * weight / V * phi
-    return loss, {"logp": grad}
+        return -phi * float(case.logp[place]), -phi
+
+    return combined(
+        (1 - mu, averaged(case, own, "token", of_policy)), (mu, averaged(case, expert, "token", of_expert))
+    )
 
 
 def luffy(
     case: Case,
     gamma: float = 0.1,
     ratio: str = "behavior",
-    clip: tuple[float, float] | None = None,
+    clip: Pair = (1.0, math.inf),
     dual_clip: float | None = None,
     std: bool = False,
 ) -> Result:
     """-A p/(p+γ) on the expert's tokens, whose derivative in log p is -A γ p/(p+γ)²; -A w on own ones."""
 
-    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+    def token(A: float, y: Response, place: Place) -> Pair:
         if y.role == "expert":
-            f = logistic(float(case.logp[place]) - math.log(gamma))
+            f = sigmoid(float(case.logp[place]) - math.log(gamma))
             return -A * f, -A * f * (1 - f)
-        gain, slope = clipped(ratio_of(case, place, ratio), A, clip, dual_clip)
-        return -gain, -slope
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
     return over_tokens(case, token, std, 1.0)
 
@@ -107,27 +91,26 @@ def guide(
     case: Case,
     gamma: str | float = "quantile",
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     std: bool = True,
 ) -> Result:
     """-A w/(w+γ) on hinted tokens, γ a constant: with f = w/(w+γ) its derivative in log w is -A f (1-f)."""
-    of_hints = [(g.weight, p) for g in groups_of(case, 2) for y in g.responses if y.hinted for p in y.places]
-    hinted = sorted((token_log_ratio(case, place, ratio), weight) for weight, place in of_hints)
-    log_gamma, reached, every = 0.0, 0.0, sum(w for _, w in hinted)
-    for value, w in hinted:
-        reached += w
-        log_gamma = value
-        if reached >= 0.9 * every:
-            break
+    hinted = [
+        (case.log_ratio(place, ratio), g.weight)
+        for g in case.groups(2)
+        for y in g.responses
+        if y.hinted
+        for place in y.places
+    ]
+    log_gamma = quantile(hinted, 0.9) if hinted else 0.0
     if gamma != "quantile":
         log_gamma = math.log(gamma)
 
-    def token(A: float, y: Response, place: tuple[int, int]) -> tuple[float, float]:
+    def token(A: float, y: Response, place: Place) -> Pair:
         if y.hinted:
-            f = logistic(token_log_ratio(case, place, ratio) - log_gamma)
+            f = sigmoid(case.log_ratio(place, ratio) - log_gamma)
             return -A * f, -A * f * (1 - f)
-        gain, slope = clipped(exp(token_log_ratio(case, place, ratio)), A, clip)
-        return -gain, -slope
+        return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
     return over_tokens(case, token, std, 1.0)
 
@@ -137,29 +120,25 @@ def tempsamp_r1(
     fix: str = "shape",
     fix_at: float | None = None,
     ratio: str = "behavior",
-    clip: tuple[float, float] = (0.2, 0.2),
+    clip: Pair = (0.2, 0.2),
     beta: float = 0.0,
 ) -> Result:
     """Own tokens as in GRPO; an expert's add -A to the loss and -A to the derivative in l.
 
     Token mean in a response, mean in a group. k3 = exp(f-l) - (f-l) - 1.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    total = fsum(g.weight for g in groups)
-    for g in groups:
-        for y, A in zip(g.responses, fixed(g, fix, fix_at)):
-            share = g.weight / total / len(g.responses) / len(y.places)
-            for place in y.places:
-                gain, slope = A, A
-                if y.role != "expert":
-                    gain, slope = clipped(ratio_of(case, place, ratio), A, clip)
-                loss -= share * gain
-                grad[place] = -share * slope
-                if beta:
-                    u = float(case.ref_logp[place]) - float(case.logp[place])
-                    loss += share * beta * (math.expm1(u) - u)
-                    grad[place] += share * beta * -math.expm1(u)
-    return loss, {"logp": grad}
+
+    def token(A: float, y: Response, place: Place) -> Pair:
+        term, slope = -A, -A
+        if y.role != "expert":
+            term, slope = clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
+        if beta:
+            u = -case.log_ratio(place, "reference")
+            term += beta * (math.expm1(u) - u)
+            slope -= beta * math.expm1(u)
+        return term, slope
+
+    return averaged(case, [(g, fixed(g, fix, fix_at)) for g in case.groups(2)], "response", token)
 
 
 def fixed(group: Group, fix: str, at: float | None) -> list[float]:
@@ -170,7 +149,7 @@ def fixed(group: Group, fix: str, at: float | None) -> list[float]:
         factor = 1.2 if at is None else at
         return [factor * max(own) if y.role == "expert" else next(rest) for y in group.responses]
     tau = 0.8 if at is None else at
-    rewards = [y.reward for y in group.responses]
+    rewards = group.rewards
     if fix == "cap":
         most = tau * max(rewards)
         rewards = [min(r, most) if y.role == "expert" else r for r, y in zip(rewards, group.responses)]
@@ -189,17 +168,16 @@ def hnpg(case: Case, offline: float = 1.0) -> Result:
     d/dl = -w/W (r - V), d/dV = -(r - V) of the squares; V is the mean over a response's rows.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(len(case.mask)), 0.0
-    every = [(g.weight, y) for g in groups_of(case, 1) for y in g.responses]
+    every = [(g.weight, y) for g in case.groups(1) for y in g.responses]
     for own in (True, False):
         part = [(w, y) for w, y in every if (y.role != "expert") == own]
         W = fsum(w for w, _ in part)
         for w, y in part:
-            rows = sorted({row for row, _ in y.places})
-            off = y.reward - fsum(float(case.value[row]) for row in rows) / len(rows)
+            off = y.reward - mean_of([float(case.value[row]) for row in y.rows])
             share = w / W * (1.0 if own else offline)
             loss += share * 0.5 * off * off
-            for row in rows:
-                value_grad[row] = -share * off / len(rows)
+            for row in y.rows:
+                value_grad[row] = -share * off / len(y.rows)
             for place in y.places if own else []:
                 loss -= share * off * float(case.logp[place])
                 grad[place] = -share * off

@@ -7,14 +7,27 @@ from math import exp, fsum
 import numpy as np
 
 from independent.advantages import advantages
-from independent.base import Case, Group, Result, groups_of, less_baseline, others_mean, regularized, total
+from independent.base import (
+    Case,
+    Found,
+    Pair,
+    Place,
+    Response,
+    Result,
+    averaged,
+    less_baseline,
+    power,
+    regularized,
+    shares,
+    total,
+)
 
 
 def rloo(case: Case, beta: float = 0.0, baseline: str = "others", normalize: bool = False) -> Result:
     """-(1/n) Σ_i (a_i - b_i) l_i, where a_i = r_i - β (l_i - f_i) is a number, not a function of l; for b_i
     see `less_baseline`. Normalized: minus their mean, over their standard deviation, 1e-4 or more, both
     weighted, with n - 1 for the number of responses."""
-    groups = groups_of(case, 2 if baseline == "others" else 1)
+    groups = case.groups(2 if baseline == "others" else 1)
     every = [regularized(case, g, beta) for g in groups]
     offs = [less_baseline(case, groups, at, every, baseline) for at in range(len(groups))]
     if normalize:
@@ -30,25 +43,20 @@ def reinforce(case: Case, baseline: str | float = "none", shift: float = 0.0) ->
     """-(1/n) Σ_i (A_i - shift) l_i; A is r, r minus the mean reward, a number or the stored value, or another
     advantage."""
     if baseline == "stored":
-        values = [(g, float(case.stored_value[g.responses[0].places[0][0]])) for g in groups_of(case, 1)]
-        return summed(case, [(g, [y.reward - value for y in g.responses]) for g, value in values], shift)
+        return summed(case, [(g, [r - case.stored(g) for r in g.rewards]) for g in case.groups(1)], shift)
     if isinstance(baseline, str) and baseline != "none":
         return summed(case, advantages(case, baseline), shift)
     b = 0.0 if baseline == "none" else float(baseline)
-    return summed(case, [(g, [y.reward - b for y in g.responses]) for g in groups_of(case, 1)], shift)
+    return summed(case, [(g, [r - b for r in g.rewards]) for g in case.groups(1)], shift)
 
 
-def summed(case: Case, found: list[tuple[Group, list[float]]], shift: float = 0.0) -> Result:
+def summed(case: Case, found: Found, shift: float = 0.0) -> Result:
     """-(1/n) Σ_i (A_i - shift) l_i."""
-    grad, loss = np.zeros(case.logp.shape), 0.0
-    W = fsum(g.weight for g, _ in found)
-    for g, A in found:
-        for y, a in zip(g.responses, A):
-            share = g.weight / W / len(A) * (a - shift)
-            loss -= share * total(case.logp, y)
-            for place in y.places:
-                grad[place] = -share
-    return loss, {"logp": grad}
+
+    def token(A: float, _: Response, place: Place) -> Pair:
+        return -(A - shift) * float(case.logp[place]), -(A - shift)
+
+    return averaged(case, found, 1.0, token)
 
 
 def maxrl(case: Case) -> Result:
@@ -68,74 +76,52 @@ def asymre(case: Case) -> Result:
 
 def kl_pg(case: Case, beta: float) -> Result:
     """[15]: -(1/n) Σ_i (r_i - r̄_{-i}) l_i + (β/n) Σ_i Σ_t KL_it; the second sum is a stream of its own."""
-    grad, kl_grad, loss, groups = (
-        np.zeros(case.logp.shape),
-        np.zeros(case.logp.shape),
-        0.0,
-        groups_of(case, 2),
-    )
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        r = [y.reward for y in g.responses]
-        n = len(r)
-        for i, y in enumerate(g.responses):
-            advantage = r[i] - others_mean(r, i)
-            loss += g.weight / W * (-advantage * total(case.logp, y) + beta * total(case.kl, y)) / n
-            for place in y.places:
-                grad[place] = g.weight / W * -advantage / n
-                kl_grad[place] = g.weight / W * beta / n
-    return loss, {"logp": grad, "kl": kl_grad}
+    loss, grads = summed(case, advantages(case, "others"))
+    kl_grad = np.zeros(case.logp.shape)
+    for place, share in shares(case.groups(2), 1.0).items():
+        loss += share * beta * float(case.kl[place])
+        kl_grad[place] = share * beta
+    return loss, {**grads, "kl": kl_grad}
 
 
 def topr(
     case: Case,
     baseline: float = 0.0,
-    positive: tuple[float, float] = (1.0, 1.0),
-    negative: tuple[float, float] = (0.0, 1.0),
+    positive: Pair = (1.0, 1.0),
+    negative: Pair = (0.0, 1.0),
     ratio: str = "sequence",
 ) -> Result:
     """-(r - b) mean_t k_t l_t.
 
     k is a number: exp of Σ (l - b), of its mean or of a token's, within the limits of r's sign.
     """
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 1)
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        for y in g.responses:
-            T, signal = len(y.places), y.reward - baseline
-            low, high = positive if signal > 0 else negative
-            logs = [float(case.logp[p]) - float(case.behavior_logp[p]) for p in y.places]
-            whole = fsum(x for p in y.places for x in (float(case.logp[p]), -float(case.behavior_logp[p])))
-            for place, own in zip(y.places, logs):
-                log_k = {"sequence": whole, "mean": whole / T, "token": own}[ratio]
-                k = min(max(exp(min(log_k, 700.0)), low), high)
-                share = g.weight / W / len(g.responses) * signal * k / T
-                loss -= share * float(case.logp[place])
-                grad[place] = -share
-    return loss, {"logp": grad}
+
+    def token(r: float, y: Response, place: Place) -> Pair:
+        signal, whole = r - baseline, case.summed_log_ratio(y, "behavior")
+        low, high = positive if signal > 0 else negative
+        log_k = {"sequence": whole, "mean": whole / len(y.places), "token": case.log_ratio(place)}[ratio]
+        k = min(max(power(log_k), low), high)
+        return -signal * k * float(case.logp[place]), -signal * k
+
+    return averaged(case, [(g, g.rewards) for g in case.groups(1)], "response", token)
 
 
 def fpa(case: Case, extrapolation: float = 1.0) -> Result:
     """-(r_i - r̄_{-i}) c_i, c_i = exp(mean of log π̂), a constant; d/dl_it = -(r_i - r̄_{-i}) c_i / (n T_i)."""
     future = case.logp if extrapolation == 0 else case.future
-    assert future is not None
-    grad, loss, groups = np.zeros(case.logp.shape), 0.0, groups_of(case, 2)
-    W = fsum(g.weight for g in groups)
-    for g in groups:
-        rewards = [y.reward for y in g.responses]
-        for i, y in enumerate(g.responses):
-            c = exp(total(future, y) / len(y.places))
-            gain = g.weight / W / len(rewards) * (rewards[i] - others_mean(rewards, i)) * c
-            loss -= gain
-            for place in y.places:
-                grad[place] = -gain / len(y.places)
-    return loss, {"logp": grad} if extrapolation == 0 else {"logp": grad, "future": np.zeros(case.logp.shape)}
+
+    def token(A: float, y: Response, place: Place) -> Pair:
+        gain = A * exp(total(future, y) / len(y.places))
+        return -gain, -gain
+
+    loss, grads = averaged(case, advantages(case, "others"), "response", token)
+    return loss, grads if extrapolation == 0 else {**grads, "future": np.zeros(case.logp.shape)}
 
 
 def otb(case: Case) -> Result:
     """-(1/n) Σ_i Σ_t (r_i - b_t) l_it; b_t weighs rewards by Σ_{s≤t} (1 - 2π + π²/q)."""
     grad, loss = np.zeros(case.logp.shape), 0.0
-    groups = groups_of(case, 2)
+    groups = case.groups(2)
     W = fsum(g.weight for g in groups)
     for g in groups:
         energies = []

@@ -5,63 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, fsum, inf, log
 
-import numpy as np
-
-from independent.advantages import advantages, mean_of
-from independent.base import Case, Response, Result, groups_of
-
-Place = tuple[int, int]
-Pair = tuple[float, float]
-
-
-def log_ratio(case: Case, place: Place, ratio: str = "behavior") -> float:
-    anchor = case.behavior_logp if ratio == "behavior" else case.old_logp
-    return float(case.logp[place]) - float(anchor[place])
-
-
-def power(x: float) -> float:
-    return exp(min(x, 700.0))
+from independent.advantages import advantages
+from independent.base import (
+    Case,
+    Found,
+    Pair,
+    Place,
+    Response,
+    Result,
+    Token,
+    averaged,
+    clipped,
+    mean_of,
+    power,
+)
 
 
-def over_all_tokens(case: Case, advantage: str, term: Callable[[Response, Place, float], Pair]) -> Result:
-    """The mean over all tokens, a row's weight times, of terms of (response, token, A): their value and their
-    derivative in l."""
-    grad, loss = np.zeros(case.logp.shape), 0.0
-    found = advantages(case, advantage)
-    W = fsum(g.weight * len(y.places) for g, _ in found for y in g.responses)
-    for g, A in found:
-        for y, a in zip(g.responses, A):
-            for place in y.places:
-                value, slope = term(y, place, a)
-                loss += g.weight / W * value
-                grad[place] = g.weight / W * slope
-    return loss, {"logp": grad}
+def over_all_tokens(case: Case, advantage: str, token: Token) -> Result:
+    return averaged(case, advantages(case, advantage), "token", token)
 
 
-def in_responses(
-    case: Case, found: list[tuple[object, list[float]]], term: Callable[[Place, float], Pair]
-) -> Result:
-    """The same, the mean in a response, in a group, over groups."""
-    grad, loss = np.zeros(case.logp.shape), 0.0
-    W = fsum(g.weight for g, _ in found)  # type: ignore[attr-defined]
-    for g, A in found:
-        for y, a in zip(g.responses, A):  # type: ignore[attr-defined]
-            share = g.weight / W / len(A) / len(y.places)  # type: ignore[attr-defined]
-            for place in y.places:
-                value, slope = term(place, a)
-                loss += share * value
-                grad[place] = share * slope
-    return loss, {"logp": grad}
-
-
-def weighed(case: Case, advantage: str, weight: Callable[[Response, Place, float], float]) -> Result:
+def weighed(case: Case, advantage: str, weight: Callable[[float, Response, Place], float]) -> Result:
     """−k A l, k a number."""
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        k = weight(y, place, a)
-        return -k * a * float(case.logp[place]), -k * a
+    def token(A: float, y: Response, place: Place) -> Pair:
+        k = weight(A, y, place)
+        return -k * A * float(case.logp[place]), -k * A
 
-    return over_all_tokens(case, advantage, term)
+    return over_all_tokens(case, advantage, token)
 
 
 def cispo(
@@ -69,12 +40,12 @@ def cispo(
 ) -> Result:
     """k = clamp(exp(l − b), 1 − ε₁, 1 + ε₂)."""
     low, high = 1 - clip[0], 1 + clip[1]
-    return weighed(case, advantage, lambda y, p, a: min(max(power(log_ratio(case, p, ratio)), low), high))
+    return weighed(case, advantage, lambda A, y, p: min(max(case.ratio(p, ratio), low), high))
 
 
 def aipo(case: Case) -> Result:
     """k = min(exp(l − b), 4), A = r − r̄."""
-    return weighed(case, "mean", lambda y, p, a: min(power(log_ratio(case, p)), 4.0))
+    return weighed(case, "mean", lambda A, y, p: min(case.ratio(p), 4.0))
 
 
 def minpro(
@@ -86,12 +57,12 @@ def minpro(
 ) -> Result:
     """k_t = clamp(w_t times the least w_s before it); nothing before it counts as 1."""
 
-    def weight(y: Response, place: Place, a: float) -> float:
-        before = [log_ratio(case, p, ratio) for p in y.places if p[1] < place[1]]
+    def weight(A: float, y: Response, place: Place) -> float:
+        before = [case.log_ratio(p, ratio) for p in y.places if p[1] < place[1]]
         least = min(before, default=0.0)
         if cap_at_one:
             least = min(least, 0.0)
-        return min(max(power(log_ratio(case, place, ratio) + least), 1 - clip[0]), 1 + clip[1])
+        return min(max(power(case.log_ratio(place, ratio) + least), 1 - clip[0]), 1 + clip[1])
 
     return weighed(case, advantage, weight)
 
@@ -105,9 +76,9 @@ def vespo(
 ) -> Result:
     """k = exp(λ + k log W − λ W), log W = Σ_t (l_t − b_t)."""
 
-    def weight(y: Response, place: Place, a: float) -> float:
-        k, rate = positive if a >= 0 else negative
-        log_w = fsum(log_ratio(case, p, ratio) for p in y.places)
+    def weight(A: float, y: Response, place: Place) -> float:
+        k, rate = positive if A >= 0 else negative
+        log_w = case.summed_log_ratio(y, ratio)
         return exp(rate + k * log_w - rate * power(log_w))
 
     return weighed(case, advantage, weight)
@@ -125,7 +96,7 @@ def m2po(
     counted: list[tuple[float, float]] = []
     for g, A in advantages(case, advantage):
         for y, a in zip(g.responses, A):
-            logs = [log_ratio(case, p, ratio) for p in y.places]
+            logs = [case.log_ratio(p, ratio) for p in y.places]
             counted += [(x * x, g.weight) for x in logs if tokens == "all" or x * a > 0]
     least = inf
     for candidate in sorted({v for v, _ in counted}):
@@ -137,12 +108,12 @@ def m2po(
             least = candidate
             break
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        x = log_ratio(case, place, ratio)
-        masked = (tokens == "all" or x * a > 0) and x * x >= least
-        return (0.0, 0.0) if masked else (-power(x) * a, -power(x) * a)
+    def token(A: float, y: Response, place: Place) -> Pair:
+        x = case.log_ratio(place, ratio)
+        masked = (tokens == "all" or x * A > 0) and x * x >= least
+        return (0.0, 0.0) if masked else (-power(x) * A, -power(x) * A)
 
-    return over_all_tokens(case, advantage, term)
+    return over_all_tokens(case, advantage, token)
 
 
 def raft_pp(
@@ -155,12 +126,11 @@ def raft_pp(
             return [float(x >= least_reward) for x in r]
         return [float(x == max(r) > min(r)) for x in r]
 
-    def term(place: Place, a: float) -> Pair:
-        w = power(log_ratio(case, place, ratio))
-        return -a * min(w, 1 + clip[1]), -a * w * (w <= 1 + clip[1])
+    def token(A: float, y: Response, place: Place) -> Pair:
+        return clipped(case.ratio(place, ratio), A, 0.0, 1 + clip[1])
 
-    groups = groups_of(case, 2 if least_reward is None else 1)
-    return in_responses(case, [(g, positive([y.reward for y in g.responses])) for g in groups], term)
+    groups = case.groups(2 if least_reward is None else 1)
+    return averaged(case, [(g, positive(g.rewards)) for g in groups], "response", token)
 
 
 def nested_reft(
@@ -168,32 +138,32 @@ def nested_reft(
 ) -> Result:
     """−w A, or −k A l with k = λ min(1, w)."""
 
-    def term(place: Place, a: float) -> Pair:
-        w = power(log_ratio(case, place, "old" if mismatch == "ignore" else "behavior"))
+    def token(A: float, y: Response, place: Place) -> Pair:
+        w = case.ratio(place, "old" if mismatch == "ignore" else "behavior")
         if mismatch == "retrace":
             k = retrace * min(1.0, w)
-            return -k * a * float(case.logp[place]), -k * a
-        return -w * a, -w * a
+            return -k * A * float(case.logp[place]), -k * A
+        return -w * A, -w * A
 
-    return in_responses(case, list(advantages(case, advantage)), term)
+    return averaged(case, advantages(case, advantage), "response", token)
 
 
 def opmd(case: Case, tau: float = 1.0, form: str = "simple", baseline: str = "mean") -> Result:
     """−c (r − b) l, mean over all tokens. As b = r̄ + (b − r̄), it is that of r − r̄ plus c (b − r̄) l."""
     c = 1 / (1 + tau) if form == "simple" else 2 * tau / max(1.0, tau)
     beyond: dict[Place, float] = {}
-    for g in groups_of(case, 2):
-        r = [y.reward for y in g.responses]
+    for g in case.groups(2):
+        r = g.rewards
         b = mean_of(r)
         if baseline == "soft":
             b = max(r) + tau * log(fsum(exp((x - max(r)) / tau) for x in r) / len(r))
         beyond |= {place: b - mean_of(r) for y in g.responses for place in y.places}
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        k = c * (a - beyond[place])
+    def token(A: float, y: Response, place: Place) -> Pair:
+        k = c * (A - beyond[place])
         return -k * float(case.logp[place]), -k
 
-    return over_all_tokens(case, "mean", term)
+    return over_all_tokens(case, "mean", token)
 
 
 def token_quadratic(
@@ -201,21 +171,21 @@ def token_quadratic(
 ) -> Result:
     """−A l + ½ c e², e = l − b; the derivative is −A + c e."""
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        e = log_ratio(case, place, ratio)
-        return -a * float(case.logp[place]) + 0.5 * pull * e * e, -a + pull * e
+    def token(A: float, y: Response, place: Place) -> Pair:
+        e = case.log_ratio(place, ratio)
+        return -A * float(case.logp[place]) + 0.5 * pull * e * e, -A + pull * e
 
-    return over_all_tokens(case, advantage, term)
+    return over_all_tokens(case, advantage, token)
 
 
 def opmd_token(case: Case) -> Result:
     """−A l + 0.1 e²."""
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        e = log_ratio(case, place)
-        return -a * float(case.logp[place]) + 0.1 * e * e, -a + 0.2 * e
+    def token(A: float, y: Response, place: Place) -> Pair:
+        e = case.log_ratio(place)
+        return -A * float(case.logp[place]) + 0.1 * e * e, -A + 0.2 * e
 
-    return over_all_tokens(case, "mean", term)
+    return over_all_tokens(case, "mean", token)
 
 
 def mdpo(
@@ -223,25 +193,23 @@ def mdpo(
 ) -> Result:
     """−w A + (w e)/t or −w A + (½ e²)/t; d(w e)/dl = w (e + 1)."""
 
-    def term(y: Response, place: Place, a: float) -> Pair:
-        e = log_ratio(case, place, ratio)
+    def token(A: float, y: Response, place: Place) -> Pair:
+        e = case.log_ratio(place, ratio)
         w = power(e)
         value, slope = (w * e, w * (e + 1)) if kl == "weighted" else (0.5 * e * e, e)
-        return -w * a + value / step_size, -w * a + slope / step_size
+        return -w * A + value / step_size, -w * A + slope / step_size
 
-    return over_all_tokens(case, advantage, term)
+    return over_all_tokens(case, advantage, token)
 
 
 def props(case: Case, clip: float = 0.3) -> Result:
     """max(w, 1 - ε), w = exp(l - f), mean over all tokens; the slope is w where it is above 1 - ε, else 0."""
-    every = [(g.weight, place) for g in groups_of(case, 1) for y in g.responses for place in y.places]
-    W = fsum(weight for weight, _ in every)
-    grad, loss = np.zeros(case.logp.shape), 0.0
-    for weight, place in every:
-        w = power(float(case.logp[place]) - float(case.ref_logp[place]))
-        loss += weight / W * max(w, 1 - clip)
-        grad[place] = weight / W * w if w > 1 - clip else 0.0
-    return loss, {"logp": grad}
+
+    def token(_: float, y: Response, place: Place) -> Pair:
+        w = case.ratio(place, "reference")
+        return max(w, 1 - clip), w if w > 1 - clip else 0.0
+
+    return averaged(case, [(g, g.rewards) for g in case.groups(1)], "token", token)
 
 
 def rec(
@@ -254,13 +222,13 @@ def rec(
 ) -> Result:
     """−k A l; k = 0 where masked, else 1 or exp(l − b)."""
 
-    def k(y: Response, place: Place, a: float) -> float:
+    def k(A: float, y: Response, place: Place) -> float:
         if mask == "none" and token_weight == "none":
             return 1.0
-        w = power(log_ratio(case, place))
-        one = (a >= 0 and w <= 1 + clip[1]) or (a <= 0 and w >= 1 - clip[0])
+        w = case.ratio(place)
+        one = (A >= 0 and w <= 1 + clip[1]) or (A <= 0 and w >= 1 - clip[0])
         two = 1 - clip[0] <= w <= 1 + clip[1]
-        again = (a >= 0 and w <= 1 - ring[0]) or (a <= 0 and w >= 1 + ring[1])
+        again = (A >= 0 and w <= 1 - ring[0]) or (A <= 0 and w >= 1 + ring[1])
         kept = {"none": True, "one_side": one, "two_side": two, "ring": two or again}[mask]
         return (w if token_weight == "is" else 1.0) if kept else 0.0
 
@@ -270,47 +238,50 @@ def rec(
 def rec_one_side(case: Case) -> Result:
     """k = 1 but where A > 0 and w > 1.2, or A < 0 and w < 0.8."""
 
-    def k(y: Response, place: Place, a: float) -> float:
-        w = power(log_ratio(case, place))
-        return float(not ((a > 0 and w > 1.2) or (a < 0 and w < 0.8)))
+    def k(A: float, y: Response, place: Place) -> float:
+        w = case.ratio(place)
+        return float(not ((A > 0 and w > 1.2) or (A < 0 and w < 0.8)))
 
     return weighed(case, "mean", k)
 
 
 def rec_two_side(case: Case) -> Result:
     """k = 1 where 0.8 ≤ w ≤ 1.2."""
-    return weighed(case, "mean", lambda y, p, a: float(0.8 <= power(log_ratio(case, p)) <= 1.2))
+    return weighed(case, "mean", lambda A, y, p: float(0.8 <= case.ratio(p) <= 1.2))
 
 
 def rec_ring(case: Case) -> Result:
     """k = 1 there, and where A > 0 and w ≤ 0.4, or A < 0 and w ≥ 3."""
 
-    def k(y: Response, place: Place, a: float) -> float:
-        w = power(log_ratio(case, place))
-        return float(0.8 <= w <= 1.2 or (a > 0 and w <= 0.4) or (a < 0 and w >= 3))
+    def k(A: float, y: Response, place: Place) -> float:
+        w = case.ratio(place)
+        return float(0.8 <= w <= 1.2 or (A > 0 and w <= 0.4) or (A < 0 and w >= 3))
 
     return weighed(case, "mean", k)
 
 
 def red_weight(case: Case, temperature: float = 1.0) -> Result:
     """k = exp(A/T)."""
-    return weighed(case, "mean", lambda y, p, a: exp(a / temperature))
+    return weighed(case, "mean", lambda A, y, p: exp(A / temperature))
 
 
 def red_drop(case: Case) -> Result:
     """k = 1, and A the mean over all drops."""
-    return weighed(case, "red_drop", lambda y, p, a: 1.0)
+    return weighed(case, "red_drop", lambda A, y, p: 1.0)
+
+
+def with_clipped_weights(case: Case, found: Found) -> Result:
+    """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
+
+    def token(A: float, y: Response, place: Place) -> Pair:
+        _, slope = clipped(case.ratio(place), A, 0.8, 1.2)
+        return slope * float(case.logp[place]), slope
+
+    return averaged(case, found, "token", token)
 
 
 def reinforce_pp(case: Case, advantage: str = "reinforce_pp") -> Result:
-    """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
-
-    def term(y: Response, place: Place, a: float) -> Pair:
-        w = power(log_ratio(case, place))
-        k = w if w * a <= min(max(w, 0.8), 1.2) * a else 0.0
-        return -k * a * float(case.logp[place]), -k * a
-
-    return over_all_tokens(case, advantage, term)
+    return with_clipped_weights(case, advantages(case, advantage))
 
 
 def gdpo(case: Case) -> Result:
