@@ -63,15 +63,12 @@ class Shape:
 
 @cache
 def shape(name: str, lora: LoRA | None, dtype: str) -> Shape:
-    """Of a size of `SIZES`, a folder with a config.json or a model of the hub; `Refused` for another.
-
-    One and two of its layers tell what a layer has: the others are taken to be alike.
-    """
+    """Of a size of `SIZES`, a folder with a config.json or a model of the hub; `Refused` for another."""
     model = on_meta(name, dtype)
     text, head = model.config.get_text_config(), model.get_output_embeddings()
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
     weights, trained, saved = parameters(model), [], []
-    for layers in (1, 2):
+    for layers in (1, 2):  # these tell what a layer has; the others are taken to be alike
         part = on_meta(name, dtype, layers)
         if lora is not None:
             adapted(part, "", lora.model_copy(update={"start": None, "merge": False}))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from agro.io.numbers import none_if_nan
 from agro.rewards import Reward
 from agro.stats.intervals import standard_error
 from agro.types import Prompt, Sample
@@ -61,10 +60,6 @@ class Heldout:
     @property
     def is_unknown(self) -> bool:
         return bool(np.isnan(self.rewards).all())
-
-    def mean_rewards(self) -> list[float | None]:
-        """`means`, None where unknown."""
-        return [none_if_nan(mean) for mean in self.means.tolist()]
 
     @cached_property
     def responses(self) -> list[list[Sample]]:

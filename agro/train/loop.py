@@ -82,9 +82,7 @@ class Loop:
         `published`: the newest version that other processes may have sampled with.
         """
         position = self.go_back()
-        if (
-            published > position.version
-        ):  # other processes sampled with lost weights: don't use their versions again
+        if published > position.version:  # samples of lost weights have these versions
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)

@@ -308,16 +308,8 @@ class BaseTrainer:
             monitors = [source, *monitors]
         if phase.config.source.around is not None:
             source = CheckedSource(source, f"source.around = {phase.config.source.around}", self.store)
-        feed = Feed(
-            phase,
-            source,
-            learner,
-            self.store,
-            run=self.folder.id,
-            activity=self.activity,
-            values=values,
-            cached=position.cached,
-        )
+        run = self.folder.id
+        feed = Feed(phase, source, learner, self.store, run, self.activity, values, position.cached)
         return feed, monitors
 
     def _source(
@@ -339,15 +331,9 @@ class BaseTrainer:
                 order = UncertainOrder(prompts, seed, config.data.candidates, values)
             # Of published versions, for an engine that doesn't share the policy's.
             weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
+            recorded, rollout = recording(self.phases, phase), self._rollout(phase)
             source = inline = InlineSource(
-                recording(self.phases, phase),
-                self._rollout(phase),
-                order,
-                self.reward,
-                self.store,
-                run=run,
-                activity=self.activity,
-                weights=weights,
+                recorded, rollout, order, self.reward, self.store, run, self.activity, weights
             )
             if config.source.lags:
                 source = LaggingSource(inline, self.folder)
@@ -379,10 +365,8 @@ class BaseTrainer:
         monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
         if self.eval_prompts:
             assert self.reward is not None
-            rollout = self._rollout(phase)
-            monitors.append(
-                heldout.HeldOutPrompts(phase, learner, rollout, self.reward, self.eval_prompts, activity)
-            )
+            rollout, prompts = self._rollout(phase), self.eval_prompts
+            monitors.append(heldout.HeldOutPrompts(phase, learner, rollout, self.reward, prompts, activity))
             if shifts:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))
         elif shifts:
@@ -431,8 +415,5 @@ class BaseTrainer:
         log = heldout.best_of_log(store, run, [prompt.id for prompt in prompts])
         held_out = bool(self.eval_prompts or config.data.hold_out)
         initial = SideBySide.start(prompts, log, held_out=held_out)
-        return [
-            heldout.SideBySideResponses(
-                phase, self.out, self._rollout(phase), prompts, initial, self.activity
-            )
-        ]
+        rollout = self._rollout(phase)
+        return [heldout.SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]

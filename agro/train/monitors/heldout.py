@@ -17,6 +17,7 @@ from torch import Tensor
 
 from agro.config import RunConfig
 from agro.errors import Refused
+from agro.io.numbers import none_if_nan
 from agro.models.encoding import Encoder
 from agro.objectives.needs import GROUPS, REWARD
 from agro.objectives.reduce import Groups
@@ -90,7 +91,7 @@ class HeldOutPrompts(Monitor):
         seed = derive(config.train.seed, "evaluate")
         result = heldout(self.rollout, self.reward, self.prompts, sampler, seed)
         keys = [prompt.id for prompt in self.prompts]
-        rewards = dict(zip(keys, result.mean_rewards(), strict=True))
+        rewards = dict(zip(keys, map(none_if_nan, result.means.tolist()), strict=True))
         before = self.measured if view.step else None
         unscored: dict[str, tuple[float, float]] = {}
         for key, unknown in zip(keys, np.isnan(result.rewards).mean(1).tolist(), strict=True):
