@@ -77,15 +77,18 @@ def test_more_turns_rolled_back_than_there_were_are_refused() -> None:
 
 def test_a_session_without_a_turn_is_refused() -> None:
     failed = line("assistant", "a1", "u1", text("API Error"), isApiErrorMessage=True)
+    said = [{"type": "output_text", "text": "Hi."}]
+    greeting = {"type": "message", "role": "assistant", "content": said}
     with pytest.raises(Refused, match="expected a turn of the assistant, got none"):
         read("claude-code", [line("user", "u1", None, "Hi."), failed])
     with pytest.raises(Refused, match="expected a message before the first one of the assistant"):
-        read("codex", [rollout("session_meta", {"id": "1"}), CODEX[12]])
+        read("codex", [rollout("session_meta", {"id": "1"}), rollout("response_item", greeting)])
 
 
 def test_a_summary_begins_another_response() -> None:
     """As Claude Code writes one: a boundary without a parent, and a message of the user after it."""
     boundary = line("user", "b", None, "", type="system", subtype="compact_boundary")
+    boundary |= {"message": {"role": "system", "content": ""}}
     summary = line("user", "u9", "b", "Files were listed.", isCompactSummary=True)
     answer = line("assistant", "a9", "u9", text("Go on."))
     records = read("claude-code", [*CLAUDE, boundary, summary, answer])
@@ -98,17 +101,14 @@ def test_a_result_stands_at_its_call_wherever_its_line_is() -> None:
     """Results of two calls: the second one's line names the first one's as the event before it."""
     late = [event for event in CLAUDE if event.get("uuid") not in ("r1", "r2")]
     results = [
-        line("user", uuid, parent, [{"type": "tool_result", "tool_use_id": call, "content": "1"}])
+        line("user", uuid, parent, [{"type": "tool_result", "tool_use_id": call, "content": call}])
         for uuid, parent, call in (("r2", "a3", "c2"), ("r1", "r2", "c1"))
     ]
     at = next(i for i, event in enumerate(late) if event.get("uuid") == "e1")
     first = read("claude-code", [*late[:at], *results, {**late[at], "parentUuid": "r1"}, *late[at + 1 :]])[0]
-    assert [turn["role"] for turn in first["meta"]["continuation"]][:4] == [
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-    ]
+    turns = first["meta"]["continuation"][:4]
+    assert [turn["role"] for turn in turns] == ["assistant", "tool", "tool", "assistant"]
+    assert [turn["content"] for turn in turns[1:3]] == ["c2", "c1"]
 
 
 def test_lines_without_links_follow_each_other() -> None:
@@ -119,8 +119,9 @@ def test_lines_without_links_follow_each_other() -> None:
 
 
 def test_a_cancelled_turn_of_gemini_is_none() -> None:
-    cancelled = [{**SPOKEN[0], "id": "9"}, {**SPOKEN[-1], "id": "10", "content": ""}]
-    (record,) = read("gemini-cli", [*SPOKEN, *cancelled])
+    head = {"sessionId": "s", "projectHash": "h", "startTime": "2026-01-01T00:00:00Z"}
+    cancelled = [{**SPOKEN[0], "id": "9", "content": "Wait."}, {**SPOKEN[-1], "id": "10", "content": ""}]
+    (record,) = read("gemini-cli", [head, *SPOKEN, *cancelled])
     assert record["response"] == "One file."
 
 

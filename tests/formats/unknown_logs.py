@@ -115,7 +115,12 @@ TWO, THREE = (0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2)
 TABLES = (
     Log(  # a survey, exported by a form
         "survey.csv",
-        {"Timestamp": DAYS, "Question": QUESTIONS, "Answer of the bot": ANSWERS, "Rating (1-5)": SCORES},
+        {
+            "Timestamp": [f"2026-01-0{i + 1}" for i in SIX],
+            "Question": QUESTIONS,
+            "Answer of the bot": ANSWERS,
+            "Rating (1-5)": SCORES,
+        },
         (1, 2, 3, 4, 5, 5),
     ),
     Log(  # German Excel: semicolons, decimal commas, Windows-1252
