@@ -1,14 +1,17 @@
 """What an example of a format is. Each is written by hand, as the program that has the format writes it.
 
 `examples/FORMAT.json` lists those of a format, with the names of `Example` here; a format that is new needs
-no more than such a file. Beside `examples` it may have `cases`, of one thing that a record can say, which
-docs/formats.md doesn't count, and `parts`: what several records have in common stands there once.
+no more than such a file, and a writer in `writers.py` where its files aren't JSON Lines. Beside `examples` it
+may have `cases`, of one thing that a record can say, which docs/formats.md doesn't count, and `parts`: what
+several records have in common stands there once.
 
     {"like": NAME, "text": "B", "turns.0.role": "user", "without": ["id"]}
 
-is the part NAME of the file's `parts` (or, where NAME is a number, that row of the first example) with other
-values of these columns and at these paths, and without some. A part that is a list goes into the list around
-it. `{"as text": …}` is JSON in a text, `{"as otlp": …}` an object as OpenTelemetry's list of attributes.
+is the part NAME of the file's `parts` (within a part, one of those above it) with other values of these
+columns and at these paths, and without some. A number in place of NAME is that row of the file's first
+example, counted from 0. A part that is a list goes into the list around it. `{"as text": …}` is JSON in a
+text, `{"as otlp": …}` an object as OpenTelemetry's list of attributes. `"tokenizer": "characters"` in
+`options` is `Characters`.
 
 `wrong` and `missing` are `corrupt`: by column, or path, a wrong value, or that it is gone, and what the
 refusal says.
@@ -34,6 +37,7 @@ class Example:
     """A file or folder of a format, and what the store has of it after its import."""
 
     format: str
+    number: int  # in its file, cases after examples
     rows: Rows  # the records of the file, JSON Lines unless `write` is given
     samples: Rows | None = None
     """Fields of the samples, in order, or `meta.NAME`; others aren't compared. None: not looked at."""
@@ -53,6 +57,10 @@ class Example:
     different: Sequence[Mapping[str, Any]] = ()  # changes with which it is another one
     about: str = ""  # what it is an example of
     is_case: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.format}-{self.number}"
 
     def make(self, folder: Path, rows: Rows | None = None) -> Path:
         """Write the files, with other rows where they are given. Returns what is imported."""
@@ -134,7 +142,10 @@ def _complete(value: Any, parts: Mapping[str | int, Any]) -> Any:
 
 def _content(name: str) -> dict[str, Any]:
     content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {"examples": content}
+    if isinstance(content, list):
+        return {"examples": content}
+    assert content.keys() <= {"parts", "examples", "cases"}, (name, *content)
+    return content
 
 
 def parts_of(name: str) -> dict[str | int, Any]:
@@ -147,6 +158,14 @@ def parts_of(name: str) -> dict[str | int, Any]:
 
 def examples_of(name: str) -> list[Example]:
     """Those of `examples/NAME.json`, and its cases."""
+    try:
+        return _examples(name)
+    except Exception as error:
+        error.add_note(f"in {FOLDER / name}.json")
+        raise
+
+
+def _examples(name: str) -> list[Example]:
     content, parts, examples = _content(name), parts_of(name), list[Example]()
     cases = [values | {"is_case": True} for values in content.get("cases", ())]
     for values in [*content.get("examples", ()), *cases]:
@@ -158,12 +177,13 @@ def examples_of(name: str) -> list[Example]:
         values = _complete(values, parts)
         wrong = {key: tuple(case) for key, case in values.pop("wrong", {}).items()}
         missing = {column: (MISSING, said) for column, said in values.pop("missing", {}).items()}
+        assert not missing.keys() & wrong.keys(), (name, *missing)
         values |= {"rows": rows, "corrupt": missing | wrong}
         if "write" in values:
             values["write"] = WRITERS[values["write"]]
-        if "tokenizer" in values.get("options", ()):
+        if values.get("options", {}).get("tokenizer") == "characters":
             values["options"]["tokenizer"] = Characters()
-        examples.append(Example(name, **values))
+        examples.append(Example(name, len(examples), **values))
     return examples
 
 

@@ -39,7 +39,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(inner, (*path, key))
 
 
-def changed(row: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def with_value(row: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     row = copy.deepcopy(row)
     inside: Any = row
     for key in path[:-1]:
@@ -53,7 +53,7 @@ def any_values(example: Example) -> list[dict[str, Any]]:
     rows = [dict(row) for row in example.rows]
     cases = [(i, path, value) for i, row in enumerate(rows) for path in places(row) for value in VALUES]
     some = random.Random(example.format).sample(cases, min(EACH, len(cases)))
-    return [changed(rows[i], path, value) for i, path, value in some]
+    return [with_value(rows[i], path, value) for i, path, value in some]
 
 
 @EVERY

@@ -47,14 +47,17 @@ def comma_separated(path: Path, rows: Rows) -> None:
 
 
 def parquet_table(path: Path, rows: Rows) -> None:
+    """A Parquet file, whose columns have the types of the values."""
     parquet.write_table(pa.Table.from_pylist([dict(row) for row in rows]), path)
 
 
 def slime_dump(path: Path, rows: Rows) -> None:
+    """The samples of one rollout, as slime saves them for debugging."""
     torch.save({"rollout_id": 4, "samples": [dict(row) for row in rows]}, path)
 
 
 def evalplus(path: Path, rows: Rows) -> None:
+    """A document of results, which lists those of each task."""
     by_task: dict[str, list[Any]] = {}
     for row in rows:
         by_task.setdefault(row["task_id"], []).append(row)
@@ -172,6 +175,7 @@ def trinity(path: Path, rows: Rows) -> None:
 
 
 def tinker_capture(path: Path, rows: Rows) -> None:
+    """A capture's table, with the columns of the first row; lists and objects are JSON."""
     names, as_json = list(rows[0]), ("prompt_tokens", "sampled_tokens", "logprobs", "metadata")
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"CREATE TABLE wire_rows (cursor, {', '.join(names)})")
