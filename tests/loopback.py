@@ -13,7 +13,8 @@ from typing import Any
 
 @contextmanager
 def answering(answer: Callable[[str, bytes, Message], tuple[int, Any] | None]) -> Iterator[str]:
-    """The server's URL. `answer`: path, body, headers -> status and JSON; without it the server hangs up."""
+    """The server's URL. `answer`: path, body, headers -> status and JSON; where it returns None the server
+    hangs up."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

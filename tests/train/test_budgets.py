@@ -32,7 +32,7 @@ def holding(kind: type, *fields: str) -> Callable[[Any], bool]:
             return True
         if isinstance(value, (list, tuple)):
             return depth < 3 and any(holds(item, depth + 1) for item in value[:2])
-        if depth == 2 or not is_dataclass(value) or isinstance(value, Batch):
+        if depth >= 2 or not is_dataclass(value) or isinstance(value, Batch):
             return False
         inside = [name for name in fields if name in value.__dataclass_fields__]
         return any(holds(getattr(value, name, None), depth + 1) for name in inside)
@@ -82,9 +82,8 @@ def run_of_two_steps(handles: Callable[[Any], bool] | None, folder: Path) -> Tra
         pytest.param(of_second_step, holding(Sample, "sample", "samples"), 41, 15, id="a fresh sample"),
         pytest.param(of_second_step, holding(Batch, "batch"), 58, 14, id="a batch"),
         pytest.param(run_of_two_steps, has_beta, 60, 20, id="beta"),
-        pytest.param(
-            run_of_two_steps, None, 681, 84, id="a run"
-        ),  # what a step kept of its promise is measured
+        # What a step kept of its promise is measured.
+        pytest.param(run_of_two_steps, None, 681, 84, id="a run"),
     ],
 )
 def test_functions_and_files_of(trace_of: Any, handles: Any, functions: int, files: int, tmp_path: Path):

@@ -173,7 +173,7 @@ def test_a_run_samples_with_it_and_publishes_weights_to_it(lora: bool, tmp_path:
     ("changes", "message"),
     [
         ({"train__weights_average": 0.9}, r"train\.weights_average"),
-        ({"engine__options": {"dtyp": "f"}}, r"engine\.options: .* options dtyp: .*unexpected keyword"),
+        ({"engine__options": {"dtyp": "f"}}, r"engine\.options: .*the options dtyp: .*unexpected keyword"),
     ],
 )
 def test_what_it_doesn_t_declare_or_take_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
@@ -187,31 +187,33 @@ import sys; sys.path.insert(0, {str(PLUGINS)!r})
 from engine import Generate
 
 class Wrong(Generate):
-    """
-CHANGED = """def decode(self, *given):
+"""
+SPOILED = {  # fields of each response, and what is said of them
+    "{'tokens': done.tokens[:0], 'logp': done.logp[:0]}": "response 0: expected 1 to 3 tokens, got 0",
+    "{'logp': done.logp[1:]}": r"expected a log-prob for each of \d tokens, got an array",
+    "{'tokens': done.tokens + 99}": r"expected ids from 0 to \d+, got \d+ to \d+",
+    "{'logp': 1 - done.logp}": "expected log-probs of at most 0, got",
+    "{'tokens': done.tokens.tolist()}": "tokens and log-probs as NumPy arrays, got list and ndarray",
+    "{'tokens': 1 / 0}": r"decode: ZeroDivisionError: division by zero \(wrong\.py:9\)",
+}
+
+
+def replacing(fields: str) -> str:
+    """The text of a `decode` that changes these of each response."""
+    return f"""def decode(self, *given):
         for done in super().decode(*given):
-            yield replace(done, **CHANGE)
+            yield replace(done, **{fields})
 """
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        *(
-            (CHANGED.replace("CHANGE", change), f"engine Wrong: .*{message}")
-            for change, message in (
-                ("{'tokens': done.tokens[:0], 'logp': done.logp[:0]}", "0: expected 1 to 3 tokens, got 0"),
-                ("{'logp': done.logp[1:]}", r"expected a log-prob for each of \d tokens, got an array"),
-                ("{'tokens': done.tokens + 99}", r"expected ids from 0 to \d+, got \d+ to \d+"),
-                ("{'logp': 1 - done.logp}", "expected log-probs of at most 0, got"),
-                ("{'tokens': done.tokens.tolist()}", "log-probs as NumPy arrays, got list and ndarray"),
-                ("{'tokens': 1 / 0}", r"decode: ZeroDivisionError: division by zero \(wrong\.py:9\)"),
-            )
-        ),
+        *((replacing(fields), f"engine Wrong: .*{message}") for fields, message in SPOILED.items()),
         ("can = {'share_weights'}", "Wrong: can: .* 'share_weights'; did you mean shares_weights"),
         ("can = []", r"Wrong: can: expected a frozenset of names, got \[\]"),
         ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:7"),
-        ("def decode(self, waiting, *_): waiting.clear(); yield from ()", r"answered 0 of \d+ requests"),
+        ("def decode(self, waiting, *_): waiting.clear(); yield from ()", r"Wrong answered 0 of \d+"),
         ("def decode(self, *_): yield 3", "engine Wrong: expected a Continuation, got 3"),
         (
             "def __init__(self, *x): super().__init__(*x); del self.measured",
@@ -220,7 +222,7 @@ CHANGED = """def decode(self, *given):
     ],
 )
 def test_a_wrong_engine_is_refused(line: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "wrong.py").write_text(f"{WRONG}{line}\n")
+    (tmp_path / "wrong.py").write_text(f"{WRONG}    {line}\n")
     with pytest.raises(Refused, match=message):
         run_tiny(tmp_path, engine__kind=f"{tmp_path}/wrong.py:Wrong")
 
@@ -352,9 +354,17 @@ WRAPPED = SourceWrapper(Wrong{fields})
         ("def publish(self, learner): 1 / 0", "", r"publish: ZeroDivisionError.*\(own\.py:14\)"),
         ("def __init__(self): pass", "", r"was called with \(source, context, options\): TypeError: "),
         ("pass", ", can={'whole_groups'}", r"own\.py can't be imported: .*can: expected a function"),
-        ("pass", ", can=lambda inner: inner", r"called with \(inner, options\): TypeError: .*takes 1"),
+        (
+            "pass",
+            ", can=lambda inner: inner",
+            r"can was called with \(inner, options\): TypeError: .*takes 1",
+        ),
         ("pass", ", can=lambda inner, options: {'wholegroups'}", "'wholegroups'; did you mean whole_groups"),
-        ("pass", ", needs={'sample_chosen'}", "needs: .* 'sample_chosen'; did you mean samples_chosen"),
+        (
+            "pass",
+            ", needs={'sample_chosen'}",
+            "needs: .* 'sample_chosen'; did you mean samples_chosen_prompts",
+        ),
     ],
 )
 def test_a_wrong_source_is_refused(line: str, fields: str, message: str, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_fresh_regret_reads_the_reference_where_the_objective_does_not(
     for key in ("regret", "kl_ref"):
         known = [[math.nan if m[key] is None else m[key] for m in rows] for rows in (given, read)]
         assert known[0] == pytest.approx(known[1], rel=1e-4, abs=RESPONSE_ROUNDING, nan_ok=True)
-    if not replay:
+    if not replay:  # all is fresh: each step has a regret of its own
         assert len({m["regret"] for m in given}) == 6
 
 

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from tiny_runs import (
     RESPONSE_ROUNDING,
     StopAfter,
-    done,
     logp_rounding,
     metrics,
     run_id,
@@ -96,6 +95,7 @@ def begun(folder: Path, *arguments: str) -> forked.Process:
     """The trainer, which has made its run folder."""
     trainer = start(*arguments, cwd=folder)
     wait_until(lambda: (folder / "run/config.json").exists() or trainer.poll() is not None, folder)
+    assert trainer.poll() is None, [p.read_text()[-500:] for p in folder.glob("*.log")]
     return trainer
 
 
@@ -134,7 +134,8 @@ def test_either_side_is_killed_and_started_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     def kill(process: forked.Process, after: int) -> None:
-        wait_until(lambda: done(run) >= after, tmp_path)
+        log = run / "metrics.jsonl"  # another process appends: its last line may be half written
+        wait_until(lambda: log.exists() and log.read_text().count("\n") > after, tmp_path)
         process.send_signal(signal.SIGKILL)
         process.wait()
 

@@ -27,6 +27,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.train.feed import Feed, Valid
+from agro.train.trainer import BaseTrainer
 from agro.types import Sample
 
 
@@ -128,7 +129,7 @@ def rivals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bool], 
         differences.append((batch.ref_logp - batch.behavior_logp)[known].abs().max().item())
 
     with before_step(look):
-        return Trainer(of_rivals(folder), folder / "run").run(), copies, differences
+        return BaseTrainer(of_rivals(folder), folder / "run").run(), copies, differences
 
 
 def test_the_rival_is_one_of_the_last_copies_drawn_anew_at_each(rivals) -> None:

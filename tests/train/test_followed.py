@@ -152,7 +152,7 @@ def logged(folder: Path, rewards: tuple[float, float], **changes: Any) -> RunCon
 
 
 def test_it_is_how_much_the_log_is_better_and_falls_to_0(tmp_path: Path) -> None:
-    """The log's mean is .6 and .8; the start's rewards are at step 0. A resumed run has the same."""
+    """The log's mean is .6; the start's rewards are at step 0. A resumed run has the same."""
     config = logged(tmp_path, (0.5, 0.7))
     run = Trainer(config, tmp_path / "run").run()
     start, *rows = metrics(run)

@@ -113,6 +113,12 @@ def test_replayed_samples_of_this_run_know_their_age(tmp_path: Path) -> None:
     assert rows[6]["staleness_max"] <= 6
 
 
+def test_several_updates_a_batch(tmp_path: Path) -> None:
+    objective = {"name": "grpo", "ratio": "old"}
+    rows = metrics(run(tmp_path, train__updates=3, train__steps=2, objective=objective))
+    assert [m["version"] for m in rows] == [3, 6]
+
+
 def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
     """Also a share that ends at 0, from where on its metric isn't reported."""
     fixed = {"name": "agro", "beta": 1.0, "imitation": 1.0, "imitation_reward": 0.0}

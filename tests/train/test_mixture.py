@@ -25,6 +25,7 @@ from tiny_runs import (
     log_alone,
     metrics,
     run_tiny,
+    samples_of,
     tiny,
     weights,
     whole_and_resumed,
@@ -288,8 +289,7 @@ def test_a_step_has_different_prompts_out_of_its_candidates(tmp_path: Path) -> N
 
 def test_an_uncertain_order_has_no_held_out_prompts(tmp_path: Path) -> None:
     run = run_tiny(tmp_path, **RUNS["uncertain"], data__hold_out=0.5, data__ask_held_out=False)
-    with Store.open(run / "store.db", read_only=True) as store:
-        sampled = {sample.prompt_id for sample in store.samples()}
+    sampled = {sample.prompt_id for sample in samples_of(run)}
     assert len(sampled) > 10
     assert not any(is_held_out(name, 0.5) for name in sampled)
 
@@ -482,8 +482,11 @@ def test_phases_have_epochs_or_steps_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data__replay": 0.5}, r"epochs = 3 .* expected data\.replay = 1 .* got data\.replay = 0\.5 "),
-        ({"data__replay": 0.5}, r"set train\.steps instead, for fresh samples the number of prompts × 3 / 4"),
+        (
+            {"data__replay": 0.5},
+            r"train\.epochs = 3 .* expected data\.replay = 1 .* got data\.replay = 0\.5 .*set train\.steps "
+            r"instead, for fresh samples the number of prompts × 3 / 4",
+        ),
         (
             {"phases": [{"name": "a", "data": {"replay": 0}, "train": {"steps": 1}}, {"name": "b"}]},
             r"phase b: train\.epochs = 3 .* got data\.replay = 0\.0 \(a\), 1\.0 \(b\)",

@@ -205,7 +205,7 @@ USUAL = (1.0, 1.0, 2.0, 1.0, 1.0)
     ("limits", "loss", "kl", "before", "said"),
     [
         ({}, -3.0, None, USUAL, ""),
-        ({}, -3.1, None, USUAL, "3 times its median of 1"),
+        ({}, -3.1, None, USUAL, "|loss| is 3.1, above guard.loss = 3 times its median of 1"),
         ({}, 100.0, None, USUAL[:4], ""),  # too few to compare with
         ({}, 1.0, None, (0.0, 0.0, 0.0, 0.0, 2.0), ""),  # nothing to learn from, until now
         ({}, 1.0, 10.1, USUAL, "10.1 nats per response, above guard.kl"),
@@ -372,7 +372,9 @@ def off(monkeypatch) -> list[float]:
 
 def test_the_run_stops_before_the_weights_move(tmp_path: Path, off: list[float]) -> None:
     off[0] = 0.2
-    words = r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logp"
+    words = (
+        r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logprobs"
+    )
     with pytest.raises(Refused, match=words):
         run_tiny(tmp_path)
     assert done(tmp_path / "run") == 0

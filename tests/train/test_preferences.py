@@ -123,10 +123,11 @@ def test_held_out_groups_need_no_pairs(tmp_path: Path) -> None:
 
 def refused(folder: Path, *objective: dict[str, Any], **changes: Any) -> str:
     """What a run says before a model is loaded."""
+    made = config(folder, *objective, **changes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agro.train.trainer.Policy.load", None)
         with pytest.raises(Refused) as caught:
-            run(folder, *objective, **changes)
+            Trainer(made, folder / "run").run()
     assert not (folder / "run").exists()
     return str(caught.value)
 

@@ -203,14 +203,14 @@ def stand(monkeypatch):
     return put
 
 
-def run(tmp_path: Path, name: str = "run", **track) -> Path:
+def tracked(tmp_path: Path, name: str = "run", **track) -> Path:
     return run_tiny(tmp_path, name, track=track)
 
 
-def test_every_step_arrives_and_changes_no_weights(tmp_path: Path, stand) -> None:
+def test_trackers_get_every_step_and_change_no_weights(tmp_path: Path, stand) -> None:
     trackers = [stand(name) for name in ("wandb", "trackio")]
-    tracked = run(tmp_path, "first", to=["wandb", "trackio"], project="sums")
-    rows = metrics(tracked)
+    first = tracked(tmp_path, "first", to=["wandb", "trackio"], project="sums")
+    rows = metrics(first)
     for tracker in trackers:
         assert [step for step, _ in tracker.logged] == [1, 2, 3, 4, 5, 6]
         for (_, numbers), row in zip(tracker.logged, rows, strict=True):
@@ -221,29 +221,29 @@ def test_every_step_arrives_and_changes_no_weights(tmp_path: Path, stand) -> Non
         assert tracker.begun["name"].startswith("first")
         assert tracker.begun["config"]["train"]["lr"] == 1e-2
         assert tracker.ended == 1
-    assert weights(tracked) == weights(run(tmp_path, "plain"))
+    assert weights(first) == weights(tracked(tmp_path, "plain"))
     run_tiny(tmp_path, "first", resume=True)  # it may change on the way
 
 
 @pytest.mark.parametrize("fails_at", [0, 3])
-def test_one_that_fails_is_named_once_and_dropped(tmp_path: Path, stand, capsys, fails_at: int) -> None:
+def test_a_tracker_that_fails_is_named_once_and_dropped(tmp_path: Path, stand, capsys, fails_at: int) -> None:
     """When it begins, or at a step."""
     failing, working = stand("wandb", fails_at), stand("trackio")
-    assert len(metrics(run(tmp_path, to=["wandb", "trackio"]))) == 6
+    assert len(metrics(tracked(tmp_path, to=["wandb", "trackio"]))) == 6
     err = capsys.readouterr().err
     assert err.count("tracker wandb failed and is dropped; the run continues: ConnectionError: no route") == 1
     assert [step for step, _ in failing.logged] == list(range(1, fails_at))
     assert len(working.logged) == 6
 
 
-def test_one_that_is_not_installed_is_refused_at_the_start(tmp_path: Path, monkeypatch) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_at_the_start(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what makes an import fail
     with pytest.raises(Refused, match=r"wandb can't be imported .*pip install wandb"):
-        run(tmp_path, to=["wandb"])
+        tracked(tmp_path, to=["wandb"])
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_not_a_finite_number_is_not_sent() -> None:
+def test_trackers_get_finite_numbers_alone() -> None:
     found = {}
 
     class One:
@@ -267,7 +267,7 @@ def test_tensorboard_itself(tmp_path: Path) -> None:
     installed("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = run(tmp_path, to=["tensorboard"])
+    folder = tracked(tmp_path, to=["tensorboard"])
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     read = [(e.step, e.value) for e in events.Scalars("reward_mean")]
@@ -277,7 +277,7 @@ def test_tensorboard_itself(tmp_path: Path) -> None:
 def test_wandb_itself_offline(tmp_path: Path, monkeypatch, capsys) -> None:
     installed("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = run(tmp_path, to=["wandb"])
+    folder = tracked(tmp_path, to=["wandb"])
     assert "failed" not in capsys.readouterr().err
     [record] = folder.glob("wandb/offline-run-*/*.wandb")
     assert b"reward_mean" in record.read_bytes()
@@ -286,7 +286,7 @@ def test_wandb_itself_offline(tmp_path: Path, monkeypatch, capsys) -> None:
 def test_trackio_itself(tmp_path: Path, monkeypatch, capsys) -> None:
     installed("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    run(tmp_path, to=["trackio"], project="sums")
+    tracked(tmp_path, to=["trackio"], project="sums")
     assert "failed" not in capsys.readouterr().err
     with sqlite3.connect(tmp_path / "trackio" / "sums.db") as connection:
         assert connection.execute("SELECT count(*) FROM metrics").fetchall() == [(6,)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loopback import answering
-from tiny_runs import REWARDS, metrics, run_tiny, tiny, write_prompts
+from tiny_runs import REWARDS, metrics, run_tiny, samples_of, tiny, write_prompts
 
 from agro import Batch
 from agro.api.reporting_trainer import Trainer
@@ -64,18 +64,17 @@ def test_whitened_parts_are_trained_on_and_metrics_stay_as_they_were(tmp_path: P
     assert "What the reward" in page(load_run(folder))
 
 
-def samples_of(folder: Path, **reward) -> list[Sample]:
+def rewarded_by(folder: Path, **reward) -> list[Sample]:
     """What a run with this reward samples, and trains on."""
     objective = {"name": "prefix_consistency", "beta": 0.1}
     run = run_tiny(folder, reward=reward, objective=objective, train__steps=2)
     assert metrics(run)[-1]["grad_norm"] > 0
-    with Store.open(run / "store.db", read_only=True) as store:
-        return list(store.samples())
+    return samples_of(run)
 
 
 def test_a_function_rewards_each_token(tmp_path: Path) -> None:
     """1 for each 7, by its id, and nothing where the number of values is wrong."""
-    for sample in samples_of(tmp_path, name=f"{REWARDS}:dense", per_token=True):
+    for sample in rewarded_by(tmp_path, name=f"{REWARDS}:dense", per_token=True):
         tokens = int(sample.action.sum())
         if sample.response.startswith("0"):
             assert sample.meta["reward_error"] == f"returned {tokens - 1} numbers for {tokens} tokens"
@@ -86,7 +85,7 @@ def test_a_function_rewards_each_token(tmp_path: Path) -> None:
 
 def test_a_function_rewards_each_step(tmp_path: Path) -> None:
     """Steps end at a 7. What comes with a step's last token is trained on, and the sum is the reward."""
-    samples = samples_of(tmp_path, name=f"{REWARDS}:stepwise", per_step="7")
+    samples = rewarded_by(tmp_path, name=f"{REWARDS}:stepwise", per_step="7")
     assert any(len(sample.meta.get("step_rewards", ())) > 1 for sample in samples)
     for sample in samples:
         assert sample.reward == len(sample.response.replace("7", ""))

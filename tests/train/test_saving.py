@@ -17,7 +17,7 @@ import transformers
 import yaml
 from loopback import answering
 from markdown_it import MarkdownIt
-from tiny_runs import DIGITS, metrics, run_tiny, tiny, write_prompts, write_toml
+from tiny_runs import DIGITS, metrics, run_tiny, samples_of, tiny, write_prompts, write_toml
 from typer.testing import CliRunner, Result
 
 from agro.api.reporting_trainer import Trainer
@@ -28,7 +28,6 @@ from agro.logs.importing import import_files
 from agro.models.pretrained import new_model
 from agro.pages.run.card import literal, write_cards
 from agro.store import Store
-from agro.types import Sample
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
 
@@ -115,17 +114,12 @@ def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     before = json.loads(file.read_text())
     out = run_tiny(tmp_path, policy={"model": str(base)}, train__steps=1)
-    said, sampled = capsys.readouterr().err, samples(out)[0].sampling
+    said, sampled = capsys.readouterr().err, samples_of(out)[0].sampling
     for name, brought, used in (("temperature", 0.6, 1.0), ("top_k", 20, 0), ("top_p", 0.95, 1.0)):
         assert f"{name} = {brought} (sampler.{name} = {used})" in said
         assert sampled[name] == used
     assert "repetition_penalty = 1.05" in said
     assert json.loads((out / "model" / "generation_config.json").read_text()) == before
-
-
-def samples(run: Path) -> list[Sample]:
-    with Store.open(run / "store.db", read_only=True) as store:
-        return list(store.samples())
 
 
 def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
@@ -137,7 +131,7 @@ def test_plain_prompts_to_a_chat_model_are_noted(tmp_path, base, capsys):
         policy = {"model": str(base), "chat": {"wrap": wrap}}
         out = Trainer(tiny(tmp_path, policy=policy, train__steps=1), tmp_path / f"run{wrap}").run()
         assert ("60 of 60 prompts are plain text" in capsys.readouterr().err) is expected
-        first = samples(out)[0]
+        first = samples_of(out)[0]
         assert (first.tokens[:6].tolist().count(tokenizer.convert_tokens_to_ids(">"))) == (2 if wrap else 1)
         assert ("apply_chat_template" in (out / "model" / "README.md").read_text()) is wrap
 

@@ -187,7 +187,7 @@ def distilling(folder: Path, teacher: str, **changes: Any) -> RunConfig:
     return tiny(folder, policy=policy, evaluate={"kl": False}, **values, **changes)
 
 
-def test_it_equals_one_in_the_process(tmp_path: Path, teacher: str) -> None:
+def test_a_teacher_on_a_server_equals_one_in_the_process(tmp_path: Path, teacher: str) -> None:
     """Log-probs, gradients and weights; the server scores each sample of each step once."""
     here = Trainer(distilling(tmp_path, teacher), tmp_path / "here")
     rows = metrics(here.run())
@@ -206,7 +206,7 @@ def test_it_equals_one_in_the_process(tmp_path: Path, teacher: str) -> None:
     assert any((here.policy.weights()[name] - w).abs().max() > 100 * ROUNDED for name, w in before.items())
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
+def test_a_teacher_of_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
     other = tiny(tmp_path).policy.model_dump()
     other["new"]["alphabet"] = "9876543210>"
     with (
@@ -218,7 +218,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, teacher: str) -> None:
         Trainer(distilling(tmp_path, url, engine={"retries": 0}), tmp_path / "run").run()
 
 
-def test_what_is_no_log_prob_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:
+def test_a_log_prob_of_a_teacher_above_0_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:
     with serving(Policy.load(PolicyConfig(model=teacher))) as (url, state):
         score = state._score
 
@@ -232,7 +232,7 @@ def test_what_is_no_log_prob_is_refused(tmp_path: Path, teacher: str, monkeypatc
             Trainer(distilling(tmp_path, url), tmp_path / "run").run()
 
 
-def test_its_whole_distribution_is_not_there(tmp_path: Path, teacher: str) -> None:
+def test_a_teacher_on_a_server_has_no_whole_distribution(tmp_path: Path, teacher: str) -> None:
     with serving(Policy.load(PolicyConfig(model=teacher))) as (url, _):
         config = distilling(tmp_path, url, objective={"over": "vocabulary"})
         message = r'log-probs of the sampled tokens alone.*objective\.over = "samples"'

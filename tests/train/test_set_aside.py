@@ -268,13 +268,13 @@ def write(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def log_run(folder: Path) -> RunConfig:
+def of_near_copies(folder: Path) -> RunConfig:
     texts = [text for question in QUESTIONS for text in copies(question)]
     return wide(folder, data=log_alone(folder, answers_to(texts), hold_out=0.3), train__steps=4)
 
 
 def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> None:
-    run = BaseTrainer(log_run(tmp_path), tmp_path / "run").run()
+    run = BaseTrainer(of_near_copies(tmp_path), tmp_path / "run").run()
     held_out = {q for q in QUESTIONS if is_held_out(min(map(prompt_hash, copies(q))), 0.3)}
     held = len(held_out)
     said = capsys.readouterr().err
@@ -289,11 +289,11 @@ def test_a_log_s_near_copies_are_held_out_together(tmp_path: Path, capsys) -> No
 
 def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    interrupted(log_run(tmp_path), folder, 2)
+    interrupted(of_near_copies(tmp_path), folder, 2)
     before = read_clusters(folder)
     with Store.open(tmp_path / "log.db") as store:
         store.append(answers_to([f"{n}:{question}" for question in QUESTIONS for n in (9, 8)]))
-    BaseTrainer(log_run(tmp_path), folder, resume=True).run()
+    BaseTrainer(of_near_copies(tmp_path), folder, resume=True).run()
     assert read_clusters(folder) == before
     assert len(before or ()) == 80
 
@@ -301,9 +301,9 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
 def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     """It has no near_copies.json: each prompt decided for itself."""
     folder = tmp_path / "run"
-    interrupted(log_run(tmp_path), folder, 2)
+    interrupted(of_near_copies(tmp_path), folder, 2)
     (folder / "near_copies.json").unlink()
-    BaseTrainer(log_run(tmp_path), folder, resume=True).run()
+    BaseTrainer(of_near_copies(tmp_path), folder, resume=True).run()
     held_out = sum(is_held_out(prompt_hash(text), 0.3) for q in QUESTIONS for text in copies(q))
     assert metrics(folder)[-1]["eval_groups"] == held_out
 
@@ -330,7 +330,7 @@ def test_stored_samples_that_are_never_drawn_may_be_of_held_out_prompts(tmp_path
         run_tiny(tmp_path, "other", data__sources=["policy", "someone"], **data)
 
 
-def on_a_log(folder: Path) -> RunConfig:
+def of_sixty_groups(folder: Path) -> RunConfig:
     log = log_alone(folder, by_someone(groups=60), group_size=4, hold_out=0.3)
     return tiny(folder, data=log, train__steps=4)
 
@@ -338,22 +338,24 @@ def on_a_log(folder: Path) -> RunConfig:
 @pytest.fixture(scope="module")
 def run_on_a_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("log")
-    BaseTrainer(on_a_log(folder), folder / "run").run()
+    BaseTrainer(of_sixty_groups(folder), folder / "run").run()
     return folder / "run"
 
 
-def test_eight_held_out_prompts_by_a_hash_with_the_best_of_the_log(run_on_a_log: Path) -> None:
+def test_side_by_side_are_eight_held_out_prompts_by_a_hash_with_the_best_of_the_log(
+    run_on_a_log: Path,
+) -> None:
     shown = SideBySide.load(run_on_a_log)
     with Store.open(run_on_a_log.parent / "log.db", read_only=True) as store:
         held_out = sorted({s.prompt_id for s in store.samples() if is_held_out(s.prompt_id, 0.3)}, key=place)
     assert [row.prompt_id for row in shown.rows] == held_out[:8]
     assert (shown.held_out, shown.step, shown.sides) == (True, 4, ("log", "start", "trained"))
-    assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in fill_store
+    assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in by_someone
     assert all(row.start and row.start.reward is None for row in shown.rows)
     assert [row.start for row in shown.rows] != [row.trained for row in shown.rows]
 
 
-def test_it_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log: Path) -> None:
+def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log: Path) -> None:
     shown, run = SideBySide.load(run_on_a_log), load_run(run_on_a_log)
     text = " ".join(re.sub(r"<[^>]+>", " ", page(run)).replace("&gt;", ">").split())
     written = str(card(run, run_on_a_log / "model"))
@@ -368,7 +370,7 @@ def test_it_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log:
     assert (prompt, log) == (f"prompt   {shown.rows[0].prompt}", "log      1: 11")
 
 
-def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(tmp_path: Path) -> None:
+def test_side_by_side_with_a_reward_are_the_prompts_of_the_evaluation_with_its_values(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 100))
     BaseTrainer(tiny(tmp_path, data__eval_prompts=held, train__steps=2), tmp_path / "run").run()
     shown = SideBySide.load(tmp_path / "run")
@@ -379,7 +381,7 @@ def test_with_a_reward_its_values_stand_beside_the_prompts_of_the_evaluation(tmp
         assert row.trained.reward == rewards["rewards"][row.prompt_id]
 
 
-def test_without_held_out_prompts_it_says_that_they_were_trained_on(tmp_path: Path) -> None:
+def test_side_by_side_without_held_out_prompts_says_that_they_were_trained_on(tmp_path: Path) -> None:
     log = log_alone(tmp_path)
     BaseTrainer(tiny(tmp_path, data=log, train__steps=1), tmp_path / "run").run()
     assert "prompts of those that were trained on" in SideBySide.load(tmp_path / "run").about
@@ -389,13 +391,15 @@ def test_without_held_out_prompts_it_says_that_they_were_trained_on(tmp_path: Pa
     assert SideBySide.load(tmp_path / "none") is None
 
 
-def test_a_resumed_run_keeps_the_start_and_forgets_a_lost_step(tmp_path: Path, run_on_a_log: Path) -> None:
+def test_a_resumed_run_keeps_the_start_side_by_side_and_forgets_a_lost_step(
+    tmp_path: Path, run_on_a_log: Path
+) -> None:
     folder = tmp_path / "run"
-    interrupted(on_a_log(tmp_path), folder, 3)
+    interrupted(of_sixty_groups(tmp_path), folder, 3)
     before = SideBySide.load(folder)
     assert before.step is None
     before.answered({row.prompt_id: Answer("lost") for row in before.rows}, 4).save(folder)
-    BaseTrainer(on_a_log(tmp_path), folder, resume=True).run()
+    BaseTrainer(of_sixty_groups(tmp_path), folder, resume=True).run()
     assert SideBySide.load(folder) == SideBySide.load(run_on_a_log)
 
 
@@ -408,7 +412,7 @@ def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) ->
         assert best_of_log(store, "another", ["p"]) == {"p": Answer("own", 9.0)}
 
 
-def test_an_episode_is_all_that_follows_its_prompt() -> None:
+def test_the_answer_of_an_episode_is_all_that_follows_its_prompt() -> None:
     parts = [Sample("p", text, reward=1.0, meta={"index": i}) for i, text in ((1, "no"), (0, "a"), (0, "b"))]
     assert answers_of(parts) == {parts[0].prompt_id: Answer("ab", 1.0)}
 
@@ -426,7 +430,7 @@ def test_an_environments_turns_keep_their_places_as_control_characters_become_es
         assert response_parts("abc", foreign) == ["abc"]
 
 
-def test_texts_are_harmless_and_bounded(tmp_path: Path) -> None:
+def test_texts_side_by_side_are_harmless_and_bounded(tmp_path: Path) -> None:
     nasty = "\x1b[2J<script>`|" + "x" * 9000
     prompt = Prompt("p\x07")
     started = SideBySide.start([prompt], {}, held_out=True)

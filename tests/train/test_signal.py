@@ -1,5 +1,5 @@
-"""What is said of steps: of those from which nothing can be learned, how often, and of metrics by which
-settings are wrong; no two warnings contradict each other. And notes on a run's settings."""
+"""What is said of steps: where nothing can be learned, and where metrics show that settings are wrong; and
+notes on a run's settings. No two warnings contradict each other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_the_reason_of_a_step(tmp_path, objective, row, expected) -> None:
     assert view.metrics["no_signal"] == expected
 
 
-def lines(folder: Path, rows: Iterable[dict[str, Any]], objective: Any = AGRO, **changes: Any) -> list[str]:
+def signal_lines(
+    folder: Path, rows: Iterable[dict[str, Any]], objective: Any = AGRO, **changes: Any
+) -> list[str]:
     """What is said of steps with these metrics about what can be learned from them."""
     said: list[str] = []
     [phase] = Phase.all(tiny(folder, objective=objective, **changes))
@@ -75,7 +77,7 @@ def lines(folder: Path, rows: Iterable[dict[str, Any]], objective: Any = AGRO, *
 
 
 def test_of_one_reward_for_all_the_line_names_it_and_no_rate(tmp_path: Path) -> None:
-    [line] = lines(tmp_path, [SAME], objective=OF_THE_STEP, train__steps=1)
+    [line] = signal_lines(tmp_path, [SAME], objective=OF_THE_STEP, train__steps=1)
     assert "all rewards are equal (each is 0.5, in 4 groups). What to do: see whether the reward" in line
     assert "train.lr" not in line
 
@@ -90,7 +92,7 @@ def test_of_one_reward_for_all_the_line_names_it_and_no_rate(tmp_path: Path) -> 
     ],
 )
 def test_equal_groups_of_a_store_are_advised_to_be_left_out(tmp_path, row, data, advised) -> None:
-    [line] = lines(tmp_path, [row] * 3, objective=RLOO, **data)
+    [line] = signal_lines(tmp_path, [row] * 3, objective=RLOO, **data)
     assert ("data.spread = true, which draws only those" in line) == advised
 
 
@@ -136,7 +138,7 @@ def test_the_recipes_for_stored_groups_draw_those_that_teach(name: str) -> None:
 
 def test_it_is_said_after_three_steps_in_a_row_and_every_hundred(tmp_path: Path) -> None:
     rows = [GOOD if step in (3, 6) else ZERO for step in range(1, 301)]
-    said = lines(tmp_path, rows, train__steps=300)
+    said = signal_lines(tmp_path, rows, train__steps=300)
     assert [line.split(":")[0] for line in said] == ["step 9", "step 106", "step 206"]
     assert "nothing can be learned, 3 steps in a row: all rewards are 0 (mean reward 0)" in said[0]
     assert "What to do: check that the reward of a right response isn't 0" in said[0]
@@ -145,10 +147,10 @@ def test_it_is_said_after_three_steps_in_a_row_and_every_hundred(tmp_path: Path)
 def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Path) -> None:
     rows = [GOOD | {"replay_missing": missing} for missing in (2, 0, 2, 1, 2, 2)]
     limited = {"data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
-    [line] = lines(tmp_path, rows, data__replay=0.5, **limited)
+    [line] = signal_lines(tmp_path, rows, data__replay=0.5, **limited)
     assert line.startswith("step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn")
     assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in line
-    [line] = lines(tmp_path, [GOOD | {"replay_missing": 1}] * 3, data__replay=0.5)
+    [line] = signal_lines(tmp_path, [GOOD | {"replay_missing": 1}] * 3, data__replay=0.5)
     assert "or more prompts" in line
 
 
@@ -198,7 +200,7 @@ def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None
     assert [m["replay_missing"] for m in metrics(tmp_path / "met")] == [2, 0, 0, 0, 0, 0]
 
 
-def said(folder: Path, rows: Iterable[dict[str, Any]], objective: dict[str, Any] = AGRO) -> list[str]:
+def warnings_of(folder: Path, rows: Iterable[dict[str, Any]], objective: dict[str, Any] = AGRO) -> list[str]:
     """What is warned of in steps with these metrics."""
     lines: list[str] = []
     warnings = Warnings(lines.append)
@@ -221,13 +223,13 @@ def said(folder: Path, rows: Iterable[dict[str, Any]], objective: dict[str, Any]
 def test_best_responses_that_fall_are_warned_of_with_the_way_out(tmp_path, objective, way) -> None:
     """−0.2 and −0.1 in turn: mean −0.15, far below 0 by its error of 0.05/√20."""
     rows = [{"log_ratio_best": -0.1 * (1 + step % 2)} for step in range(20)]
-    assert said(tmp_path, rows[:19], objective) == []
-    [line] = said(tmp_path, rows + rows, objective)
+    assert warnings_of(tmp_path, rows[:19], objective) == []
+    [line] = warnings_of(tmp_path, rows + rows, objective)
     falling = "step 20: over the last 20 steps log π/π_ref of the best stored responses is -0.15"
     assert line.startswith(falling)
     assert way in line
     noisy = [{"log_ratio_best": 1.0 if step % 2 else -1.1} for step in range(40)]
-    assert said(tmp_path, noisy, objective) == []
+    assert warnings_of(tmp_path, noisy, objective) == []
 
 
 def test_a_kl_beyond_that_of_the_best_responses_is_warned_of(tmp_path: Path) -> None:
@@ -236,28 +238,28 @@ def test_a_kl_beyond_that_of_the_best_responses_is_warned_of(tmp_path: Path) -> 
     held_out = log | {"eval_kl_of_best": 1.28}
     few = log | {"eval_kl_ref": 1.21, "kl_of_best_groups": 2}  # 8 groups in 4 steps say nothing, 10 do
     alone = {"kl_of_best": 1.0, "eval_kl_ref": 1.1, "eval_kl_ref_se": None}
-    [line] = said(tmp_path, [log | {"eval_kl_ref": 1.21}] * 2)
+    [line] = warnings_of(tmp_path, [log | {"eval_kl_ref": 1.21}] * 2)
     assert line.startswith("step 1: eval_kl_ref is 1.21 nats per response")
     assert "has 1 (" in line
-    assert "has 1.28 (" in said(tmp_path, [held_out | {"eval_kl_ref": 1.49}])[0]
-    assert "in 10 groups" in said(tmp_path, [few] * 5)[0]
-    assert len(said(tmp_path, [alone])) == 1
+    assert "has 1.28 (" in warnings_of(tmp_path, [held_out | {"eval_kl_ref": 1.49}])[0]
+    assert "in 10 groups" in warnings_of(tmp_path, [few] * 5)[0]
+    assert len(warnings_of(tmp_path, [alone])) == 1
     for rows in (
         [log | {"eval_kl_ref": 1.19}],
         [held_out | {"eval_kl_ref": 1.47}],
         [few] * 4,
         [alone | {"staleness_mean": 3.0}, {"eval_kl_ref": 9.0}],
     ):
-        assert said(tmp_path, rows) == []
-    assert said(tmp_path, [alone], {"name": "sft"}) == []
+        assert warnings_of(tmp_path, rows) == []
+    assert warnings_of(tmp_path, [alone], {"name": "sft"}) == []
 
 
 DWARFED = {"kl_to_reward_spread": 50.0, "length_mean": 9.0, "groups": 4, "groups_equal": 2}
 
 
 def test_a_beta_is_called_too_large_only_where_most_rewards_differ(tmp_path: Path) -> None:
-    assert "a smaller objective.beta" in said(tmp_path, [DWARFED])[0]
-    assert said(tmp_path, [DWARFED | {"groups_equal": 3}]) == []
+    assert "a smaller objective.beta" in warnings_of(tmp_path, [DWARFED])[0]
+    assert warnings_of(tmp_path, [DWARFED | {"groups_equal": 3}]) == []
 
 
 def test_no_method_is_told_both_a_smaller_and_a_larger_beta(tmp_path: Path) -> None:
@@ -265,16 +267,16 @@ def test_no_method_is_told_both_a_smaller_and_a_larger_beta(tmp_path: Path) -> N
     reversed_ = DWARFED | {"objective": {"reversed_share": 0.75}}
     for beta, warned in ((0.1, 0), (0.6, 1)):
         objective = {"name": "agro_onpolicy", "beta": beta}
-        [line] = said(tmp_path, [reversed_, DWARFED], objective)
+        [line] = warnings_of(tmp_path, [reversed_, DWARFED], objective)
         assert 'objective.likelihood_ratio = "adaptive"' in line
         assert "β" not in line
-        assert len(said(tmp_path, [DWARFED], objective)) == warned
+        assert len(warnings_of(tmp_path, [DWARFED], objective)) == warned
 
 
 def test_a_larger_beta_is_not_advised_where_it_dwarfs_the_rewards(tmp_path: Path) -> None:
     weighted = AGRO | {"weight": "reference"}
     rows = [DWARFED | {"log_ratio_best": -1.0 - step} for step in range(20)]
-    lines = said(tmp_path, rows, weighted)
+    lines = warnings_of(tmp_path, rows, weighted)
     assert ["smaller objective.beta" in line for line in lines] == [True, False]
     assert "larger" not in lines[1]
     for ratio, larger in ((None, True), (10.0, True), (10.1, False)):

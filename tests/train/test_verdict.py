@@ -175,12 +175,13 @@ def test_rewards_that_are_missing_on_one_side_show_nothing(copied: Path) -> None
 
 
 def test_a_reward_that_leaves_wrong_answers_of_the_result_unscored_is_counted(tmp_path: Path) -> None:
-    """From its second call on the reward is unknown of most responses; both sides' shares are in the run's
-    rows, and in the rewards by prompt that agro compare reads."""
+    """It is unknown of most responses; both sides' shares are in the run's rows, and in the rewards by prompt
+    that agro compare reads."""
     code = tmp_path / "reward.py"
     code.write_text(
+        "from zlib import crc32\n"
         "def score(prompts, completions, **columns):\n"
-        "    return [None if hash(c) % 3 else float(len(c) > 1) for c in completions]\n"
+        "    return [None if crc32(c.encode()) % 3 else float(len(c) > 1) for c in completions]\n"
     )
     made = config(tmp_path, reward={"name": f"{code}:score", "max_failed": 1.0})
     first, *_, row = metrics(BaseTrainer(made, tmp_path / "run").run())

@@ -36,15 +36,16 @@ def watch(rank: int, store: Any, ended: Ended, ranks: int = 3) -> Watch:
     return Watch(SECONDS, rank, ranks, lambda wait: store, ended.append)
 
 
-def beating(watches: list[Watch]) -> bool:
-    return all(len(w.beats) == w.ranks for w in watches)
+def until_heard(*watches: Watch) -> None:
+    """Each has heard of all ranks."""
+    until(lambda: all(len(w.beats) == w.ranks for w in watches), 5.0)
 
 
 def test_a_silent_rank_ends_the_others_with_its_name_and_within_the_time() -> None:
     store, ended = dist.HashStore(), Ended()
     with watch(0, store, ended) as first, watch(2, store, Ended()) as third:
         with watch(1, store, Ended()) as second:
-            until(lambda: beating([first, second, third]))
+            until_heard(first, second, third)
             time.sleep(2 * SECONDS)  # ranks at work are heard of for as long as they take
             assert not ended
         took = ended.wait()
@@ -66,7 +67,7 @@ def fail(watch: Watch, others: list[Watch], message: str, gone: Watch | None = N
     began = 0.0
     try:
         with watch, watch.naming():
-            until(lambda: beating([watch, *others]))
+            until_heard(watch, *others)
             if gone is not None:
                 gone.left.set()
             began = time.monotonic()
@@ -107,7 +108,7 @@ class OutOfReach:
 def test_a_store_out_of_reach_ends_the_rank() -> None:
     store, ended = OutOfReach(), Ended()
     with watch(1, store, Ended(), ranks=2) as other, watch(0, store, ended, ranks=2) as mine:
-        until(lambda: beating([mine, other]))
+        until_heard(mine, other)
         store.reaches = False
         took = ended.wait()
     assert took <= SECONDS + 0.2
@@ -123,7 +124,7 @@ def test_the_store_is_asked_with_a_limit_on_its_answers() -> None:
         return store
 
     with Watch(7.0, 0, 1, connect, Ended().append) as mine:
-        until(lambda: beating([mine]))
+        until_heard(mine)
     assert waits == [timedelta(seconds=7)]
 
 
