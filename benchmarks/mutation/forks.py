@@ -70,7 +70,7 @@ SPARE = 10  # seconds of CPU that a test may take beyond five times what it take
 MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 # A profiler, and several threads, hang in a fork where they ran before it. So do complete runs.
 LEFT_OUT = (
-    *("memory_is_below", "peak_bytes", "threads_are_set"),
+    *("memory_beside_logits", "peak_bytes", "threads_are_set"),
     *("the_path_is_that_of", "cannot_follow", "computed_once", "another_run", "killed_run"),
 )
 OPTIONS = [
