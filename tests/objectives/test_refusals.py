@@ -14,6 +14,7 @@ from cases import VARIANTS, batch_of, by_objective, change, draw
 
 from agro import Batch, objectives
 from agro.errors import Refused
+from agro.objectives import get
 
 SIX = {
     "mask": [[False, True, True]] * 6,
@@ -334,6 +335,18 @@ def test_the_names_of_the_contract_are_there() -> None:
     columns = (*of_rows, "pairs", "votes", "extra")
     batch = Batch.of(mask=[[0, 1]], reward=[1.0], group=["a"], **dict.fromkeys(columns))
     assert all(hasattr(batch, name) for name in columns)
+
+
+def test_a_preset_is_described_as_its_table_has_it() -> None:
+    told = objectives.describe("dr_grpo", average=256.0)
+    assert (told["preset_of"], told["certainty"]) == ("grpo", "code")
+    assert 'TRL loss_type = "dr_grpo"' in told["called"]
+    assert "2503.20783" in told["source"]
+    assert told["options"]["average"]["required"]
+    entry = get("dr_grpo")
+    assert entry.with_preset({"beta": 0.1}) == {"std": False, "beta": 0.1}
+    assert entry.recipe is not None
+    assert "2503.20783" in entry.recipe.title
 
 
 def test_describe() -> None:
