@@ -160,7 +160,7 @@ def test_a_second_model_in_the_process_counts_and_one_on_a_server_does_not() -> 
 
 
 def test_each_weight_of_a_run_without_an_adapter_has_its_copies() -> None:
-    """In bytes: of float32 a weight, the reference's, a gradient and two moments; of bfloat16 half of that. Of
+    """In bytes: of float32 a weight, that of the reference, a gradient, two moments; of bfloat16 half. Of
     "mixed" model and reference are bfloat16; the optimizer's weight, its gradient and moments are float32."""
     weights = shape("0.6B", None, "bfloat16").weights
     for dtype, expected in (("float32", 5 * 4), ("bfloat16", 5 * 2), ("mixed", 2 * 2 + 4 * 4)):
