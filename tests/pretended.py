@@ -144,8 +144,8 @@ _LIBRARY, MISSING = _load_guard()  # why there can't be a pretended GPU
 def pretended_gpu() -> Iterator[Gpu]:
     """A machine with such a GPU."""
     gpu = Gpu()
-    answers = {"is_available": True, "device_count": 1, "_lazy_init": None, "empty_cache": None}
-    answers |= {"synchronize": None, "get_rng_state": None, "set_rng_state": None}
+    nothing = ("_lazy_init", "empty_cache", "synchronize", "get_rng_state", "set_rng_state")
+    answers = {"is_available": True, "device_count": 1, **dict.fromkeys(nothing)}
     with ExitStack() as stack:
         for name, value in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, lambda *args, value=value: value))

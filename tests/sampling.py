@@ -60,12 +60,12 @@ def check_behavior(policy: Policy, samples: Iterable[Sample]) -> None:
 def assert_same(own: Mapping[int, Any], expected: Mapping[int, Any]) -> None:
     """Responses by number: the same tokens, and their log-probs as far as rounding lets them be."""
     assert own.keys() == expected.keys()
-    log_probs = {i: logp_of(one) for i, one in expected.items()}
+    log_probs = {i: recorded_logp(one) for i, one in expected.items()}
     tolerance = rounding(*log_probs.values())
     for i, one in expected.items():
         assert own[i].tokens.tolist() == one.tokens.tolist()
-        np.testing.assert_allclose(logp_of(own[i]), log_probs[i], **tolerance)
+        np.testing.assert_allclose(recorded_logp(own[i]), log_probs[i], **tolerance)
 
 
-def logp_of(one: Sample | Continuation) -> np.ndarray:
+def recorded_logp(one: Sample | Continuation) -> np.ndarray:
     return one.behavior_logp if isinstance(one, Sample) else one.logp

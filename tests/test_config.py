@@ -244,6 +244,7 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
         ({"policy": {"threads": 2**62}}, "policy.threads: input should be less than or equal to 1024"),
         ({"policy": {"new": {"hidden": 2**62}}}, "policy.new.hidden: input should be less than or equal"),
         ({"phases": [{"train": {"steps": 3}}]}, "phases.0.name: field required"),
+        ({"data": {"store": ["a.db", "b.db"]}}, "What to do: agro import all of these logs into one store"),
     ],
     ids=str,
 )
@@ -255,7 +256,10 @@ def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> Non
     ("phases", "words"),
     [
         ([{"name": "a"}, {"name": "b"}, {"name": "a"}], "phases: expected different names, got a, b, a"),
-        ([{"name": "a"}, {"name": "b", "trian": {}}], "phase b: unknown key trian; did you mean train?"),
+        (
+            [{"name": "a"}, {"name": "b", "trian": {}}],
+            "configuration: phase b: unknown key trian; did you mean train?",
+        ),
         ([{"name": "a", "train": {"steps": 0}}], "configuration: phase a: train.steps: input should be"),
         ([{"name": "a", "phases": [{"name": "b"}]}], "phase a: phases: a phase has none of its own"),
     ],

@@ -76,6 +76,7 @@ class PlannedStep(NamedTuple):
     fresh: list[Row]
     passes: list[list[Row]]
     twice: bool  # whether log-probs of all passes are needed before the first backward pass
+    drawn: float | None  # mean responses of a group from the store; None where that is unknown
 
 
 class Rates(NamedTuple):
@@ -124,13 +125,8 @@ class Machine:
 
     def forecast(self, phase: Phase) -> dict[str, Any]:
         """Counts, bytes, and upper bounds of the seconds of a phase, as far as they are known."""
-        config, rates, step, counts = (
-            phase.config,
-            self.rates[phase.name],
-            self.step(phase),
-            self.counts(phase),
-        )
-        parts = self.seconds(phase, step, rates)
+        config, rates, step = phase.config, self.rates[phase.name], self.step(phase)
+        counts, parts = self.counts(phase, step.drawn), self.seconds(phase, step, rates)
         totals: dict[str, float] = {}
         if parts["sampling"]:
             totals["seconds_sampling_at_most"] = phase.steps * parts["sampling"]
@@ -150,11 +146,11 @@ class Machine:
             "peak": self.peak(config, step, rates),
         }
 
-    def counts(self, phase: Phase) -> dict[str, Any]:
+    def counts(self, phase: Phase, drawn: float | None) -> dict[str, Any]:
         """What one phase samples and trains on. A number that is known only later is None."""
         config, groups, every = phase.config, phase.config.train.groups, phase.config.evaluate.every
         shares = [phase.stored_groups(step) for step in range(phase.steps)]
-        stored, drawn = sum(shares), self._drawn(phase)
+        stored = sum(shares)
         fresh = phase.steps * groups - stored
         sampled = fresh * config.sampler.n + stored * (config.data.complete_groups or 0)
         trained = sampled if not stored else None
@@ -194,21 +190,24 @@ class Machine:
         if self.store is None or not phase.config.data.draws_stored:
             return None
         rule = phase.rule(1)
+        is_held_out = self.store.split.held_out(rule.data)
         if rule.pairs:
-            judged = pairs_among(self.store.survey.summaries(**chosen(rule.data)), phase.needs, self.store)
+            summaries = self.store.survey.summaries(**chosen(rule.data))
+            rows = (row for row in summaries if not is_held_out(row.prompt_id))
+            judged = pairs_among(rows, phase.needs, self.store)
             pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
             sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
         else:
-            groups = self.store.groups(**chosen(rule.data))
+            groups = [g for g in self.store.groups(**chosen(rule.data)) if not is_held_out(g.prompt_id)]
             stored = [group.scored if rule.scored_only else group.size for group in groups]
             sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
         return sum(sizes) / len(sizes) if sizes else None
 
     def step(self, phase: Phase) -> PlannedStep:
         """The last one of a phase."""
-        config, stored = phase.config, phase.stored_groups(phase.steps - 1)
+        config, stored, drawn = phase.config, phase.stored_groups(phase.steps - 1), self._drawn(phase)
         fresh = self._fresh(config, config.train.groups - stored)
-        rows, micro = [*fresh, *self._stored(phase, stored)], MicroBatch.of(config.train)
+        rows, micro = [*fresh, *self._stored(config, stored, drawn)], MicroBatch.of(config.train)
         lengths = [row.length for row in rows]
         coupling = phase.entry.coupling(phase.resolved(options_at(config.objective.options, 0)))
         blocks: dict[int, list[int]] = {}  # rows that one pass has to hold, where it can
@@ -217,7 +216,7 @@ class Machine:
         together = micro.pack(list(blocks.values()), lengths)
         passes = together or micro.pack([[i] for i in range(len(rows))], lengths)
         assert passes is not None  # single rows always fit
-        return PlannedStep(fresh, [[rows[i] for i in part] for part in passes], together is None)
+        return PlannedStep(fresh, [[rows[i] for i in part] for part in passes], together is None, drawn)
 
     @cached_property
     def prompt_lengths(self) -> list[int]:
@@ -233,8 +232,9 @@ class Machine:
             rows += config.sampler.n * [Row(prompt, new, group)]
         return rows
 
-    def _stored(self, phase: Phase, groups: int) -> list[Row]:
-        config, drawn = phase.config, self._drawn(phase)
+    def _stored(self, config: RunConfig, groups: int, drawn: float | None) -> list[Row]:
+        if not groups:
+            return []
         if drawn is None:  # the run fills the store: with responses as long as its fresh ones
             return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
         assert self.store is not None
@@ -322,6 +322,8 @@ class PlanningTrainer(BaseTrainer):
         if self.reward is not None:
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
+            if store is not None:
+                store.split.use(self.clusters)
             policy, reference = self._load()
             yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
@@ -370,7 +372,7 @@ def measured(
     On a CPU seconds are the process's own by thread, which other programs don't prolong. No gradient remains.
     """
     policy.checkpoint_gradients(phase.config.train.gradient_checkpointing)  # refused where it can't be
-    policy.recompute = False  # to see what a pass saves without
+    policy.recompute = False  # from here on: what a pass saves without is wanted
     if not step.passes:
         return None
 
@@ -446,7 +448,7 @@ def _decoding(policy: Policy, config: RunConfig, fresh: Sequence[Row], tokens: i
     """
     longest = max(fresh, key=lambda row: row.length)
     context = _random_tokens(policy, max(1, longest.length - longest.learned // 2 - 1)).tolist()
-    new = min(DECODED, longest.learned - 1)
+    new = max(0, min(DECODED, longest.learned - 1))
     batch = min(config.sampler.batch, len(fresh), max(2, tokens // DECODED))
     engine = embedded(policy, fused=config.engine.fused)
     sampler = config.sampler.model_copy(update={"batch": batch + 1, "stop": ()})
@@ -505,12 +507,9 @@ def time_line(plan: dict[str, Any]) -> str:
 
 
 def _phase_lines(p: dict[str, Any]) -> list[str]:
-    groups = ""
-    if p["groups_per_step_at_least"] < p["groups_per_step"]:
-        groups = (
-            f", {p['groups_per_step_at_least']} to {p['groups_per_step']} groups a step: a prompt that is "
-            "both sampled and drawn is one group"
-        )
+    groups, least, most = "", p["groups_per_step_at_least"], p["groups_per_step"]
+    if least < most:
+        groups = f", {least} to {most} groups a step: a prompt that is both sampled and drawn is one group"
     trained = "as many as the store will have"
     if p["responses_trained"] is not None:
         trained = count(p["responses_trained"])

@@ -111,10 +111,9 @@ def on_meta(name: str, dtype: str, layers: int | None = None) -> Any:
         text.num_hidden_layers = layers
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:layers]
+    computed = {"dtype": getattr(torch, dtype), "attn_implementation": "agro_counted"}
     with torch.device("meta"):
-        model = hf.AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation="agro_counted"
-        )
+        model = hf.AutoModelForCausalLM.from_config(config, **computed)
     without_randomness(model.eval())
     return model
 
@@ -123,9 +122,8 @@ def states_on_meta(model: Any, tokens: int) -> Tensor:
     """[1,T,H] last hidden states of a model on `meta`, without numbers."""
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     mask = ids.new_empty((1, 1, 1, 0))  # which transformers doesn't read
-    states: Tensor = model.base_model(
-        input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False
-    ).last_hidden_state
+    found = model.base_model(input_ids=ids, position_ids=ids, attention_mask=mask, use_cache=False)
+    states: Tensor = found.last_hidden_state
     return states
 
 
@@ -172,7 +170,7 @@ class Footprint:
     resting: float  # of the trainer between passes: weights, reference, gradients, moments
     saved: float  # what a token keeps for the backward pass, in one layer
     unpacked: float = 0.0  # of the largest layer of 4 bits, for a product
-    server: float | None = None  # without its cache; None: no server has memory of this device
+    server: float | None = None  # without its cache; None: uncounted, as that of a run which is loaded
     on_cpu: bool = False
 
     @classmethod
@@ -181,10 +179,12 @@ class Footprint:
         policy, reward, model = config.policy, config.reward, shape_of(config.policy)
         others = [] if policy.reference_is_served else [policy.reference_model]
         others += [reward.options.get("path")] if reward.name == "model" else []
-        beside = sum(parameters(on_meta(name, "bfloat16")) for name in others if name)
-        copies = 2 if policy.lora else 1  # in float32: those of the reference, and an adapter itself
-        weights = SPARE * (model.stored(policy, NF4) + 4 * copies * model.trained)
-        state = optimized(config.train, model.trained, 4 * model.trained)
+        beside = sum(shape(name, None, "bfloat16").weights for name in others if name)
+        is_extra = policy.lora is not None or policy.dtype == "mixed"  # an adapter, or copies: in float32
+        each = 4 if is_extra else itemsize(policy)  # bytes of a weight that is trained
+        reference = itemsize(policy) if policy.lora is None else 4
+        weights = SPARE * (model.stored(policy, NF4) + (is_extra * each + reference) * model.trained)
+        state = optimized(config.train, model.trained, each * model.trained)
         server = None
         if config.engine.starts_server:  # with two adapters in bfloat16
             server = SERVER + model.stored(policy, NF4_SERVED) + 4 * model.trained
@@ -222,10 +222,10 @@ class Footprint:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         numbers: int = 2 * text.num_hidden_layers * heads * width * tokens * sequences  # keys and values
-        logits: int = 2 * sequences * text.vocab_size
+        logits: int = 8 * sequences * text.vocab_size  # float32: to draw from, and their exponentials
         if self.server is not None:
             return self.server + 2 * numbers
-        return SPARE * (itemsize(self.config.policy) * numbers + 4 * logits)
+        return SPARE * (itemsize(self.config.policy) * numbers + logits)
 
     def peak(self, tokens: int, sequences: int, length: int | None = None) -> float:
         """The most bytes at once, of a pass of so many tokens, and of so many sequences that are sampled, of

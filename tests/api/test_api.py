@@ -125,7 +125,7 @@ def test_a_list_and_a_lambda_are_a_run(objects) -> None:
 
 @pytest.fixture(scope="module")
 def finished(objects, tmp_path_factory):
-    """A run with its page, which several tests look at."""
+    """A run with its page: made before the fixtures of single tests, which draw none."""
     out = tmp_path_factory.mktemp("finished") / "run"
     return agro.train(objects, PROMPTS, counted, eval_prompts=["9>"], out=str(out), **SMALL)
 

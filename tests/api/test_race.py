@@ -12,8 +12,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
-from running import done, refused, write_rows
+from running import done, refused
 from tiny_runs import tiny, write_prompts
+from writing import write_rows
 
 from agro.api.race import ENOUGH, NOTHING, Race, candidates, conclusion, default_for, key_values, settings_of
 from agro.api.reporting_trainer import Trainer

@@ -8,8 +8,7 @@ import pty
 import select
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from typer.testing import CliRunner, Result
@@ -36,12 +35,6 @@ def refused(*args: object) -> str:
     result = agro(*args)
     assert result.exit_code == 2, result.output
     return result.stderr
-
-
-def write_rows(path: Path, rows: Iterable[object]) -> Path:
-    """A file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def on_terminal(*args: object, replies: Sequence[tuple[str, str]] = (), **variables: str) -> tuple[str, int]:

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from running import agro, done, write_rows
+from running import agro, done
+from writing import write_rows
 
 from agro.config import RunConfig
 from agro.train import trainable

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import agro, done, refused, report_of, write_rows
+from running import agro, done, refused, report_of
+from writing import write_rows
 
 from agro import config
 from agro.config import NewModel
@@ -208,7 +209,9 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
     kept.mkdir(parents=True)
     here, none, out = ("--prompts", prompts), tmp_path / "none", ("--out", tmp_path / "s.db")
     sample, eval_ = ("sample", "--model", model, *out), ("eval", "--model", model, "--reward", "exact")
-    train, freezing = ("train", recipe, *out), ("--temperature", "1e-40")
+    train, too_cold = ("train", recipe, *out), ("--temperature", "1e-40")
+    gone = ("eval", "--model", kept.with_name("step-00000002"), "--reward", "exact", *here)
+    mistyped = (*sample, *here, "--policy", "tempature=2")
     requests = {
         f"{bad}:2": (*eval_, "--prompts", bad),
         f"{not_json}:1": (*eval_, "--prompts", not_json),
@@ -216,19 +219,15 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
         "did you mean exact": ("eval", "--model", model, "--reward", "exat", *here),
         "--reward is given 2 times; it takes one value": (*eval_, "--reward=math", *here),
         "--pass-at: expected a finite number, got nan": ("eval", tmp_path, "--pass-at", "nan"),
-        "there is no such folder; there are step-00000004": (
-            *("eval", "--model", kept.with_name("step-00000002"), "--reward", "exact", *here),
-        ),
+        "there is no such folder; there are step-00000004": gone,
         "none.db": ("score", tmp_path / "none.db", "--reward", "exact"),
         "config.json": ("report", tmp_path),
         f"{none}": ("sample", "--model", none, *here, *out),
         "--temperature": (*sample, *here, "--greedy", "--temperature", 0.5),
-        "sampler.temperature: expected 0 (greedy)": (*sample, *here, *freezing),
-        "or at least 1e-06": (*eval_, *here, *freezing),
+        "sampler.temperature: expected 0 (greedy)": (*sample, *here, *too_cold),
+        "or at least 1e-06": (*eval_, *here, *too_cold),
         "chat template": (*sample, *here, "--policy", "chat.wrap=true"),
-        "unknown key policy.tempature; did you mean policy.temperature": (
-            *(*sample, *here, "--policy", "tempature=2"),
-        ),
+        "unknown key policy.tempature; did you mean policy.temperature": mistyped,
         "none.toml": ("train", tmp_path / "none.toml"),
         f"did you mean {recipe}?": ("train", tmp_path / "recpie.toml", *out),
         "agro: command line: unknown key train.step; did you mean": (*train, "train.step=3"),

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import done, refused, report_of, write_rows
+from running import done, refused, report_of
+from writing import write_rows
 
 from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
@@ -137,7 +138,8 @@ def test_of_its_own_log_a_model_is_worth_what_it_got(models, log) -> None:
 
 
 def test_another_model_is_worth_what_its_own_responses_get(models, five, log, tmp_path: Path) -> None:
-    """200 responses of a: the interval of b's value holds the share of its own 600 responses, made here."""
+    """200 responses of the first model: the interval of the second's value holds the share of its own 600
+    responses, made here."""
     out = tmp_path / "own.db"
     given = ("--model", models[1], "--prompts", five, "-n", 120)
     done("sample", *given, "--max-new", 3, "--out", out)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import done, refused, report_of, write_rows
+from running import done, refused, report_of
+from writing import write_rows
 
 from agro import objectives
 from agro.cli import COMMANDS
@@ -165,7 +166,8 @@ def test_help_and_completion_import_no_torch() -> None:
 
 def test_what_is_missing_is_refused(tmp_path: Path) -> None:
     row = {"prompt": "1", "response": "1", "reward": 1.0, "answer": "1"}
-    prompts, empty = (write_rows(tmp_path / f"{len(rows)}.jsonl", rows) for rows in ([row], []))
+    prompts = write_rows(tmp_path / "prompts.jsonl", [row])
+    empty = write_rows(tmp_path / "empty.jsonl", [])
     store, run = tmp_path / "store.db", tmp_path / "run"
     done("import", prompts, "--store", store)
     run.mkdir()

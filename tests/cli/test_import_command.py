@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from running import agro, done, refused, report_of, write_rows
+from running import agro, done, refused, report_of
+from writing import write_rows
 
 from agro.store import Store
 

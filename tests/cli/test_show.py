@@ -128,5 +128,6 @@ def test_a_terminal_shows_all_in_a_pager_that_may_be_left(tmp_path: Path) -> Non
 
 def test_a_terminal_says_that_nothing_fits(tmp_path: Path) -> None:
     Store.open(tmp_path / "empty.db").close()
-    said, _ = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")
+    said, code = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")
+    assert code == 0, said
     assert "none of 0 samples fits" in said

@@ -97,10 +97,10 @@ KINDS = {f"agro.{kind}" for kind in get_args(plugins.Kind)}  # of entry points
 
 def wrong(text: str) -> str:
     """What is wrong with a text in backticks, or nothing."""
-    for pattern, known, words in CHECKS:
+    for pattern, known, message in CHECKS:
         for found in re.findall(pattern, text):
             if found not in known:
-                return words.format(found)
+                return message.format(found)
     if re.fullmatch(r"(reproductions|benchmarks|tests|examples|docs|agro)/[\w./-]+", text):
         return "" if (ROOT / text).exists() else f"no file {text}"
     if re.fullmatch(r"agro(_papers)?(\.\w+)+", text) and text not in KINDS:

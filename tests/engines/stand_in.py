@@ -75,7 +75,8 @@ class StandIn:
             folder = body.get("model_path") or body.get("kwargs", own)["weights_path"]
             self._take(sorted(Path(folder).glob("*.safetensors")))
         elif path == "/init_weight_transfer_engine":
-            assert body["init_info"]["names"]
+            if not body["init_info"]["names"]:
+                raise ValueError("expected the names of weights")
         elif path == "/update_weights":
             self._take([Path(file) for file in body["update_info"]["files"]])
         elif path in ("/finish_weight_update", "/update_weight_version"):

@@ -29,7 +29,7 @@ ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "GPT2"]
 WINDOWED = ["Mistral", "Gemma2", "Gemma3"]
 
 
-def decoded(engine, requests, sampler=None, seed=3) -> dict[int, Continuation]:
+def by_number(engine, requests, sampler=None, seed=3) -> dict[int, Continuation]:
     """Continuations by the numbers of their requests."""
     return {d.request.number: d for d in engine.decode(deque(requests), sampler or SamplerConfig(), seed)}
 
@@ -95,7 +95,7 @@ def test_a_response_is_the_same_in_any_company(tiny, name, monkeypatch):
 
 def as_each_alone(engine: HF, requests: list[Request], sampler: SamplerConfig, together: dict) -> None:
     """Continuations by number have the tokens and log-probs that each request has by itself."""
-    assert_same(together, {r.number: decoded(engine, [r], sampler)[r.number] for r in requests})
+    assert_same(together, {r.number: by_number(engine, [r], sampler)[r.number] for r in requests})
 
 
 def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch):
@@ -105,7 +105,7 @@ def test_a_long_prompt_has_room_after_the_columns_were_used_up(tiny, monkeypatch
     end_with(policy)
     requests = [Request(i, [1, 4], 3 + bool(i)) for i in range(4)] + [Request(4, [1, *[5] * 19], 4)]
     engine = HF(policy)
-    as_each_alone(engine, requests, sampler, decoded(engine, requests, sampler))
+    as_each_alone(engine, requests, sampler, by_number(engine, requests, sampler))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -142,7 +142,7 @@ def test_the_largest_noise_draws_a_token(tiny, monkeypatch):
         return np.full((len(numbers), n), largest)
 
     monkeypatch.setattr(decoding_rows, "uniforms", noise)
-    assert decoded(engine, [Request(0, [1, 4], 3)])[0].tokens.max() < 13
+    assert by_number(engine, [Request(0, [1, 4], 3)])[0].tokens.max() < 13
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -354,7 +354,7 @@ def test_it_is_an_engine(tiny, tmp_path):
     engine.load(tmp_path, 7)
     assert engine.version == 7
     requests = [Request(i, ids, 6) for i in range(3)]
-    again, expected = (decoded(e, requests) for e in (engine, HF(other, 7)))
+    again, expected = (by_number(e, requests) for e in (engine, HF(other, 7)))
     for i in range(3):
         assert again[i].tokens.tolist() == expected[i].tokens.tolist()
         assert again[i].logp.tobytes() == expected[i].logp.tobytes()
@@ -379,8 +379,10 @@ def with_a_stale_head(model):
     noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0)).to(head)
     before = head.detach().clone()
     head.data.add_(0.1 * head.std() * noise)
-    yield
-    head.data.copy_(before)
+    try:
+        yield
+    finally:
+        head.data.copy_(before)
 
 
 @contextmanager

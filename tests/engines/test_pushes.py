@@ -104,8 +104,10 @@ def test_the_bound_is_the_users(bench) -> None:
         bench.engine(policy, state).load(folder, 1)
 
 
-def test_adapters_have_a_new_name_each_time_and_old_ones_are_unloaded(bench) -> None:
-    tuned, state, made = bench.pushing("adapter", model="model")
+def test_adapters_have_a_new_name_each_time_and_old_ones_are_unloaded(bench, tuned) -> None:
+    """It finds out by itself that an adapter is pushed."""
+    state = bench.server()
+    made = bench.engine(tuned, state, model="model")
     for version, kept in ((1, ["agro@1"]), (2, ["agro@1", "agro@2"]), (3, ["agro@2", "agro@3"])):
         made.load(bench.moved(tuned, version, "adapter"), version)
         assert made.measured["push_error"] < ROUNDED

@@ -163,9 +163,11 @@ def version_of(engine: Server) -> int:
     return done.version
 
 
-def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench) -> None:
-    """A push waits for the wake; a wake without one probes what is there."""
-    tuned, state, engine = bench.pushing("adapter", sleep=True, level=1)
+def test_it_wakes_gets_the_adapter_is_probed_samples_and_sleeps(bench, tuned) -> None:
+    """A push waits for the wake; a wake without one probes what is there. The engine finds out by itself that
+    it pushes an adapter."""
+    state = bench.server()
+    engine = bench.engine(tuned, state, sleep=True, level=1)
     engine.sleep()
     assert paths(state) == ["/sleep?level=1"]
     engine.load(bench.moved(tuned, 1, "adapter"), 1)

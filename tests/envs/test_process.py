@@ -176,8 +176,8 @@ def prompt(guess, number):
 
 def test_rollouts_are_played_turn_by_turn_beside_each_other(guess):
     asked = [prompt(guess, i) for i in range(3)]
-    assert [m["content"] for m in asked[1].text] == ["be quick", "guess 4"]
-    assert [m["role"] for m in asked[1].text] == ["system", "user"]
+    said = {"system": "be quick", "user": "guess 4"}
+    assert asked[1].text == [{"role": role, "content": text} for role, text in said.items()]
     states = [guess.reset(p) for p in asked]
     first = [guess.step(s, "4") for s in states]
     assert [(t.observation, t.role, t.reward, t.done) for t in first] == [

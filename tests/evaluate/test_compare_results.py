@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.testing import CliRunner
+from writing import write_rows
 
 from agro.cli import app
 from agro.pages.run.compare import Matching, PairedSets
@@ -21,12 +22,6 @@ from agro.types import Prompt, Sample
 from reproductions.compare.run import TABLE, answers, row, unpaired_p, write_samples
 
 KEYS = ["name", "n", "a", "b", "difference", "low", "high", "p", "test", "detectable", "verdict"]
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    return path
 
 
 def compared(tmp_path: Path, *arguments: Any) -> dict[str, Any]:

@@ -159,6 +159,15 @@ def test_a_second_model_in_the_process_counts_and_one_on_a_server_does_not() -> 
         assert both - alone == pytest.approx(others * weights)
 
 
+def test_each_weight_of_a_run_without_an_adapter_has_its_copies() -> None:
+    """In bytes: of float32 a weight, that of the reference, a gradient, two moments; of bfloat16 half. Of
+    "mixed" model and reference are bfloat16; the optimizer's weight, its gradient and moments are float32."""
+    weights = shape("0.6B", None, "bfloat16").weights
+    for dtype, expected in (("float32", 5 * 4), ("bfloat16", 5 * 2), ("mixed", 2 * 2 + 4 * 4)):
+        found = Footprint.of(run("0.6B", policy={"lora": None, "dtype": dtype}))
+        assert found.resting - CONTEXT == pytest.approx(SPARE * expected * weights)
+
+
 def test_training_keeps_gradients_and_moments() -> None:
     """Of 10 weights in bfloat16, 20 bytes: gradients, two moments, or two of 8 bits; a float32 average."""
     kept = {"adamw": 20 + 40, "adamw_8bit": 20 + 20}

@@ -4,6 +4,8 @@ import json
 import math
 import random
 
+from writing import write_rows
+
 CONFIG = {
     "policy": {"new": {"alphabet": "0123456789+=#,", "hidden": 96, "layers": 3, "heads": 4, "context": 64}},
     "data": {"prompts": "data/train.jsonl", "eval_prompts": "data/held_out.jsonl"},
@@ -97,11 +99,6 @@ def write_run(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG))
     write_rows(folder / "metrics.jsonl", rows())
     return folder
-
-
-def write_rows(path, rows):
-    """A file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_rows(path):

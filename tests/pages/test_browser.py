@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CONTRAST, Browser
-from made_up_run import CONFIG, configure, rewrite, write_rows, write_run
+from made_up_run import CONFIG, configure, rewrite, write_run
 from markupsafe import escape
+from writing import write_rows
 
 from agro.pages.run import report
 from agro.pages.run.compare import compare, write

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_run import configure, write_rows
+from made_up_run import configure
 from typer.testing import CliRunner
+from writing import write_rows
 
 from agro.cli import app
 from agro.config import RunConfig

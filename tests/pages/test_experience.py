@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_run import write_rows
 from matplotlib.colors import to_rgba
+from writing import write_rows
 
 from agro.pages.run.experience import RunExperience, begin_and_end, source_of
 from agro.pages.run.figures import FIRST, MUTED, bin_edges, histogram

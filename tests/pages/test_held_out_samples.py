@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from made_up_run import read_rows, write_rows
+from made_up_run import read_rows
+from writing import write_rows
 
 from agro.config import RunConfig
 from agro.errors import Refused

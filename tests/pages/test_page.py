@@ -7,8 +7,9 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from made_up_run import CONFIG, configure, rewrite, write_rows, write_run
+from made_up_run import CONFIG, configure, rewrite, write_run
 from made_up_run import rows as made_up_rows
+from writing import write_rows
 
 from agro.errors import Refused
 from agro.io.numbers import duration
@@ -261,7 +262,7 @@ def each_100(row, values):
                 ["kl_ref", "logp_diff_mean", "logp_diff_max", "truncated_share", *HELD_OUT]
             ),
             (),
-            ("Sampler and trainer", KL, "Reward against KL"),
+            ("Sampler and trainer", KL, "Reward gained for the distance from the reference."),
         ),
     ],
     ids=[
@@ -275,6 +276,7 @@ def test_what_was_measured_is_shown_there_alone(run_folder, plain, change, said,
     text = read(run_folder).text
     assert [words for words in said if words in plain.text or words not in text] == []
     assert [words for words in absent if words in text] == []
+    # Also where it is 0 at every step. The plain page has it, so that it can't stand in `said`.
     assert (KL in text) == (KL not in absent)
 
 

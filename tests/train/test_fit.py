@@ -64,19 +64,20 @@ def test_steps_get_smaller_where_too_few_fit(tmp_path: Path) -> None:
 
 
 def test_measurements_get_fewer(tmp_path: Path) -> None:
-    """One of 40 held-out prompts takes 240 ms. At both ends they are more than a quarter of 1.5 s, also those
-    of 32. Those of a file are as many as it has."""
+    """A measurement of 40 held-out prompts takes 240 ms. At both ends that is more than a quarter of 1.8 s,
+    of which 37 are less. Of 1.5 s the fewest, 32, are too many too. Those of a file are as many as it has."""
     held = write_prompts(tmp_path / "held.jsonl", range(100, 150))
     aside = {
         "prompts": write_prompts(tmp_path / "all.jsonl", range(100)),
         "hold_out": 0.6,
         "hold_out_most": 40,
     }
-    for data, chosen_most, answering in (
-        (aside, {"data.hold_out_most": 32}, 32),
-        (aside | {"eval_prompts": held}, {}, 50),
+    for data, seconds, chosen_most, answering in (
+        (aside, 1.8, {"data.hold_out_most": 37}, 37),
+        (aside, 1.5, {"data.hold_out_most": 32}, 32),
+        (aside | {"eval_prompts": held}, 1.8, {}, 50),
     ):
-        fitted = fit(tiny(tmp_path, data=data, evaluate__every=2), Limits(seconds=1.5), ("train.lr",))
+        fitted = fit(tiny(tmp_path, data=data, evaluate__every=2), Limits(seconds=seconds), ("train.lr",))
         assert fitted.settings == {"evaluate.every": 0, **chosen_most}
         assert fitted.plan["eval_prompts"] == answering
 

@@ -13,9 +13,9 @@ from tiny_runs import fill_store, metrics, tiny, write_prompts
 from agro.api.plan import Row, _pass, describe, positions, within
 from agro.api.reporting_trainer import Trainer
 from agro.errors import Refused
-from agro.models.footprint import SPARE, saved_for_backward
+from agro.models.footprint import SPARE, Footprint, optimized, saved_for_backward
 from agro.models.policy import Policy
-from agro.store import Store
+from agro.store import Store, is_held_out
 from agro.train.phases import Phase
 from agro.types import Sample
 
@@ -91,6 +91,25 @@ def test_the_peak_has_what_training_keeps_of_each_weight(tmp_path: Path, dtype: 
         assert without_sampling < plain
         machine.loaded = None
         assert peak() is None
+
+
+def test_the_peak_is_of_what_is_loaded_and_of_copies_that_sample(tmp_path: Path, monkeypatch) -> None:
+    found: list[Footprint] = []
+    monkeypatch.setattr(Footprint, "peak", lambda of, *given: found.append(of) or 0.0)
+    model = {"policy__new__layers": 2, "engine__fused": False}
+    trainer = Trainer(tiny(tmp_path, **model), tmp_path / "run")
+    lagging = tiny(tmp_path, **model, source__sync_every=2)
+    with trainer.loaded() as machine:
+        [phase] = Phase.all(trainer.config)
+        machine.measure([phase])
+        step, rates = machine.step(phase), machine.rates[phase.name]
+        for config in (trainer.config, lagging):
+            machine.peak(config, step, rates)
+    size = sum(w.nbytes for w in machine.policy.trained().values())
+    plain, lags = found
+    assert plain.resting == machine.loaded + optimized(trainer.config.train, size // 4, size)
+    assert lags.resting - plain.resting == size
+    assert (plain.on_cpu, plain.server, plain.saved) == (True, None, rates.saved / 2)
 
 
 def test_layers_that_are_computed_again_take_another_forward_pass(tmp_path: Path) -> None:
@@ -199,6 +218,18 @@ def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
             step = machine.step(Phase.all(trainer.config)[0])
         assert len(step.fresh) == 12 * (1 - replay)
         assert sum(positions(machine.policy, rows) for rows in step.passes) == 4 * 5 + 12 * 3
+
+
+def test_held_out_groups_of_a_store_are_not_counted(tmp_path: Path) -> None:
+    """Prompts that are held out have 5 responses, the others 2, of which all are drawn."""
+    with Store.open(tmp_path / "log.db") as store:
+        for i in range(40):
+            size = 5 if is_held_out(str(i), 0.5) else 2
+            store.append(Sample(f"{i:03}>", "1", reward=1.0, prompt_id=str(i)) for _ in range(size))
+    data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "hold_out": 0.5, "near_copies": 1.0}
+    trainer = Trainer(tiny(tmp_path, data=data), tmp_path / "run")
+    with trainer.loaded() as machine:
+        assert machine.step(Phase.all(trainer.config)[0]).drawn == 2
 
 
 def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> None:
