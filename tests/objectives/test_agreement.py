@@ -64,7 +64,7 @@ def agree(out: Evaluation, case: Case, name: str, options: dict[str, Any]) -> No
 @EVERY
 @pytest.mark.parametrize("rewards", ["normal", "binary", "equal"])
 def test_ragged_batches(name: str, options: dict[str, Any], needs: set[str], rewards: str) -> None:
-    """The last one with ratios far enough from 1 for every limit."""
+    """The last one with ratios beyond most limits (of 1 + 2 see test_by_hand.py)."""
     for seed, spread in enumerate((0.3, 0.3, 0.3, 0.3, 1.0)):
         case = draw_for(needs, seed, sizes=(least(needs), 5), rewards=rewards, spread=spread)
         agree(evaluate(case, name, options), case, name, options)
