@@ -366,7 +366,7 @@ class SqliteDatabase(Database):
         try:
             self._prepare(create)
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     def close(self) -> None:

@@ -414,6 +414,19 @@ def test_what_is_remembered_is_bounded_by_its_size(engine, monkeypatch) -> None:
     assert sum(map(len, sessions._answered.values())) <= 5
 
 
+def test_loops_of_their_own(serving) -> None:
+    """Many requests of one asynchronous client."""
+
+    async def run(url: str) -> list[int]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": "tiny", "messages": HI, "max_tokens": 5}
+            calls = [client.post(url + PATH, json=body, headers=HEADERS) for _ in range(20)]
+            return [reply.status_code for reply in await asyncio.gather(*calls)]
+
+    with serving() as url:
+        assert asyncio.run(run(url)) == [200] * 20
+
+
 def test_old_answers_are_deleted_and_feedback_on_them_says_so(serving, monkeypatch, tmp_path, capfd) -> None:
     file = tmp_path / "s.db"
     with serving(file) as url, monkeypatch.context() as patch:

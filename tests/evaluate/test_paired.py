@@ -9,6 +9,7 @@ import pytest
 
 from agro.errors import Refused
 from agro.stats import paired
+from agro.stats.intervals import Ratio, t_quantile
 from agro.stats.paired import Comparison, compare, mcnemar, sign_flips
 
 NAN = math.nan
@@ -92,6 +93,22 @@ def test_the_interval_of_grades_covers(without_flips) -> None:
         results.append(compare(prompt + rng.normal(size=100), prompt + 0.3 + rng.normal(size=100) ** 2 - 1))
     covered = np.mean([r.low <= 0.3 <= r.high for r in results])
     assert 0.92 <= covered <= 0.98  # its own error is 1.3 %
+
+
+def test_skewed_grades_have_the_interval_of_the_bootstrap_where_it_is_wider() -> None:
+    """Of 50 squares of normal numbers: above the mean, and of their negatives below it. The quantile is that
+    of other resamples; its error is 5 %."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=50) ** 2
+    resampled = rng.choice(values, (20_000, 50))
+    error = values.std(ddof=1) / math.sqrt(50)
+    t = (resampled.mean(1) - values.mean()) / (resampled.std(1, ddof=1) / math.sqrt(50))
+    wide, narrow = -np.quantile(t, 0.025) * error, t_quantile(49) * error
+    assert wide > 1.2 * narrow
+    for sign in (1, -1):
+        low, high, _ = paired.inference(Ratio.of(sign * values, np.ones(50), np.arange(50)))
+        ends = np.sort([sign * values.mean() - sign * narrow, sign * values.mean() + sign * wide])
+        assert (low, high) == pytest.approx(tuple(ends), abs=0.05 * wide)
 
 
 @pytest.mark.test

@@ -161,7 +161,6 @@ def in_one_row(name: str, options: dict[str, Any]) -> bool:
 # Filled at the end: (objective, options, what it needs); "rows" among the needs: each response is one row.
 VARIANTS: list[tuple[str, dict[str, Any], set[Any]]] = []
 NIGHTLY = pytest.mark.nightly
-FIRST: list[int] = []  # of each objective, where its first variant is
 
 
 def least(needs: set[Any]) -> int:
@@ -390,7 +389,6 @@ def covers(objective: str, variant: dict[str, Any]) -> bool:
 
 
 for objective in objectives.names():
-    FIRST.append(len(VARIANTS))
     for number, variant in enumerate(variants_of(objective)):
         found: set[Any] = set(objectives.get(objective).needed(variant))
         VARIANTS.append((objective, variant, found | ({"rows"} if in_one_row(objective, variant) else set())))

@@ -91,10 +91,14 @@ row("a mean of −2 is no divergence", below, (sigmoid(BETA) + sigmoid(-3 * BETA
 s = BETA * sigmoid(-BETA) / 2
 two = of("online_dpo", [1.0, 0.0, 2.0, -1.0], [1.0, 0.0, 1.0, 1.0], batch={"group": [*"aabb"]})
 row("one group of two", two, nll(BETA) / 2, [-s, s, 0, 0], ordered_share=1, implicit_margin=BETA)
+two_best = of("online_dpo", [0.3, 1.0, -0.5], [1.0, 0.0, 1.0])
+row("all of the best make pairs", two_best, (nll(-BETA * 0.7) + nll(-BETA * 1.5)) / 2)
 row("equal rewards", of("online_dpo", [1.0, 0.0], [1.0, 1.0]), 0.0, [0, 0], ordered_share=np.nan)
 
 # GEPO: −log σ(β (ρ̄_good − ρ̄_bad)) and the variance of βρ over good responses.
 row("all good", of("gepo", [0.8, 0.3, -0.4], [1.0] * 3), BETA**2 * np.var([0.8, 0.3, -0.4]))
+half_good = of("gepo", [0.8, 0.3, -0.4, 0.0], [1.0, 1.0, 0.0, 0.0])
+row("half good", half_good, nll(BETA * 0.75) + BETA**2 * 0.0625)
 row("none good", of("gepo", [0.8, 0.3], [0.0, 0.0]), 0.0)
 
 # SLiC: max(0, 1 − βh). SEPPO: where the winner's ρ is negative the sample is a second loser.
@@ -155,6 +159,12 @@ for w, better, moves in ((1.31, True, False), (1.29, True, True), (0.2, True, Tr
         row(f"clip of {ratio} at {w}", given, None, slopes, clipped_share=share, ratio_max=max(w, 1.0))
 for ratios, share in (((0.5, 2.0), 0.0), ((2.0, 2.0), 0.5), ((2.0, 0.5), 1.0)):  # too far the right way
     row(f"clipped {share}", of("gspo", np.log(ratios).tolist(), [1, 0], beta=None), clipped_share=share)
+# RAFT++ imitates the best one, by −min(w, 1.2)/n. REC's ring keeps w A = −w/2 again beyond w = 1 + 2.
+for w, moves in ((0.1, True), (1.19, True), (1.21, False)):
+    given = of("raft_pp", [log(w), 0.0], [1, 0], beta=None)
+    row(f"{w}", given, -min(w, 1.2) / 2, [-w / 2 if moves else 0, 0], clipped_share=0.0 if moves else 0.5)
+for w, moves in ((2.9, False), (3.1, True)):
+    row(f"the ring at {w}", clipped("rec", w, mask="ring"), None, [-0.25, 0.25 if moves else 0])
 # Weights that mask every token leave β/n times k3's slope, 1 − e^−d with d = ½ and −½.
 masked = {"beta": 0.3, "weight": "mismatch", "weight_rule": "mask", "weight_max": 1.5}
 twice = [-2.0 + log(2.0)] * 2

@@ -205,7 +205,8 @@ def test_declared_coupling_is_true(name: str, options: dict[str, Any], needs: se
     """The streams of other responses ("row") or groups ("group") may be anything.
 
     A row's gradient is the same to the last bit. And a coupling of "group" isn't declared for nothing; of
-    objectives that take some pairs alone, or whose slope is constant, nothing beyond it moves.
+    objectives that take some pairs alone, or whose slope is constant, nothing beyond it moves. That of "step"
+    is a list (`is_of_step`), not a measurement.
     """
     coupling = objectives.describe(name, **options)["couples"]
     assert (coupling == "step") == is_of_step(name, options)

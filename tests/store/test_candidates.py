@@ -63,9 +63,12 @@ class History:
             store.add_pairs([Pair(winner, loser)])
         elif what == 4:
             self.mine.ledger.commit("r", self.step - 1, "digest")
-        elif what == 5 and self.rng.random() < 0.5:
-            done = self.mine.ledger.rewind("r", max(1, self.step - int(self.rng.integers(1, 3))))
-            self.step -= min(self.step - 1, 1) if done.draws else 0
+        elif what == 5:
+            run, step = str(self.rng.choice(["r", "s"])), self.step - int(self.rng.integers(1, 3))
+            commit = self.mine.ledger.committed(run)
+            done = self.mine.ledger.rewind(run, max(1, step, commit.step if commit else 0))
+            if run == "r" and done.draws:
+                self.step = max(1, self.step - 1)
         elif what == 6 and self.rng.random() < 0.3:
             with pytest.raises(ZeroDivisionError):
                 self.undone()

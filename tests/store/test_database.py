@@ -71,24 +71,25 @@ NOT_A_STORE: list[tuple[bytes | str, str]] = [
 ]
 
 
+@pytest.mark.parametrize("journal", ["wal", "delete"])
 @pytest.mark.parametrize("options", [{}, {"read_only": True}, {"create": False}], ids=str)
 @pytest.mark.parametrize(("content", "message"), NOT_A_STORE, ids=range(len(NOT_A_STORE)))
 def test_what_is_no_store_is_refused_and_left_as_it_is(
-    path: Path, content: bytes | str, message: str, options: dict[str, Any]
+    path: Path, content: bytes | str, message: str, options: dict[str, Any], journal: str
 ) -> None:
-    """Bytes, or a store after a statement of another program."""
+    """Bytes, or a store after a statement of another program, with that program's journal."""
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         with closing(sqlite3.connect(path)) as other:
+            other.execute(f"PRAGMA journal_mode = {journal}")
             other.execute(content)
             other.commit()
     before = path.read_bytes()
     with pytest.raises(Refused, match=rf"s\.db: {message}"):
         Store.open(path, **options)
     assert path.read_bytes() == before
-    if isinstance(content, bytes):
-        assert os.listdir(path.parent) == ["s.db"]
+    assert os.listdir(path.parent) == ["s.db"]
 
 
 def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ def test_what_collectors_made_for_a_later_step_is_sampled_again(tmp_path: Path, 
     assert found(tmp_path) == []
 
 
-def test_numbers_of_a_seed_are_not_used_twice(store: Store) -> None:
-    [new] = store.append([sample(sampling={"seed": 3}, meta={"index": 7})])
+def test_numbers_of_a_seed_are_not_used_twice(tmp_path: Path, store: Store) -> None:
+    """And nothing else of the sampling is kept."""
+    made = sample(sampling={"seed": 3, "x": "a setting"}, meta={"index": 7, "x": "a setting"})
+    [new] = store.append([made])
     store.imports.forget([new])
-    assert store.experience.next_number(3) == 8
+    assert (store.experience.next_number(3), found(tmp_path, "a setting")) == (8, [])

@@ -223,7 +223,6 @@ def test_a_prompt_that_only_the_tokens_have() -> None:
 
 RATINGS = [("alice", 1.0), ("alice", 3.0), ("bob", 10.0), ("bob", 10.0), ("carol", 7.0), ("bob", None)]
 
-
 RATED = [
     {"prompt": f"{i}?", "response": "x", "reward": reward, "user": user}
     for i, (user, reward) in enumerate(RATINGS)
