@@ -12,7 +12,7 @@ The best of all by held-out accuracy is run with the other seeds, where it ends 
 
 Writes result.json and figure.png into --out, with --record beside this script too, with the table of
 README.md. An interrupted run continues. With --recorded what the result beside this script has counts as
-complete. --seeds is of the recipe; other methods have at most 3. --jobs runs at a time have one thread each.
+complete. --seeds: of the recipe; other methods have at most 3. --jobs: runs at a time, each with one thread.
 """
 
 from __future__ import annotations

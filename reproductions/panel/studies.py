@@ -42,9 +42,9 @@ KEYS = ("jobs", "updates", "prompts", "rates", "rate_of", "seeds", "methods", "s
 for _name, _study in STUDIES.items():
     harness.refuse_unknown(_study, KEYS, f"studies.toml: {_name}")
 _ANSWER = onward(_THOUSAND.pop("letters"))
-_LONG = job_of("thousand", _THOUSAND)
+_JOB = job_of("thousand", _THOUSAND)
 KINDS = {
-    "thousand": replace(_LONG, task=replace(_LONG.task, name="thousand onward", answer=_ANSWER)),
+    "thousand": replace(_JOB, task=replace(_JOB.task, name="thousand onward", answer=_ANSWER)),
     "ratings": JOBS["stars"],
     "noisy thumbs": replace(JOBS["thumbs"], name="noisy thumbs", task=TASKS["swapped"], wrong=0.2),
 }
