@@ -134,7 +134,7 @@ def three_arguments(row: Row, out: Path, size: Size) -> Run:
         )
         config = json.loads((run.folder / "config.json").read_text())
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-        rate = max(json.loads(line).get("lr") or 0.0 for line in lines)  # of the settings it may be "auto"
+        rate = max(json.loads(line)["lr"] or 0.0 for line in lines)  # the settings say "auto"
         found = play.measure(world, logs.load(run.folder / "model"))
     own = {**asdict(row), "rate": rate, "objective": config["objective"]}
     return {**own, **found, "stopped": "", "cpu_seconds": 0.0, "measuring_seconds": 0.0}
@@ -190,11 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = {}
     for folder, job in jobs_of(study, names, out, size):
         play.world.cache_clear()
+        updates = size.of(job).updates
         with patch.dict(METHODS, bounds), patch.dict(JOBS, {job.name: job}):
             for row in rows(job, study, args.seeds or study["seeds"]):
-                runs.append({**complete(row, folder, size), "updates": size.of(job).updates})
+                runs.append({**complete(row, folder, size), "updates": updates})
                 print(report.line(runs[-1]), flush=True)
-            facts[f"{job.name}, {job.updates}"] = play.world(job.name, folder, size).facts
+            facts[f"{job.name}, {updates}"] = play.world(job.name, folder, size).facts
     result = {"machine": harness.machine(), "facts": facts, "runs": runs}
     harness.keep_json(args, HERE, f"result_{args.study}.json", result)
     for name, of in facts.items():
