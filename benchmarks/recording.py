@@ -116,10 +116,10 @@ def machine_of_models() -> str:
 
 
 def processor() -> str:
-    if not Path("/proc/cpuinfo").exists():
-        return platform.processor() or platform.machine()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]  # not on every Linux
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def machine() -> str:

@@ -23,6 +23,9 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 RATIO = "times as fast as the peer"
 PARTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "goals.toml").read_text(encoding="utf-8"))
+for _name, _goals in PARTS.items():
+    if _unknown := _goals.keys() - {"unit", "further"}:
+        raise SystemExit(f"goals.toml: {_name}: expected unit and further; got {', '.join(sorted(_unknown))}")
 
 
 def measure(names: list[str], trl_python: str | None) -> list[str]:

@@ -84,6 +84,13 @@ def merged(base: Any, changes: Any) -> Any:
     return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
 
 
+def refuse_unknown(given: Iterable[str], known: Sequence[str], of: str) -> None:
+    """Refuse a key that nothing reads, by its name; `of`: where it stands."""
+    for key in given:
+        if key not in known:
+            raise Refused(f"{of}: expected some of {', '.join(known)}; got {key}")
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""

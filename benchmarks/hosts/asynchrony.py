@@ -5,8 +5,8 @@
 The task is "very long" of reproductions/panel with more lessons: write the 200 letters after the last one of
 a word, from a model that is right one time in three. All runs begin with that model, use one thread a
 process, and train until the mean reward of ten steps is at least `target`. The time is that of the steps
-until then, without evaluations and starts. --model is the model's size. The row of a size replaces the one
-that --out has.
+until then, without evaluations and starts. --model is the model's size, --timeout the
+seconds of a run. The row of a size replaces the one that --out has.
 
 Sampling and training overlap in the asynchronous run, so it can be faster by (sampling + training) / the
 longer of the two at most, and never by more than 2. On a machine that others use too, wall time says little:
@@ -125,9 +125,9 @@ class Run:
 
 
 def main() -> None:
-    arguments = recording.parser(
-        __doc__, seeds=[0, 1, 2], model=[128, 1], target=0.8, steps=80, timeout=600.0, out=RESULTS
-    ).parse_args()
+    parser = recording.parser(__doc__, seeds=[0, 1, 2], target=0.8, steps=80, timeout=600.0, out=RESULTS)
+    parser.add_argument("--model", type=int, nargs=2, default=[128, 1], metavar=("HIDDEN", "LAYERS"))
+    arguments = parser.parse_args()
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as made:
         recipe = recipe_of(Path(made), Model(*arguments.model), arguments.steps)

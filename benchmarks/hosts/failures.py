@@ -34,7 +34,7 @@ class Failure:
     """A row of the table: one kind of failure, as often as it happened."""
 
     what: str
-    way: str = "Ray"
+    way: str = "Ray"  # as in recorded rows
     count: int = 0
     steps_meanwhile: list[int] = field(default_factory=list)  # of the run, until all was back
     back_after: list[float] = field(default_factory=list)  # seconds

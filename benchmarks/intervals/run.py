@@ -310,7 +310,7 @@ def main() -> None:
         for row in found:
             value, goal = (row["coverage"], 0.95) if "coverage" in row else (row["verdict"], 0.05)
             rows.append(recording.row(ours=[value], goal=goal, **row, **about))
-    kept = json.loads(RESULTS.read_text())
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
     made = {(row["kind"], row["prompts"]) for row in rows}
     rows = [row for row in kept if (row["kind"], row["prompts"]) not in made] + rows
     recording.write(RESULTS, rows)

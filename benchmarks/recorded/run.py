@@ -186,15 +186,16 @@ def check(names: Sequence[str], renamed: Mapping[str, str], new: Sequence[str]) 
     if not RECORDED.exists():
         raise SystemExit(f"{RECORDED}: missing; run record in a checkout of before, and copy it here")
     recorded = json.loads(RECORDED.read_text())
+    was = {**recorded.get("machine", {}), **recorded}  # where earlier commits recorded it
     for key, here in origin().items():
-        if here != recorded[key]:
-            print(f"{key}: {here}, recorded {recorded[key]}" + "; bits may differ" * (key != "commit"))
+        if here != was.get(key):
+            print(f"{key}: {here}, recorded {was.get(key)}" + "; bits may differ" * (key != "commit"))
     different = []
     for name in names:
         began = time.monotonic()
         try:
-            was = recorded["cases"].get(name)
-            found = differences(was, train(name), renamed, new) if was else ["not recorded"]
+            case = recorded["cases"].get(name)
+            found = differences(case, train(name), renamed, new) if case else ["not recorded"]
         except Exception as error:  # noqa: BLE001  the other cases are to be heard too
             traceback.print_exc()
             found = [f"failed: {error!r}"]
@@ -214,6 +215,8 @@ def main() -> int:
     parser.add_argument("--without", nargs="+", default=[], metavar="CASE", choices=every)
     asked = parser.parse_args()
     if asked.command == "record":
+        if asked.cases or asked.without or asked.renamed or asked.new:
+            parser.error("record takes no cases and no options")
         return record()
     if unknown := [name for name in asked.cases if name not in every]:
         parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(every)}")

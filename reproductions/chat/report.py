@@ -214,8 +214,3 @@ def where(result: dict[str, Any]) -> str:
         f"{m['load_average']:.0f}; commits {', '.join(commits)}.",
     ]
     return "\n".join(lines)
-
-
-def put(page: str, readme: Path) -> None:
-    """Replace what is between the marks."""
-    harness.put(readme, page, BEGIN, END)

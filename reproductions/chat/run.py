@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (args.out / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     if args.record:
         (HERE / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        report.put(page, HERE / "README.md")
+        harness.put(HERE / "README.md", page, report.BEGIN, report.END)
     print(page)
 
 

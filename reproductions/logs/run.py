@@ -1,6 +1,6 @@
 """Logs of other models, without log-probs: AGRO on the responses in a store, and on nothing else.
 
-    python reproductions/logs/run.py [--data gsm8k game24] [--seeds 3] [--out runs/logs] [--small]
+    python reproductions/logs/run.py [--data gsm8k|game24|both] [--seeds 3] [--out runs/logs] [--small]
                                      [--record] [KEY=VALUE …]
 
 Imports two logs (`agro import`), and splits the prompts of each into two halves, each held out once. For each
@@ -159,11 +159,13 @@ def judged(result: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     switches = {"small": "few groups, few steps: seconds, and no result", "record": harness.RECORD}
-    parser = harness.parser(__doc__, "runs/logs", data=LOGS, seeds=3, **switches)
+    parser = harness.parser(__doc__, "runs/logs", seeds=3, **switches)
+    parser.add_argument("--data", choices=(*LOGS, "both"), default="both")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     out = args.out.resolve()
-    results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in args.data}
+    names = LOGS if args.data == "both" else [args.data]
+    results = {name: one_log(name, args.seeds, out, args.small, args.overrides) for name in names}
     for result in results.values():
         print(table(result))
     record = {"machine": harness.machine(), **results}

@@ -1,4 +1,4 @@
-"""Studies beside the panel, by studies.toml: its runs with few updates, more prompts, or longer responses.
+"""Studies beside the panel, by studies.toml: few updates, more prompts, longer responses, three arguments.
 
     python reproductions/panel/studies.py short|sizes|thousand|arguments [--jobs JOB …] [--seeds N]
                                           [--out runs/studies] [--record] [--small]
@@ -21,6 +21,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
@@ -37,24 +38,27 @@ from reproductions.panel.tasks import TASKS, onward  # noqa: E402
 
 STUDIES: dict[str, dict[str, Any]] = tomllib.loads((HERE / "studies.toml").read_text("utf-8"))
 _THOUSAND = dict(STUDIES.pop("job")["thousand"])
+KEYS = ("jobs", "updates", "prompts", "rates", "rate_of", "seeds", "methods", "size")  # of a study
+for _name, _study in STUDIES.items():
+    harness.refuse_unknown(_study, KEYS, f"studies.toml: {_name}")
 _ANSWER = onward(_THOUSAND.pop("letters"))
-_LONG = job_of("thousand", _THOUSAND)
+_JOB = job_of("thousand", _THOUSAND)
 KINDS = {
-    "thousand": replace(_LONG, task=replace(_LONG.task, name="thousand onward", answer=_ANSWER)),
+    "thousand": replace(_JOB, task=replace(_JOB.task, name="thousand onward", answer=_ANSWER)),
     "ratings": JOBS["stars"],
     "noisy thumbs": replace(JOBS["thumbs"], name="noisy thumbs", task=TASKS["swapped"], wrong=0.2),
 }
 TINY = Size(16, 32, prompts=4, updates=1, warm_up=2)  # of `thousand`, with --small
 BOUND, ARGUMENTS = 0.005, "three arguments"
-BOUNDS = STUDIES["short"]["methods"][:-1]
+OWN, LONG = "0.005 √(100/updates)", "0.005, as in long runs"
+IN_SUM, NO_BOUND = "0.005 · 100/updates, as much in sum", "none"
 
 
 def bound_of(method: str, updates: int) -> float | None:
     """`train.step_kl` with which a phase of so many updates has the bound of this name."""
     widened = step_bound(1.0, updates)
-    own, as_long, in_sum, none = BOUNDS
-    bounds = {own: BOUND, as_long: BOUND / widened, in_sum: BOUND * FEW_STEPS / updates / widened, none: None}
-    return bounds[method]
+    in_sum = BOUND * FEW_STEPS / updates / widened
+    return {OWN: BOUND, LONG: BOUND / widened, IN_SUM: in_sum, NO_BOUND: None}[method]
 
 
 def bounded(job: Job, facts: Facts, *, name: str) -> Values:
@@ -66,8 +70,7 @@ def bounded(job: Job, facts: Facts, *, name: str) -> Values:
 
 def sized(kind: str, prompts: int, updates: int, start: Path) -> Job:
     """A job of a kind with so many prompts, from the start of that kind."""
-    job = KINDS.get(kind, JOBS.get(kind))
-    assert job is not None
+    job = KINDS.get(kind) or JOBS[kind]
     named = replace(job, name=f"{kind}, {prompts}", start=start)
     return replace(named, prompts=prompts, updates=updates, kept=False)
 
@@ -77,8 +80,7 @@ def jobs_of(
 ) -> Iterator[tuple[Path, Job]]:
     """The jobs of a study, each with the folder of its files and runs."""
     for updates, name in product(study.get("updates", [None]), names):
-        job = KINDS.get(name, JOBS.get(name))
-        assert job is not None
+        job = KINDS.get(name) or JOBS[name]
         if "prompts" in study:
             start = logs.prepare(size.of(job), out, size).start
             for prompts in study["prompts"]:
@@ -131,8 +133,10 @@ def three_arguments(row: Row, out: Path, size: Size) -> Run:
             evaluate__kl=False,
         )
         config = json.loads((run.folder / "config.json").read_text())
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        rate = max(json.loads(line)["lr"] or 0.0 for line in lines)  # the settings say "auto"
         found = play.measure(world, logs.load(run.folder / "model"))
-    own = {**asdict(row), "rate": config["train"]["lr"], "objective": config["objective"]}
+    own = {**asdict(row), "rate": rate, "objective": config["objective"]}
     return {**own, **found, "stopped": "", "cpu_seconds": 0.0, "measuring_seconds": 0.0}
 
 
@@ -147,6 +151,18 @@ def table(runs: Sequence[Run]) -> str:
         lines.append([*words, _range(same, "reward", 3), _range(same, "kl", 1)])
     head = ["job", "updates", "method", "lr", "seeds", "held-out reward", "KL, nats"]
     return harness.markdown(head, lines)
+
+
+def over_jobs(runs: Sequence[Run]) -> str:
+    """A row for each number of updates, method and rate: the mean reward over jobs and seeds."""
+    cells: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run["updates"], run["method"], run["rate"]), []).append(run)
+    lines = []
+    for (updates, method, rate), same in cells.items():
+        mean = report.number(report.mean(same))
+        lines.append([str(updates), method, "–" if rate is None else f"{rate:g}", mean])
+    return harness.markdown(["updates", "method", "lr", "mean of all jobs"], lines)
 
 
 def _range(runs: Sequence[Run], key: str, digits: int) -> str:
@@ -168,24 +184,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = Size(**study["size"]) if "size" in study else FULL
     if args.small:
         size = TINY if "size" in study else SMALL
-    METHODS.update({name: partial(bounded, name=name) for name in BOUNDS})
+    bounds = {name: partial(bounded, name=name) for name in (OWN, LONG, IN_SUM, NO_BOUND)}
+    names = chosen(args.jobs, study["jobs"], "--jobs")
     runs: list[Run] = []
     facts = {}
-    for folder, job in jobs_of(study, chosen(args.jobs, study["jobs"], "--jobs"), out, size):
-        before = JOBS.get(job.name)
-        JOBS[job.name] = job
+    for folder, job in jobs_of(study, names, out, size):
         play.world.cache_clear()
-        for row in rows(job, study, args.seeds or study["seeds"]):
-            runs.append({**complete(row, folder, size), "updates": size.of(job).updates})
-            print(report.line(runs[-1]), flush=True)
-        facts[f"{job.name}, {job.updates}"] = play.world(job.name, folder, size).facts
-        if before is None:
-            del JOBS[job.name]
-        else:
-            JOBS[job.name] = before
+        updates = size.of(job).updates
+        with patch.dict(METHODS, bounds), patch.dict(JOBS, {job.name: job}):
+            for row in rows(job, study, args.seeds or study["seeds"]):
+                runs.append({**complete(row, folder, size), "updates": updates})
+                print(report.line(runs[-1]), flush=True)
+            facts[f"{job.name}, {updates}"] = play.world(job.name, folder, size).facts
     result = {"machine": harness.machine(), "facts": facts, "runs": runs}
     harness.keep_json(args, HERE, f"result_{args.study}.json", result)
+    for name, of in facts.items():
+        if "responses" in of:
+            error = 0.5 / of["held_out"] ** 0.5
+            logged = f"{of['responses']} logged responses of {of['length']:.0f} letters"
+            held_out = f"{of['held_out']} held-out prompts (standard error ≤ {error:.3f})"
+            print(f"{name} updates: {logged}; {held_out}")
     print(table(runs))
+    if len(names) > 1 and "prompts" not in study:
+        print(over_jobs(runs))
 
 
 if __name__ == "__main__":

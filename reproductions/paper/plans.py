@@ -147,7 +147,6 @@ class Method:
 
 AGRO, WEIGHTED, BY_SAMPLER = "AGRO", "AGRO, weighted", "AGRO, weighted by the sampler"
 ON_POLICY, KL_PG, UNREGULARIZED = "on-policy AGRO", "KL-PG", "KL-PG, β = 0"
-IMITATION, TOPR = "imitation of the right", "TOPR"
 METHODS = {
     name: Method.of(name, given)
     for name, given in tomllib.loads(Path(__file__).with_name("methods.toml").read_text("utf-8")).items()

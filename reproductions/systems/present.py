@@ -155,16 +155,17 @@ def checked(folder: Path) -> Measured:
 
 
 def ranked(folder: Path) -> Measured:
-    """Of pairs to prompts that weren't trained on, the share that the model ranks right."""
-    for name, numbers in (("pairs", range(40)), ("others", range(40, 60))):
+    """Of pairs to prompts that weren't trained on, every seventh, the share that the model ranks right."""
+    others = range(0, 1000, 7)
+    for name, numbers in (("pairs", sorted({*range(1000)} - {*others})), ("others", others)):
         with Store.open(folder / f"{name}.db") as store:
             ids = store.append(Sample(f"{i:03d}>", str((i + j) % 10)) for i in numbers for j in (0, 3))
             store.add_pairs(Pair(ids[2 * k], ids[2 * k + 1]) for k in range(len(numbers)))
-    changes = {"data__store": str(folder / "pairs.db"), "data__prompts": None, "train__steps": 150}
-    run = train(of_recipe("dpo", folder, **changes), folder / "dpo")
+    changes = {"data__store": str(folder / "pairs.db"), "data__prompts": None, "data__hold_out": 0}
+    run = train(of_recipe("dpo", folder, train__steps=150, **changes), folder / "dpo")
     with Store.open(folder / "others.db") as store:
         found = measure(store, load_published(config(folder).policy, run / "model")).values
-    assert found["ranked_pairs"] == 20
+    assert found["ranked_pairs"] == len(others)
     return [found["ranked_share"]]
 
 

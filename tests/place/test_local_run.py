@@ -66,7 +66,8 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(folder: Path, **changes: object) -> TrainCommand:
     held_out = write_prompts(folder / "held.jsonl", range(60, 70))
-    made = tiny(folder, data__max_age=2, data__eval_prompts=held_out, train__steps=STEPS, **changes)
+    changes = {"data__max_age": 2, **changes}
+    made = tiny(folder, data__eval_prompts=held_out, train__steps=STEPS, **changes)
     return TrainCommand(write_toml(folder / "recipe.json", made), (), folder / "run")
 
 
@@ -129,6 +130,22 @@ def test_a_run_goes_on_when_its_processes_die(
 
     with pytest.raises(Refused, match="a run in this folder; continue it with the same command and --resume"):
         place(Placement.parse("local:2"), command(tmp_path))
+
+
+@pytest.mark.nightly
+def test_with_one_collector_and_no_staleness_a_run_repeats_bit_for_bit(tmp_path: Path) -> None:
+    """Also where both processes are killed on the way."""
+    models = []
+    kills = {2: "collector-1", 5: "trainer"}
+    for name, killed, restarts in (("undisturbed", {}, [0, 0]), ("killed", kills, [1, 1])):
+        folder = tmp_path / name
+        folder.mkdir()
+        killer = kill_at(folder / "run", killed)
+        assert place(Placement.parse("local:1"), command(folder, data__max_age=0)) == 0
+        killer.join()
+        models.append((folder / "run" / "model" / "model.safetensors").read_bytes())
+        assert [process["restarts"] for process in processes(folder / "run").values()] == restarts
+    assert models[0] == models[1]
 
 
 def test_what_the_trainer_refuses_ends_all(tmp_path: Path) -> None:

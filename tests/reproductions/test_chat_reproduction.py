@@ -12,6 +12,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.train.check import check_config
 from agro.types import Sample
+from reproductions import harness
 from reproductions.chat import logs, model, race, report, run, tasks
 
 
@@ -126,7 +127,7 @@ def test_the_page_has_means_over_seeds_and_texts_of_the_first(tmp_path):
     assert "| Which? | this | that; *this* | a\\|b; *c* |" in page
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.put("new", readme)
+    harness.put(readme, "new", report.BEGIN, report.END)
     assert readme.read_text() == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
 
 

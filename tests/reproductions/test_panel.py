@@ -19,7 +19,7 @@ from agro.errors import Refused
 from agro.store import Store
 from agro.types import Batch
 from reproductions import racing
-from reproductions.panel import advice, jobs, logs, play, race, report, run, studies
+from reproductions.panel import advice, jobs, logs, methods, play, race, report, run, studies
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
@@ -343,8 +343,46 @@ def test_a_thousand_tokens_from_end_to_end(tmp_path, capsys) -> None:
 
 def test_the_bounds_of_short_runs_are_what_their_names_say() -> None:
     """The library doubles a bound at 25 updates: 0.005 whatever the updates, and what 100 have over 25."""
-    found = [studies.bound_of(name, 25) for name in studies.BOUNDS]
-    assert found == [0.005, pytest.approx(0.0025, rel=1e-12), pytest.approx(0.01, rel=1e-12), None]
+    assert studies.bound_of(studies.OWN, 25) == 0.005
+    assert studies.bound_of(studies.LONG, 25) == pytest.approx(0.0025, rel=1e-12)
+    assert studies.bound_of(studies.IN_SUM, 25) == pytest.approx(0.01, rel=1e-12)
+    assert studies.bound_of(studies.NO_BOUND, 25) is None
+    *bounds, _ = studies.STUDIES["short"]["methods"]
+    assert bounds == [studies.OWN, studies.LONG, studies.IN_SUM, studies.NO_BOUND]
+
+
+def test_the_mean_of_all_jobs() -> None:
+    """.75 on one job and .25 on the others: of eight jobs 2.5/8, of seven 2.25/7."""
+    names = studies.STUDIES["short"]["jobs"]
+    of_jobs = [measured(job, studies.LONG, 1e-3, 0.25 + 0.5 * (job == "own")) for job in names]
+    runs = [run | {"updates": 16} for run in of_jobs] + [run | {"updates": 25} for run in of_jobs[:-1]]
+    lines = studies.over_jobs(runs).splitlines()
+    assert lines[2:] == [
+        f"| 16 | {studies.LONG} | 0.001 | 0.312 |",
+        f"| 25 | {studies.LONG} | 0.001 | 0.321 |",
+    ]
+
+
+@pytest.mark.parametrize("job", ["fresh", "graded"])
+def test_three_arguments_alone(job, out) -> None:
+    """The rate is a number, though `agro.train` finds it on the way."""
+    found = studies.three_arguments(Row(job, studies.ARGUMENTS, None), out, logs.SMALL)
+    assert found["rate"] > 0
+    assert report.line(found).startswith(f"{job}, three arguments, lr {found['rate']:g}, seed 0: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"weight": 1}, "KTO: expected some of recipe, objective"),
+        ({"refused": {"weight": ""}}, "KTO, refused: expected some of groups, one each"),
+        ({"on": {"weight": {}}}, "KTO, on: expected some of groups, one each"),
+        ({"on": {"groups": {"weight": 1}}}, "KTO, on groups: expected some of recipe, objective"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(given, where) -> None:
+    with pytest.raises(Refused, match=f"{where}.*; got weight"):
+        methods.declared({"KTO": given})
 
 
 def test_sizes_differ_in_prompts_alone() -> None:

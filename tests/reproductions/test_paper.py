@@ -18,7 +18,7 @@ from agro.train.collate import collate
 from agro.train.learner import Local
 from reproductions.paper import plans, report, rules, run, runs
 from reproductions.paper.experiments import MORE, NOT_RUN, PARTS, SAME_RATE, SEEDS, judge
-from reproductions.paper.plans import METHODS, MIXTURE, PLANS, TOPR
+from reproductions.paper.plans import METHODS, MIXTURE, PLANS
 from reproductions.paper.runs import Racer, Trial
 from reproductions.paper.task import LOGS, OTHER, START
 from reproductions.paper.world import World, order
@@ -180,8 +180,8 @@ def test_who_wrote_a_mixture_is_unknown(world) -> None:
     assert (of_first | of_second).all()
     assert not of_first.all()
     assert not of_second.all()
-    assert "behavior_logp" in METHODS[TOPR].obstacle(PLANS[f"{MIXTURE}, n = 4"])
-    assert METHODS[TOPR].obstacle(PLANS[f"{START}, n = 4"]) == ""
+    assert "behavior_logp" in METHODS["TOPR"].obstacle(PLANS[f"{MIXTURE}, n = 4"])
+    assert METHODS["TOPR"].obstacle(PLANS[f"{START}, n = 4"]) == ""
 
 
 def test_with_one_response_a_prompt_the_update_is_the_group() -> None:
