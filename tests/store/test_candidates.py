@@ -269,6 +269,14 @@ def test_age_weighted_draws_fall_by_the_decay() -> None:
         assert abs(counts[f"p{a}"] / 8000 - 2**-a * 16 / 31) < 0.022
 
 
+def test_age_weighted_draws_take_each_group_of_a_version_equally_often() -> None:
+    """4 of 40, 2000 times: each 200 times, with a standard deviation of sqrt(2000 · 0.1 · 0.9) = 13.4."""
+    rule = DrawRule(4, DataConfig(order="age_weighted", age_decay=0.5))
+    listed = Listed([Candidate(f"p{i}", uses=0, newest=5) for i in range(40)], rule)
+    counts = Counter(name for s in range(2000) for name in pick_groups(listed, rule, At("r", s, 1, 0)))
+    assert max(abs(counts[f"p{i}"] - 200) for i in range(40)) < 4.5 * 13.4
+
+
 def test_age_weighted_draws_of_all_groups_end_and_fill_up_with_the_newest() -> None:
     """A staleness of 1000 has a probability of 2^-1000."""
     rule = DrawRule(3, DataConfig(order="age_weighted", age_decay=0.5))

@@ -72,12 +72,14 @@ def test_a_group_s_responses_are_taken_equally_often() -> None:
 
 def test_picks_depend_on_the_seed_and_the_prompt() -> None:
     """Of two groups or prompts with the same numbers of responses other ones are taken."""
-    candidates = [Candidate(f"p{i}", uses=0) for i in range(20)]
+    candidates, many = ([Candidate(f"p{i}", uses=0) for i in range(count)] for count in (20, 400))
+    uniform = DrawRule(3, DataConfig(order="uniform"))
     rule, ats = DrawRule(3, DataConfig(group_size=3)), [At("r", 1, seed, 0) for seed in range(5)]
     pairs = [(i, i + 1) for i in range(0, 20, 2)]
     pair_rule = DrawRule(1, DataConfig(group_size=4), pairs=True, min_group=2)
     for picks in (
         [tuple(pick_groups(Listed(candidates, rule, at.seed), rule, at)) for at in ats],
+        [tuple(pick_groups(Listed(many, uniform), uniform, at)) for at in ats],
         [tuple(pick_responses(20, rule, at, "p")) for at in ats],
         [tuple(pick_responses(20, rule, ats[0], f"p{i}")) for i in range(5)],
         [tuple(pick_pairs(pairs, pair_rule, at, "p")) for at in ats],
