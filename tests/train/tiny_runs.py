@@ -190,8 +190,10 @@ def until(holds: Callable[[], object], seconds: float = 300.0) -> float:
 
 
 def done(run: Path) -> int:
-    """The last step that was logged; 0 before there is one."""
-    return metrics(run)[-1]["step"] if (run / "metrics.jsonl").exists() else 0
+    """The last step that was logged, with a complete line; 0 before there is one."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
 
 
 class StopAfter(Monitor):
