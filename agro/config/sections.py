@@ -584,19 +584,11 @@ class EvaluateConfig(Section):
 
     every: int = field(0, ge=0)
     """steps between evaluations; 0: at the ends of phases only"""
-    metric: Literal["eval_reward", "eval_auc", "eval_consistency", "eval_log_ratio_best"] | None = field(
-        None, shared=True
-    )
-    """held-out metric that keep_best, patience and target follow; eval_consistency is better where it is
-    lower, the others where they are higher. Where it is not given, eval_reward with data.eval_prompts, else
-    eval_auc with data.hold_out or data.eval_store"""
     keep_best: bool = field(False, resume=True)
-    """keep the model with the best value of the metric in RUN/best (the best of many is flattered by
-    chance)"""
+    """keep the model with the highest eval_reward in RUN/best, or eval_auc where no held-out prompts are
+    answered (the best of many is flattered by chance)"""
     patience: int = field(0, resume=True, ge=0)
-    """evaluations in a row without a better value of the metric after which the run ends; 0: it doesn't"""
-    target: float | None = field(None, resume=True)
-    """the run ends where the metric reaches this"""
+    """evaluations in a row without a higher value of that metric after which the run ends; 0: it doesn't"""
     target_kl: Positive | None = field(None, resume=True)
     """the run ends where eval_kl_ref reaches this, nats per response"""
     n: Count = 1

@@ -7,7 +7,7 @@ Refusals are rows of tables: a text, and whether it applies. The first one that 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from agro.config import LoRA, RunConfig, TrainConfig, check_texts, from_environment, shared
 from agro.errors import Refused, refuse
@@ -27,7 +27,6 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.rollout.engines import capabilities, check_options, check_section
-from agro.runs.rundata import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
     SOURCE_CAPABILITIES,
@@ -40,8 +39,7 @@ from agro.train.collate import describe
 from agro.train.phases import Phase, is_tuned, options_at
 from agro.types.sample import ROLES
 
-# Settings that follow a held-out measurement, each with the value that follows none.
-DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
+DECIDING = ("keep_best", "patience")  # settings that follow a held-out measurement
 
 
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
@@ -475,23 +473,21 @@ def has_groups_to_measure(config: RunConfig) -> bool:
 
 def follows_log(config: RunConfig) -> bool:
     """Whether settings follow what is measured on held-out groups of a log."""
-    is_set = any(getattr(config.evaluate, key) != unset for key, unset in DECIDING.items())
-    return is_set and config.followed != "eval_reward"
+    return config.followed == "eval_auc" and any(getattr(config.evaluate, key) for key in DECIDING)
 
 
 def _check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     rules = [phase.config.evaluate for phase in phases]
-    follows = any(map(_measures_followed, phases))
+    follows = any(phase.config.followed for phase in phases)
     measures_kl = any(measures_heldout_kl(phase.config) for phase in phases)
-    ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
     for rule in rules:
-        needed = ways if rule.metric is None else FOLLOWED[rule.metric].needs
         rows: dict[str, object] = {
             **{
-                f"{key} = {getattr(rule, key)} follows what is measured on {needed}, and no phase has that; "
-                f"set it, or remove evaluate.{key}": getattr(rule, key) != unset and not follows
-                for key, unset in DECIDING.items()
+                f"{key} = {getattr(rule, key)} follows what is measured on data.eval_prompts, or on held-out "
+                "groups (data.hold_out or data.eval_store), and no phase has that; set it, or remove "
+                f"evaluate.{key}": getattr(rule, key) and not follows
+                for key in DECIDING
             },
             f"target_kl = {rule.target_kl} is compared with eval_kl_ref, which no phase measures: it needs "
             "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
@@ -506,26 +502,6 @@ def _check_followed(phases: Sequence[Phase]) -> None:
             },
         }
         refuse(rows, "evaluate.")
-    # ½ Var(R) under another β is another measure, in which no best can be chosen.
-    measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
-    betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
-    values = [beta for beta in betas if beta is not None]
-    changes = any(isinstance(beta, Mapping) or beta != values[0] for beta in values)
-    if changes and any(rule.metric == "eval_consistency" for rule in rules):
-        raise Refused(
-            "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
-            f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
-        )
-
-
-def _measures_followed(phase: Phase) -> bool:
-    """Whether a phase measures the metric that it follows."""
-    name, config = phase.config.followed, phase.config
-    if name == "eval_reward":
-        return config.asks_held_out
-    if name == "eval_consistency" and phase.diagnostic_beta(config.objective.options) is None:
-        return False
-    return name is not None and config.data.has_held_out_groups
 
 
 def measures_heldout_kl(config: RunConfig) -> bool:

@@ -353,10 +353,6 @@ def test_the_best_measurement_is_said_and_marked(run_folder):
     assert Outcome.of(load_run(run_folder)).text == "best eval_reward 0.900 at step 100; the end 0.700"
     only("eval_consistency")
     assert Outcome.of(load_run(run_folder)) is None
-    configure(run_folder, evaluate__metric="eval_consistency")
-    text = read(run_folder).text
-    assert "The best held-out ½ Var(R) was 0.200 at step 0; the end has 0.700" in text
-    assert "The ring is the best measurement, at step 0." in text
 
 
 def test_averaged_weights_are_said(run_folder, plain):

@@ -15,7 +15,6 @@ Changes = dict[str, Any]
 HELD: Changes = {"data__eval_prompts": "held.jsonl"}
 EACH: Changes = {"evaluate__every": 1}
 GROUPS: Changes = EACH | {"data__hold_out": 0.4, "data__store": "log.db"}
-HALF_VARIANCE: Changes = GROUPS | {"evaluate__metric": "eval_consistency"}
 TARGET_KL: Changes = EACH | {"evaluate__target_kl": 1.0}
 EMA: Changes = {"policy__reference": "ema", "policy__reference_decay": 0.9}
 LOG: Changes = {"data__replay": 1.0}
@@ -81,7 +80,6 @@ PHASES: list[tuple[Changes, str]] = [
     (phases({"reward": {"name": "exact"}}, {}), r"phase a: a phase can't change reward\.name"),
     (phases({"data": {"prompts": "other.jsonl"}}), r"phase a: a phase can't change data\.prompts"),
     (phases({"train": {"push": "me/it"}}), r"phase a: a phase can't change train\.push"),
-    (HELD | phases({"evaluate": {"metric": "eval_auc"}}), r"a phase can't change evaluate\.metric"),
     (phases({"guard": {"kl": 1.0, "action": "skip"}}), r'phase a: guard\.kl and guard\.action = "skip"'),
 ]
 GUARDS: list[tuple[Changes, str]] = [
@@ -92,16 +90,6 @@ FOLLOWED: list[tuple[Changes, str]] = [
     ({"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts"),
     (EACH | {"evaluate__patience": 2}, r"evaluate\.patience = 2 .* data\.eval_prompts .*data\.hold_out"),
     (EACH | {"evaluate__keep_best": True}, r"evaluate\.keep_best = True .* no phase has that"),
-    (EACH | {"evaluate__target": 0.0}, r"evaluate\.target = 0\.0 .* no phase has that"),
-    (
-        EACH | {"evaluate__metric": "eval_auc"},
-        r"evaluate\.metric = eval_auc follows what is measured on held-out groups",
-    ),
-    (EACH | {"evaluate__metric": "eval_log_ratio_best"}, r"is measured on held-out groups"),
-    (GROUPS | {"evaluate__metric": "eval_reward"}, r"metric = eval_reward follows .* data\.eval_prompts"),
-    (HALF_VARIANCE | SFT, r"metric = eval_consistency .* a β \(evaluate\.beta\)"),
-    (HALF_VARIANCE | beta(start=0.1, end=0.2, steps=3), r"eval_consistency compares .* needs one β"),
-    (HALF_VARIANCE | phases({}, {"objective": {"beta": 0.3}}), r"compares .* needs one β.*got 0\.1, 0\.3"),
     (TARGET_KL, r"evaluate\.target_kl = 1.0 .* which no phase measures"),
     (TARGET_KL | HELD | {"evaluate__kl": False}, r"evaluate\.target_kl = 1.0 .* which no phase measures"),
     (TARGET_KL | HELD | {"evaluate__every": 0}, r"evaluate\.target_kl = 1.0 acts at evaluations"),

@@ -53,8 +53,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
     adapter, file, best, chosen_by = is_adapter(str(folder)), folder / "best.json", None, ""
     if file.exists():
         best = dict(json.loads(file.read_text(encoding="utf-8")))
-        followed = FOLLOWED[best["metric"]]
-        chosen_by = f"{'lowest' if followed.lower else 'highest'} {followed.title}"
+        chosen_by = f"highest {FOLLOWED[best['metric']]}"
     base = run.config.policy.model  # None: random weights
     if base is not None and is_adapter(base):
         base = base_of(base)
@@ -168,7 +167,7 @@ def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
 
     def add(metric: str, when: str, row: Mapping[str, Any]) -> None:
         n = row.get("eval_n") if metric == "eval_reward" else ""
-        results[f"{FOLLOWED[metric].title} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
+        results[f"{FOLLOWED[metric]} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
 
     rows = {row["step"]: row for row in run.rows}
     for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):
