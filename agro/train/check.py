@@ -490,7 +490,7 @@ def _check_followed(phases: Sequence[Phase]) -> None:
                 for key in DECIDING
             },
             f"target_kl = {rule.target_kl} is compared with eval_kl_ref, which no phase measures: it needs "
-            "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
+            "evaluate.kl, evaluate.temperature = policy.temperature, and data.eval_prompts or "
             "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": (
                 rule.target_kl and not measures_kl
             ),
@@ -506,9 +506,11 @@ def _check_followed(phases: Sequence[Phase]) -> None:
 
 def measures_heldout_kl(config: RunConfig) -> bool:
     """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
-    rule = config.evaluate
-    is_on_policy = rule.temperature == config.policy.temperature
-    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and is_on_policy)
+    return samples_kl(config) or (_may_measure_kl(config) and config.data.eval_prompts is not None)
+
+
+def _may_measure_kl(config: RunConfig) -> bool:
+    return config.evaluate.kl and config.evaluate.temperature == config.policy.temperature
 
 
 def samples_kl(config: RunConfig) -> bool:
@@ -517,11 +519,18 @@ def samples_kl(config: RunConfig) -> bool:
     It doesn't where held-out prompts measure it, where the engine isn't in this process, or where
     responses are episodes, whose prompts need more than the store has.
     """
-    wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
+    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and _may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
     if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False
     return config.environment is None and not config.asks_held_out
+
+
+def unscored(config: RunConfig, *, has_reference: bool) -> int:
+    """How many responses a phase samples at evaluations where no reward scores held-out ones."""
+    rule = config.evaluate
+    of_kl = rule.kl_samples if has_reference and samples_kl(config) else 0
+    return max(rule.side_by_side, of_kl) if config.data.draws_stored else 0
 
 
 def notes_on_settings(phases: Sequence[Phase]) -> list[str]:

@@ -83,7 +83,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         training=_training(run),
         results=_results(run, best),
         verdict=Verdict.of(run).sentence,
-        shown=SideBySide.load(run.folder),
+        shown=SideBySide.of(run.folder, run.config),
         text=lambda text: literal(cut(text, LONGEST)),
         messages=json.dumps(messages, ensure_ascii=False) if messages else "",
         chat_options=chat_options,
