@@ -143,9 +143,6 @@ def _check_policy(phases: Sequence[Phase]) -> None:
         f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
         'policy.reference = "sampler" copies complete models, and [policy.lora] trains an adapter; remove '
         'it, or set policy.reference = "periodic"': kind == "sampler" and lora,
-        "policy.cache_reference keeps log-probs that no phase's objective needs; remove it": (
-            policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases)
-        ),
         f"{moves} policy.cache_reference keeps log-probs of one; remove one of the two": (
             policy.reference_moves and policy.cache_reference
         ),
@@ -223,9 +220,6 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
         'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
         and (not engine.uses_servers or sglang or config.source.kind != "inline"),
-        f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
-            engine.memory and not engine.starts_server
-        ),
         'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
         and (engine.url or engine.urls or sglang),
@@ -412,13 +406,12 @@ def _check_reward(phase: Phase, prefix: str) -> None:
 
 
 def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings that no phase would use: an environment without prompts, a stored value without an objective
-    that reads it and the reverse, measurements and guards that would have no data."""
+    """Settings that need another one in some phase: an environment prompts to play from, a stored value an
+    objective that reads it and the reverse, a share to hold out data, a guard's KL its measurement."""
     data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     values = {f"data.{key}": getattr(data, key) for key in ("value_store", "value_half_life")}
     got = " and ".join(f"{key} = {value}" for key, value in values.items() if value is not None)
-    measured = [each for each in configs if each.evaluate.beta is not None]
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
     rows: dict[str, object] = {
         "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set": (
@@ -436,11 +429,6 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
         "reference, and no phase has both, so the guard would watch nothing; use guard.loss, or set "
         "evaluate.beta, which needs the reference": watched and not any(map(_measures_fresh_kl, watched)),
-        f"evaluate.beta = {measured and measured[0].evaluate.beta}: ½ Var(R) and regret are measured in "
-        "groups, and no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
-        "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-        "policy.temperature), a data.eval_store or data.hold_out": measured
-        and not any(map(has_groups_to_measure, measured)),
     }
     refuse(rows)
 
@@ -460,15 +448,6 @@ def check_heldout(
             f"{setting}: {len(both)} of {len(heldout)} held-out prompts are in the training data (for one: "
             f"{', '.join(both[:3])}); remove them from one of the two"
         )
-
-
-def has_groups_to_measure(config: RunConfig) -> bool:
-    """Whether a phase has groups for ½ Var(R) or regret: fresh ones, an evaluation's, or held-out ones."""
-    rule, data = config.evaluate, config.data
-    fresh = data.samples_fresh and config.sampler.n > 1
-    is_on_policy = rule.kl and rule.temperature == config.policy.temperature
-    evaluated = config.asks_held_out and rule.n > 1 and is_on_policy
-    return fresh or evaluated or data.has_held_out_groups
 
 
 def follows_log(config: RunConfig) -> bool:
@@ -535,7 +514,7 @@ def unscored(config: RunConfig, *, has_reference: bool) -> int:
 
 def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
     """What the settings alone show, before anything is loaded."""
-    lines, unmeasured = [], []
+    lines = []
     for phase in phases:
         config, entry, name = phase.config, phase.entry, phase.config.objective.name
         options = entry.defaults() | options_at(config.objective.options, 0)
@@ -558,14 +537,6 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
         if truncated := describe(phases, phase):
             lines.append(truncated)
-        beta = phase.diagnostic_beta(config.objective.options)  # a schedule is one
-        if has_groups_to_measure(config) and beta is None:
-            unmeasured.append(phase.name)
-    if unmeasured:
-        lines.append(
-            f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't "
-            "measured; evaluate.beta (reward per nat) switches them on"
-        )
     return lines
 
 
