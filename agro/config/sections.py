@@ -519,7 +519,8 @@ class TrainConfig(Section):
     gain_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
     """least share that an optimizer step is to keep of the gain that its gradient promises (Armijo's
     condition): 0.5 is the best single step's. Where steps keep less, the rate of the next ones is lowered.
-    Costs a forward pass of each batch; no rule where it is not given"""
+    Costs a forward pass of each batch; no rule where it is not given, nor for an objective that moves the
+    policy by more than log-probs, such as an exact KL"""
     step_kl: Positive | None = None
     """how far an optimizer step may change the policy, nats a token: half the mean squared change of the
     log-probs of the step's tokens. Where steps change it more, the rate of the next ones is lowered. A phase
@@ -540,7 +541,7 @@ class TrainConfig(Section):
     used"""
     show_every: int = field(0, resume=True, ge=0)
     """steps between sample responses on the terminal; 0 shows none"""
-    push: str | None = field(None, resume=True, shared=True)
+    push: str | None = field(None, resume=True, shared=True, pattern=r"^[\w.-]+/[\w.-]+$")
     """USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of hf
     auth login, or HF_TOKEN"""
     push_private: bool = field(True, resume=True, shared=True)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 
-from agro.config import LoRA, RunConfig, TrainConfig, check_texts, from_environment, shared
+from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused, refuse
 from agro.objectives import Need, least_responses
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
-    ENTROPY,
     FRESH,
-    KL,
     MEANING,
-    NORMALIZER,
     OBSERVED_LOGP,
     PAIRS,
     REF_LOGP,
@@ -35,7 +32,6 @@ from agro.train.around import (
     source_abilities,
     wrapper_of,
 )
-from agro.train.collate import describe
 from agro.train.phases import Phase, is_tuned, options_at
 from agro.types.sample import ROLES
 
@@ -519,9 +515,7 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         config, entry, name = phase.config, phase.entry, phase.config.objective.name
         options = entry.defaults() | options_at(config.objective.options, 0)
         unweighted = name == "agro" and options.get("weight") == "none" and config.data.draws_stored
-        # Where streams besides log-probs move the policy (see `agro.train.measure.kept`).
-        moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
-        has_ratio = config.train.gain_ratio is not None and config.train.step_kl is None
+        stale = _stale_in(config)
         rows = {
             entry.warnings.options_warning(options) or "": True,
             "agro trains on stored responses without a weight, so that responses which became improbable are "
@@ -529,60 +523,20 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
             "of the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
             '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = '
             '"optimal", as in the recipe log': unweighted,
-            _of_other_weights(config, options.get("anchor"), options.get("baseline")) or "": True,
-            f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), so "
-            "train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = "
-            "0.005": has_ratio and moved,
+            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {stale} some '
+            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
+            "keeps it on any samples": stale and options.get("baseline") == "step",
         }
         lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
-        if truncated := describe(phases, phase):
-            lines.append(truncated)
     return lines
 
 
-def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
-    """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
-    trained one at every step."""
-    if baseline != "step" and anchor not in ("behavior", "old"):
-        return None
+def _stale_in(config: RunConfig) -> str:
+    """By which settings some samples of a phase aren't of the policy that it updates; "" where all are."""
     is_current = "samples_current_weights" in source_abilities(config)
     stale = {
         "data.replay": config.data.draws_stored,
         f"train.updates = {config.train.updates}": config.train.updates > 1,
         f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not is_current,
     }
-    named = " and ".join(name for name, is_so in stale.items() if is_so)
-    if named and baseline == "step":
-        return (
-            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {named} some '
-            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
-            "keeps it on any samples"
-        )
-    if anchor not in ("behavior", "old") or config.train.updates > 1 or (anchor == "behavior" and named):
-        return None
-    return (
-        f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
-        "trained one itself at every step, so log π/μ is 0 and objective.beta only scales the gradient. What "
-        "to do: source.sync_every or train.updates of 2 or more, or stored responses (data.replay)"
-    )
-
-
-def check_push(train: TrainConfig) -> None:
-    """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
-    if train.push is None:
-        return
-    import huggingface_hub  # here: few runs upload their model
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(train.push)
-    except HFValidationError as error:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
-    if train.push.count("/") != 1:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
-    setting = f"train.push = {train.push}"
-    if huggingface_hub.is_offline_mode():
-        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
-    if huggingface_hub.get_token() is None:
-        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
+    return " and ".join(name for name, is_so in stale.items() if is_so)

@@ -33,7 +33,6 @@ from agro.train.around import CheckedSource, Context, put_around
 from agro.train.check import (
     check_config,
     check_heldout,
-    check_push,
     check_sharded,
     follows_log,
     notes_on_settings,
@@ -174,7 +173,6 @@ class BaseTrainer:
     def _prepare(self) -> Location:
         """Load and check what is cheap; returns where the store is."""
         config, data, path = self.config, self.config.data, self.location
-        check_push(config.train)
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
         self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
@@ -191,8 +189,6 @@ class BaseTrainer:
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         check_stores(self.phases, self.prompts, path, self.clusters)
         check_enough(self.phases, path, clusters=self.clusters)
-        if data.eval_prompts:
-            self.notes += inputs.copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             valued = inputs.valued_prompts(self.phases, self.prompts, path)

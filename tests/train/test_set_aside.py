@@ -309,12 +309,11 @@ def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     assert metrics(folder)[-1]["eval_groups"] == held_out
 
 
-def test_a_verdict_counts_clusters_and_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys) -> None:
+def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
-    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
+    asked = write(tmp_path / "asked.jsonl", QUESTIONS[10:])
     config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=2)
     run = BaseTrainer(config, tmp_path / "run").run()
-    assert "4 of 20 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
     *_, row = metrics(run)
     assert (row["eval_gain_n"], row["eval_gain_clusters"]) == (20, 5)
     verdict = Verdict.of(load_run(run))
