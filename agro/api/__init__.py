@@ -54,7 +54,6 @@ from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.store.location import exists, is_store, located
-from agro.train.check import check_push
 from agro.train.process_group import world_size
 from agro.types import Prompt, Text
 
@@ -424,7 +423,6 @@ class Trained:
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:
         """Upload RUN/model to USER/NAME on the Hugging Face hub, and return its address."""
         train = self.config.train.model_copy(update={"push": repo, "push_private": private})
-        check_push(train)
         address = push(self.folder / "model", train)
         assert address is not None
         return address

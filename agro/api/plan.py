@@ -38,7 +38,7 @@ from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.location import exists
 from agro.store.samples import chosen
-from agro.train.check import samples_kl
+from agro.train.check import unscored
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
 from agro.train.trainable import pairs_among
@@ -156,13 +156,12 @@ class Machine:
         trained = sampled if not stored else None
         if drawn is not None:
             trained = round(sampled + stored * drawn)
-        answered, at_start = self.answering(config.data) * config.evaluate.n, phase.begins == 0
-        if samples_kl(config) and self.reference is not None:  # responses for the KL alone
-            answered = config.evaluate.kl_samples
-            at_start = at_start and config.policy.reference == "model"
+        answered = self.answering(config.data) * config.evaluate.n
+        if not answered:
+            answered = unscored(config, has_reference=self.reference is not None)
         evaluations = 0
         if answered:  # after every so many steps, at the end, and before the first step
-            evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + at_start
+            evaluations = (len(range(every, phase.steps, every)) if every else 0) + 1 + (phase.begins == 0)
         return {
             "objective": config.objective.name,
             "steps": phase.steps,

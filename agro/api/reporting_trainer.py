@@ -77,7 +77,7 @@ def summarize(run: RunData, say: Callable[[str], None]) -> bool:
 
     Returns whether no problem contradicts the measurement.
     """
-    report, outcome, shown = problems(run), Outcome.of(run), SideBySide.load(run.folder)
+    report, outcome, shown = problems(run), Outcome.of(run), SideBySide.of(run.folder, run.config)
     for problem in report:
         say(f"problem: {problem.text}" + (f". {problem.detail}" if problem.detail else ""))
     ended_well = not any(problem.serious for problem in report)

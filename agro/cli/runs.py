@@ -146,7 +146,8 @@ def _resumed(
 
 def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
     """What a run left, whether its model got better, and what it writes."""
-    run, shown = load_run(folder), SideBySide.load(folder)
+    run = load_run(folder)
+    shown = SideBySide.of(folder, run.config)
     return {
         "run": str(folder),
         "model": str(folder / "model"),

@@ -116,8 +116,6 @@ class RunConfig(sections.Section):
     @property
     def followed(self) -> str | None:
         """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
-        if self.evaluate.metric is not None:
-            return self.evaluate.metric
         if self.asks_held_out:
             return "eval_reward"
         return "eval_auc" if self.data.has_held_out_groups else None
@@ -219,7 +217,7 @@ def take_length(values: dict[str, Any]) -> int | None:
 
 
 def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
-    """What decides when each phase, or the run in it, ends: steps, patience, target, KL."""
+    """What decides when each phase, or the run in it, ends: steps, patience, KL."""
     phases = [config.phase(name) for name in config.phase_names]
     rules = [p.evaluate for p in phases]
-    return [(p.train.steps, r.patience, r.target, r.target_kl) for p, r in zip(phases, rules, strict=True)]
+    return [(p.train.steps, r.patience, r.target_kl) for p, r in zip(phases, rules, strict=True)]

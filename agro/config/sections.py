@@ -519,7 +519,8 @@ class TrainConfig(Section):
     gain_ratio: Annotated[float, Field(gt=0, lt=1)] | None = None
     """least share that an optimizer step is to keep of the gain that its gradient promises (Armijo's
     condition): 0.5 is the best single step's. Where steps keep less, the rate of the next ones is lowered.
-    Costs a forward pass of each batch; no rule where it is not given"""
+    Costs a forward pass of each batch; no rule where it is not given, nor for an objective that moves the
+    policy by more than log-probs, such as an exact KL"""
     step_kl: Positive | None = None
     """how far an optimizer step may change the policy, nats a token: half the mean squared change of the
     log-probs of the step's tokens. Where steps change it more, the rate of the next ones is lowered. A phase
@@ -540,7 +541,7 @@ class TrainConfig(Section):
     used"""
     show_every: int = field(0, resume=True, ge=0)
     """steps between sample responses on the terminal; 0 shows none"""
-    push: str | None = field(None, resume=True, shared=True)
+    push: str | None = field(None, resume=True, shared=True, pattern=r"^[\w.-]+/[\w.-]+$")
     """USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of hf
     auth login, or HF_TOKEN"""
     push_private: bool = field(True, resume=True, shared=True)
@@ -584,19 +585,11 @@ class EvaluateConfig(Section):
 
     every: int = field(0, ge=0)
     """steps between evaluations; 0: at the ends of phases only"""
-    metric: Literal["eval_reward", "eval_auc", "eval_consistency", "eval_log_ratio_best"] | None = field(
-        None, shared=True
-    )
-    """held-out metric that keep_best, patience and target follow; eval_consistency is better where it is
-    lower, the others where they are higher. Where it is not given, eval_reward with data.eval_prompts, else
-    eval_auc with data.hold_out or data.eval_store"""
     keep_best: bool = field(False, resume=True)
-    """keep the model with the best value of the metric in RUN/best (the best of many is flattered by
-    chance)"""
+    """keep the model with the highest eval_reward in RUN/best, or eval_auc where no held-out prompts are
+    answered (the best of many is flattered by chance)"""
     patience: int = field(0, resume=True, ge=0)
-    """evaluations in a row without a better value of the metric after which the run ends; 0: it doesn't"""
-    target: float | None = field(None, resume=True)
-    """the run ends where the metric reaches this"""
+    """evaluations in a row without a higher value of that metric after which the run ends; 0: it doesn't"""
     target_kl: Positive | None = field(None, resume=True)
     """the run ends where eval_kl_ref reaches this, nats per response"""
     n: Count = 1
@@ -611,12 +604,11 @@ class EvaluateConfig(Section):
     kl_samples: int = field(32, ge=0)
     """responses, one a prompt, that measure eval_kl_ref in a phase on stored data without data.eval_prompts,
     where the run has a reference: to held-out prompts of the store, or else to prompts that it draws. They
-    need no reward. 0: none"""
-    side_by_side: int = field(8, resume=True, ge=0, le=64)
-    """prompts, chosen by a hash of their ids, to which the log's best response, one of the start and one of
-    the trained model are kept in side_by_side.json. They are of data.eval_prompts; in a run on stored data
-    without these they are held-out prompts of the store, or else some that are trained on, sampled at the
-    ends of phases. 0: none"""
+    need no reward; `side_by_side` of them are sampled at least. 0: none"""
+    side_by_side: int = field(8, ge=0, le=32)
+    """prompts, chosen by a hash of their ids, of which card and terminal show the log's best response, one of
+    the start and one of the trained model. They are of data.eval_prompts; in a phase on stored data without
+    these they are those of `kl_samples`, which are sampled without a reference too. 0: none"""
     beta: float | None = field(None, gt=0)
     """reward per nat of the response's log-ratio: β at which ½ Var(R) and regret are measured, whatever the
     objective, and of nothing else; the objective's own where it is not given. An objective without the

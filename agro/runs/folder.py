@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
 from agro.io.version import __version__
-from agro.runs.side_by_side import forget_after
+from agro.runs import side_by_side
 from agro.types import Sample
 
-KEPT = 32  # held-out prompts whose responses are kept
 SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which policies can answer
 STAGE = ".stage"  # what a run does now
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
@@ -50,8 +49,8 @@ def resuming(folder: str | Path) -> str:
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
-    `held_out.jsonl` has a response to each of the first held-out prompts, a line per evaluation, and
-    `side_by_side.json` those of the start and of the latest evaluation to others, see `SideBySide`.
+    `held_out.jsonl` has responses to some held-out prompts, see `agro.runs.side_by_side`: the best ones of
+    the log in its first line, and then a line per evaluation.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Run:
         `epochs`: by phase what its steps were computed from; see `agro.train.phases`.
         """
         self.folder = folder
-        self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / "held_out.jsonl"
+        self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / side_by_side.FILE
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         check_out(folder, resume=resume, makes=True)
@@ -170,7 +169,6 @@ class Run:
 
     def forget_after(self, step: int) -> list[int]:
         """Drop what was logged of uncommitted steps; return the unreadable lines of metrics by number."""
-        forget_after(self.folder, step)
         _drop_after(self.held_out_file, step)
         return _drop_after(self.metrics_file, step)
 
@@ -178,18 +176,18 @@ class Run:
         """Append one object; what isn't a finite number is unknown: null."""
         self._append(self.metrics_file, metrics)
 
-    def log_held_out(self, step: int, samples: Sequence[Sample]) -> None:
-        """Append the first response to each of the first held-out prompts; of an episode its last sample."""
-        episode_ends = {int(s.meta["index"]): s for s in samples}
-        prompt_ends: dict[str, Sample] = {}
-        for index in sorted(episode_ends):
-            prompt_ends.setdefault(episode_ends[index].prompt_id, episode_ends[index])
-        responses = []
-        for sample in list(prompt_ends.values())[:KEPT]:
-            known = {name: sample.meta.get(name) for name in ("answer", "observations")}
-            record = {"prompt": sample.prompt, "response": sample.response, "reward": sample.reward}
-            record |= {name: value for name, value in known.items() if value is not None}
-            responses.append(record | {"prompt_id": sample.prompt_id})
+    def log_held_out(
+        self, step: int, samples: Sequence[Sample], best_of_log: Callable[[list[str]], Sequence[Sample]]
+    ) -> None:
+        """Append the first response to each of the first held-out prompts.
+
+        Before the first line stands one with the best responses of the log, by the ids of prompts.
+        """
+        responses = side_by_side.records(samples)
+        if not self.held_out_file.exists() or not self.held_out_file.stat().st_size:
+            best = side_by_side.records(best_of_log([r["prompt_id"] for r in responses]))
+            if best:
+                self._append(self.held_out_file, {"step": step, "log": True, "responses": best})
         self._append(self.held_out_file, {"step": step, "responses": responses})
 
     def _append(self, file: Path, content: Any) -> None:

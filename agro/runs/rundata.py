@@ -66,22 +66,8 @@ def empty_metrics() -> dict[str, Any]:
     return dict.fromkeys(METRICS)
 
 
-@dataclass(frozen=True)
-class SelectionMetric:
-    """A held-out metric that says which model is best."""
-
-    title: str  # for people
-    needs: str  # what it is measured on
-    lower: bool = False  # whether lower values are better
-
-
-LOG = "held-out groups (data.hold_out or data.eval_store)"
-FOLLOWED = {
-    "eval_reward": SelectionMetric("held-out reward", "data.eval_prompts"),
-    "eval_auc": SelectionMetric("held-out AUC", LOG),
-    "eval_consistency": SelectionMetric("held-out ½ Var(R)", f"{LOG} and a β (evaluate.beta)", lower=True),
-    "eval_log_ratio_best": SelectionMetric("held-out log-ratio of the best responses", LOG),
-}
+# Held-out metrics that say which model is best, for people.
+FOLLOWED = {"eval_reward": "held-out reward", "eval_auc": "held-out AUC"}
 SCALARS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
@@ -195,7 +181,7 @@ class RunData:
         values = self.column(self.followed)
         if np.isfinite(values).sum() > 1 and np.nanmin(values) == np.nanmax(values):
             return None
-        return int(np.nanargmin(values) if FOLLOWED[self.followed].lower else np.nanargmax(values))
+        return int(np.nanargmax(values))
 
     def mark(self, metric: str) -> int | None:
         """The row to mark in a curve of a metric: the best one of several, where the metric is followed."""
@@ -244,7 +230,7 @@ class Outcome:
     @property
     def title(self) -> str:
         """The metric for people."""
-        return FOLLOWED[self.best.metric].title
+        return FOLLOWED[self.best.metric]
 
     @property
     def text(self) -> str:

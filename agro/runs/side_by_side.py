@@ -1,30 +1,30 @@
-"""What the log, the start and the trained model answered to the same few prompts, in side_by_side.json.
+"""Responses to held-out prompts, in a run's held_out.jsonl: the log's best ones, then those of evaluations.
 
 No number replaces reading: a model can rank logged responses well while what it writes is gibberish. Which
-prompts are shown is decided by a hash of their ids, never by what was answered.
+prompts are kept, and shown side by side, is decided by a hash of their ids, never by what was answered.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-
+from agro.config import RunConfig
 from agro.errors import Refused
-from agro.io.files import write
+from agro.io.strictjson import loads
 from agro.io.terminal import cut, plain, visible
+from agro.store import Store
 from agro.store.draw_rules import noise
-from agro.types import Prompt, Sample
+from agro.types import Sample, Text
 
-FILE = "side_by_side.json"
-LONGEST = 4000  # characters of a text in the file
+FILE = "held_out.jsonl"
+KEPT = 32  # prompts whose responses are kept
+LONGEST = 4000  # characters of a response in the file
 SIDES = ("log", "start", "trained")
-Harmless = Annotated[str, AfterValidator(visible)]  # also where somebody changed the file
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Answer:
     `observations`: where an environment's turns stand in it, as [start, end] in characters.
     """
 
-    response: Harmless
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    response: str
+    reward: float | None = None
     observations: list[list[int]] = field(default_factory=list)
 
     @classmethod
@@ -73,12 +73,94 @@ def response_parts(response: str, observations: Any) -> list[str]:
     return [response[start:end] for start, end in pairwise(ends)]
 
 
+def place(prompt_id: str) -> tuple[int, str]:
+    """By which prompts are ordered, the first of which are kept."""
+    return noise(0, 0, "side by side", prompt_id), prompt_id
+
+
+def records(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """The first response to each of the first prompts, as the file has them."""
+    responses: dict[str, dict[int, list[Sample]]] = {}  # by prompt id and number; several are of an episode
+    for sample in samples:
+        of_prompt = responses.setdefault(sample.prompt_id, {})
+        of_prompt.setdefault(int(sample.meta.get("index", 0)), []).append(sample)
+    rows = []
+    for prompt_id in islice(sorted(responses, key=place), KEPT):
+        first, *others = responses[prompt_id][min(responses[prompt_id])]
+        row = {"prompt_id": prompt_id, "prompt": first.prompt, "answer": first.meta.get("answer")}
+        rows.append(row | asdict(Answer.of([first, *others])))
+    return rows
+
+
+def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Sample]:
+    """For each prompt the response of the highest known reward, the first of equals; without rewards the one
+    that was preferred most often. Without what `run` itself sampled. Of an episode all samples."""
+    best: list[Sample] = []
+    for prompt_id in prompt_ids:
+        made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
+        samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
+        scored = [s for s in samples if s.reward is not None]
+        chosen = max(scored, key=lambda s: s.reward or 0.0, default=None)
+        if chosen is None:
+            by_id = {sample.id: sample for sample in samples if sample.id is not None}
+            wins = Counter(p.winner for p in store.pairs(by_id) if not p.is_tie and p.winner in by_id)
+            chosen = by_id[wins.most_common(1)[0][0]] if wins else None
+        if chosen is not None:
+            episode = chosen.episode
+            best += [chosen] if episode is None else [s for s in samples if s.episode == episode]
+    return best
+
+
+@dataclass
+class PromptResponses:
+    """A prompt with its right answer where that is known, the response of each evaluation that has one, by
+    step, and the log's best one."""
+
+    prompt_id: str
+    prompt: Text
+    answer: Any = None
+    responses: dict[int, Answer] = field(default_factory=dict)
+    log: Answer | None = None
+
+
+def held_out_responses(folder: Path) -> list[PromptResponses]:
+    """The prompts of a run's held_out.jsonl by their `place`. Raises `Refused` naming FILE:LINE."""
+    path = folder / FILE
+    found: dict[str, PromptResponses] = {}
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no newline is torn
+    for number, line in enumerate(lines, 1):
+        try:
+            row = loads(line)
+            for r in row["responses"]:
+                reward = None if r["reward"] is None else float(r["reward"])
+                answer = Answer(visible(str(r["response"])), reward, r.get("observations", []))
+                key = visible(str(r["prompt_id"]))
+                prompt = found.setdefault(key, PromptResponses(key, r["prompt"], r.get("answer")))
+                if row.get("log"):
+                    prompt.log = answer
+                else:
+                    prompt.responses[int(row["step"])] = answer
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
+    return sorted(found.values(), key=lambda prompt: place(prompt.prompt_id))
+
+
+def chosen(prompts: int, config: RunConfig) -> str:
+    """Which prompts these are."""
+    is_held_out = config.data.eval_prompts is not None or config.data.hold_out
+    kind = "held-out prompts" if is_held_out else "prompts of those that were trained on"
+    return f"{prompts} {kind}, chosen by a hash of their ids and not by what was answered"
+
+
+OF_LOG = "The log's is the one of the highest reward there."
+
+
 @dataclass(frozen=True)
 class Row:
     """The answers to one prompt; None where there is none: `log` is the best of the log, where it has any."""
 
-    prompt_id: Harmless
-    prompt: Harmless
+    prompt_id: str
+    prompt: str
     log: Answer | None = None
     start: Answer | None = None
     trained: Answer | None = None
@@ -86,28 +168,30 @@ class Row:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Rows in the order of the hash. `held_out`: whether the prompts aren't trained on.
-
-    `step`: of the trained model's answers; None before they were sampled.
-    """
+    """The first rows by their `place`. `step`: of the trained model's answers; None before there are any."""
 
     rows: tuple[Row, ...]
-    held_out: bool
+    chosen: str
     step: int | None = None
 
     @classmethod
-    def start(cls, prompts: Iterable[Prompt], log: Mapping[str, Answer], *, held_out: bool) -> Self:
-        """Without answers of a model. `log`: the best response to each prompt, by its id."""
-        rows = (Row(p.id, cut(plain(p.text), LONGEST), log.get(p.id)) for p in prompts)
-        return cls(tuple(rows), held_out)
-
-    def answered(self, answers: Mapping[str, Answer], step: int) -> Self:
-        """With a model's answers by prompt id: of the start where `step` is 0, else of the trained model."""
-        rows = []
-        for row in self.rows:
-            answer = answers.get(row.prompt_id)
-            rows.append(replace(row, trained=answer) if step else replace(row, start=answer))
-        return replace(self, rows=tuple(rows), step=step or self.step)
+    def of(cls, folder: Path, config: RunConfig) -> Self | None:
+        """Of a run; None where it shows none."""
+        shown = held_out_responses(folder)[: config.evaluate.side_by_side]
+        if not shown:
+            return None
+        step = max((step for prompt in shown for step in prompt.responses), default=0) or None
+        rows = [
+            Row(
+                prompt.prompt_id,
+                cut(plain(prompt.prompt), LONGEST),
+                prompt.log,
+                prompt.responses.get(0),
+                None if step is None else prompt.responses.get(step),
+            )
+            for prompt in shown
+        ]
+        return cls(tuple(rows), chosen(len(rows), config), step)
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -117,60 +201,13 @@ class SideBySide:
     @property
     def about(self) -> str:
         """Which prompts and responses these are."""
-        kind = "held-out prompts" if self.held_out else "prompts of those that were trained on"
         models = "The start's responses are of step 0"
         if self.step is not None:
             models += f", the trained model's of step {self.step}, with the same random numbers"
-        log = ". The log's is the one of the highest reward there" if "log" in self.sides else ""
-        return (
-            f"{len(self.rows)} {kind}, chosen by a hash of their ids and not by what was answered. "
-            f"{models}{log}."
-        )
+        return f"{self.chosen}. {models}." + f" {OF_LOG}" * ("log" in self.sides)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def save(self, folder: Path) -> None:
-        """Write the file of a run's folder, completely or not at all."""
-        write(folder / FILE, json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
-
-    @classmethod
-    def load(cls, folder: Path) -> SideBySide | None:
-        """Of a run; None where it has none. Raises `Refused` for a file that isn't what `save` writes."""
-        path = folder / FILE
-        if not path.is_file():
-            return None
-        try:
-            return FORM.validate_json(path.read_bytes(), strict=True)
-        except ValidationError as error:
-            [first, *_] = error.errors()
-            expected = "expected responses side by side, as a run writes them"
-            raise Refused(f"{path}: {expected}: {first['loc']}: {first['msg']}") from None
-
-
-FORM = TypeAdapter(SideBySide)
-
-
-def forget_after(folder: Path, step: int) -> None:
-    """Drop the trained model's answers where they are of a later step, which is made again."""
-    shown = SideBySide.load(folder)
-    if shown is not None and (shown.step or 0) > step:
-        rows = tuple(replace(row, trained=None) for row in shown.rows)
-        replace(shown, rows=rows, step=None).save(folder)
-
-
-def place(prompt_id: str) -> tuple[int, str]:
-    """By which prompts are ordered, the first of which are shown."""
-    return noise(0, 0, "side by side", prompt_id), prompt_id
-
-
-def answers_of(samples: Iterable[Sample]) -> dict[str, Answer]:
-    """By prompt id the first response."""
-    responses: dict[str, dict[int, list[Sample]]] = {}
-    for sample in samples:
-        of_prompt = responses.setdefault(sample.prompt_id, {})
-        of_prompt.setdefault(int(sample.meta["index"]), []).append(sample)
-    return {key: Answer.of(found[min(found)]) for key, found in responses.items()}
+        return {"about": self.about, "step": self.step, "rows": [asdict(row) for row in self.rows]}
 
 
 def short_text(shown: SideBySide, rows: int, longest: int) -> list[str]:

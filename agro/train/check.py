@@ -7,18 +7,15 @@ Refusals are rows of tables: a text, and whether it applies. The first one that 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from agro.config import LoRA, RunConfig, TrainConfig, check_texts, from_environment, shared
+from agro.config import LoRA, RunConfig, check_texts, from_environment, shared
 from agro.errors import Refused, refuse
 from agro.objectives import Need, least_responses
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
-    ENTROPY,
     FRESH,
-    KL,
     MEANING,
-    NORMALIZER,
     OBSERVED_LOGP,
     PAIRS,
     REF_LOGP,
@@ -27,7 +24,6 @@ from agro.objectives.needs import (
     ordered,
 )
 from agro.rollout.engines import capabilities, check_options, check_section
-from agro.runs.rundata import FOLLOWED
 from agro.train.around import (
     NEEDED_BY,
     SOURCE_CAPABILITIES,
@@ -36,12 +32,10 @@ from agro.train.around import (
     source_abilities,
     wrapper_of,
 )
-from agro.train.collate import describe
 from agro.train.phases import Phase, is_tuned, options_at
 from agro.types.sample import ROLES
 
-# Settings that follow a held-out measurement, each with the value that follows none.
-DECIDING = {"metric": None, "keep_best": False, "patience": 0, "target": None}
+DECIDING = ("keep_best", "patience")  # settings that follow a held-out measurement
 
 
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
@@ -145,9 +139,6 @@ def _check_policy(phases: Sequence[Phase]) -> None:
         f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
         'policy.reference = "sampler" copies complete models, and [policy.lora] trains an adapter; remove '
         'it, or set policy.reference = "periodic"': kind == "sampler" and lora,
-        "policy.cache_reference keeps log-probs that no phase's objective needs; remove it": (
-            policy.cache_reference and not any(REF_LOGP in phase.needs for phase in phases)
-        ),
         f"{moves} policy.cache_reference keeps log-probs of one; remove one of the two": (
             policy.reference_moves and policy.cache_reference
         ),
@@ -225,9 +216,6 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
         'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
         and (not engine.uses_servers or sglang or config.source.kind != "inline"),
-        f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
-            engine.memory and not engine.starts_server
-        ),
         'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
         and (engine.url or engine.urls or sglang),
@@ -414,13 +402,12 @@ def _check_reward(phase: Phase, prefix: str) -> None:
 
 
 def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings that no phase would use: an environment without prompts, a stored value without an objective
-    that reads it and the reverse, measurements and guards that would have no data."""
+    """Settings that need another one in some phase: an environment prompts to play from, a stored value an
+    objective that reads it and the reverse, a share to hold out data, a guard's KL its measurement."""
     data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     values = {f"data.{key}": getattr(data, key) for key in ("value_store", "value_half_life")}
     got = " and ".join(f"{key} = {value}" for key, value in values.items() if value is not None)
-    measured = [each for each in configs if each.evaluate.beta is not None]
     watched = [phase for phase in phases if phase.config.guard.kl is not None]
     rows: dict[str, object] = {
         "environment: episodes are played from data.prompts or data.eval_prompts, and neither is set": (
@@ -438,11 +425,6 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
         "reference, and no phase has both, so the guard would watch nothing; use guard.loss, or set "
         "evaluate.beta, which needs the reference": watched and not any(map(_measures_fresh_kl, watched)),
-        f"evaluate.beta = {measured and measured[0].evaluate.beta}: ½ Var(R) and regret are measured in "
-        "groups, and no phase has any: fresh ones (data.replay < 1, sampler.n of 2 or more), responses to "
-        "data.eval_prompts (evaluate.n of 2 or more, evaluate.kl, evaluate.temperature = "
-        "policy.temperature), a data.eval_store or data.hold_out": measured
-        and not any(map(has_groups_to_measure, measured)),
     }
     refuse(rows)
 
@@ -464,37 +446,26 @@ def check_heldout(
         )
 
 
-def has_groups_to_measure(config: RunConfig) -> bool:
-    """Whether a phase has groups for ½ Var(R) or regret: fresh ones, an evaluation's, or held-out ones."""
-    rule, data = config.evaluate, config.data
-    fresh = data.samples_fresh and config.sampler.n > 1
-    is_on_policy = rule.kl and rule.temperature == config.policy.temperature
-    evaluated = config.asks_held_out and rule.n > 1 and is_on_policy
-    return fresh or evaluated or data.has_held_out_groups
-
-
 def follows_log(config: RunConfig) -> bool:
     """Whether settings follow what is measured on held-out groups of a log."""
-    is_set = any(getattr(config.evaluate, key) != unset for key, unset in DECIDING.items())
-    return is_set and config.followed != "eval_reward"
+    return config.followed == "eval_auc" and any(getattr(config.evaluate, key) for key in DECIDING)
 
 
 def _check_followed(phases: Sequence[Phase]) -> None:
     """Raise `Refused` where a run would wait for what no phase measures."""
     rules = [phase.config.evaluate for phase in phases]
-    follows = any(map(_measures_followed, phases))
+    follows = any(phase.config.followed for phase in phases)
     measures_kl = any(measures_heldout_kl(phase.config) for phase in phases)
-    ways = ", or ".join(f"{FOLLOWED[name].needs} for {name}" for name in ("eval_reward", "eval_auc"))
     for rule in rules:
-        needed = ways if rule.metric is None else FOLLOWED[rule.metric].needs
         rows: dict[str, object] = {
             **{
-                f"{key} = {getattr(rule, key)} follows what is measured on {needed}, and no phase has that; "
-                f"set it, or remove evaluate.{key}": getattr(rule, key) != unset and not follows
-                for key, unset in DECIDING.items()
+                f"{key} = {getattr(rule, key)} follows what is measured on data.eval_prompts, or on held-out "
+                "groups (data.hold_out or data.eval_store), and no phase has that; set it, or remove "
+                f"evaluate.{key}": getattr(rule, key) and not follows
+                for key in DECIDING
             },
             f"target_kl = {rule.target_kl} is compared with eval_kl_ref, which no phase measures: it needs "
-            "evaluate.kl, and data.eval_prompts at evaluate.temperature = policy.temperature or "
+            "evaluate.kl, evaluate.temperature = policy.temperature, and data.eval_prompts or "
             "evaluate.kl_samples and stored data; set them, or remove evaluate.target_kl": (
                 rule.target_kl and not measures_kl
             ),
@@ -506,33 +477,15 @@ def _check_followed(phases: Sequence[Phase]) -> None:
             },
         }
         refuse(rows, "evaluate.")
-    # ½ Var(R) under another β is another measure, in which no best can be chosen.
-    measured = [phase for phase in phases if phase.config.data.has_held_out_groups]
-    betas = [phase.diagnostic_beta(phase.config.objective.options) for phase in measured]
-    values = [beta for beta in betas if beta is not None]
-    changes = any(isinstance(beta, Mapping) or beta != values[0] for beta in values)
-    if changes and any(rule.metric == "eval_consistency" for rule in rules):
-        raise Refused(
-            "evaluate.metric = eval_consistency compares ½ Var(R) over the run, which needs one β, but "
-            f"objective.beta changes: got {', '.join(map(str, values))}. What to do: set evaluate.beta"
-        )
-
-
-def _measures_followed(phase: Phase) -> bool:
-    """Whether a phase measures the metric that it follows."""
-    name, config = phase.config.followed, phase.config
-    if name == "eval_reward":
-        return config.asks_held_out
-    if name == "eval_consistency" and phase.diagnostic_beta(config.objective.options) is None:
-        return False
-    return name is not None and config.data.has_held_out_groups
 
 
 def measures_heldout_kl(config: RunConfig) -> bool:
     """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
-    rule = config.evaluate
-    is_on_policy = rule.temperature == config.policy.temperature
-    return samples_kl(config) or (rule.kl and config.data.eval_prompts is not None and is_on_policy)
+    return samples_kl(config) or (_may_measure_kl(config) and config.data.eval_prompts is not None)
+
+
+def _may_measure_kl(config: RunConfig) -> bool:
+    return config.evaluate.kl and config.evaluate.temperature == config.policy.temperature
 
 
 def samples_kl(config: RunConfig) -> bool:
@@ -541,23 +494,28 @@ def samples_kl(config: RunConfig) -> bool:
     It doesn't where held-out prompts measure it, where the engine isn't in this process, or where
     responses are episodes, whose prompts need more than the store has.
     """
-    wanted = config.data.draws_stored and config.evaluate.kl and config.evaluate.kl_samples > 0
+    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and _may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
     if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False
     return config.environment is None and not config.asks_held_out
 
 
+def unscored(config: RunConfig, *, has_reference: bool) -> int:
+    """How many responses a phase samples at evaluations where no reward scores held-out ones."""
+    rule = config.evaluate
+    of_kl = rule.kl_samples if has_reference and samples_kl(config) else 0
+    return max(rule.side_by_side, of_kl) if config.data.draws_stored else 0
+
+
 def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
     """What the settings alone show, before anything is loaded."""
-    lines, unmeasured = [], []
+    lines = []
     for phase in phases:
         config, entry, name = phase.config, phase.entry, phase.config.objective.name
         options = entry.defaults() | options_at(config.objective.options, 0)
         unweighted = name == "agro" and options.get("weight") == "none" and config.data.draws_stored
-        # Where streams besides log-probs move the policy (see `agro.train.measure.kept`).
-        moved = phase.needs & {KL, ENTROPY, NORMALIZER, OBSERVED_LOGP}
-        has_ratio = config.train.gain_ratio is not None and config.train.step_kl is None
+        stale = _stale_in(config)
         rows = {
             entry.warnings.options_warning(options) or "": True,
             "agro trains on stored responses without a weight, so that responses which became improbable are "
@@ -565,68 +523,20 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
             "of the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
             '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = '
             '"optimal", as in the recipe log': unweighted,
-            _of_other_weights(config, options.get("anchor"), options.get("baseline")) or "": True,
-            f"{name} moves the policy by more than log-probs ({', '.join(sorted(moved))}), so "
-            "train.gain_ratio isn't measured and nothing bounds a step. What to do: train.step_kl = "
-            "0.005": has_ratio and moved,
+            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {stale} some '
+            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
+            "keeps it on any samples": stale and options.get("baseline") == "step",
         }
         lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
-        if truncated := describe(phases, phase):
-            lines.append(truncated)
-        beta = phase.diagnostic_beta(config.objective.options)  # a schedule is one
-        if has_groups_to_measure(config) and beta is None:
-            unmeasured.append(phase.name)
-    if unmeasured:
-        lines.append(
-            f"phase {', '.join(unmeasured)}: without a β towards the reference ½ Var(R) and regret aren't "
-            "measured; evaluate.beta (reward per nat) switches them on"
-        )
     return lines
 
 
-def _of_other_weights(config: RunConfig, anchor: str | None, baseline: str | None) -> str | None:
-    """Where the baseline needs fresh samples and not all are; where β regularizes to a policy that is the
-    trained one at every step."""
-    if baseline != "step" and anchor not in ("behavior", "old"):
-        return None
+def _stale_in(config: RunConfig) -> str:
+    """By which settings some samples of a phase aren't of the policy that it updates; "" where all are."""
     is_current = "samples_current_weights" in source_abilities(config)
     stale = {
         "data.replay": config.data.draws_stored,
         f"train.updates = {config.train.updates}": config.train.updates > 1,
         f"source.kind = {config.source.kind}, whose samples may be of earlier weights": not is_current,
     }
-    named = " and ".join(name for name, is_so in stale.items() if is_so)
-    if named and baseline == "step":
-        return (
-            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {named} some '
-            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
-            "keeps it on any samples"
-        )
-    if anchor not in ("behavior", "old") or config.train.updates > 1 or (anchor == "behavior" and named):
-        return None
-    return (
-        f'{config.objective.name} regularizes to the policy that sampled (anchor = "{anchor}"), which is the '
-        "trained one itself at every step, so log π/μ is 0 and objective.beta only scales the gradient. What "
-        "to do: source.sync_every or train.updates of 2 or more, or stored responses (data.replay)"
-    )
-
-
-def check_push(train: TrainConfig) -> None:
-    """Raise `Refused` before any compute where `train.push` can't work. Does not use the network."""
-    if train.push is None:
-        return
-    import huggingface_hub  # here: few runs upload their model
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(train.push)
-    except HFValidationError as error:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}: {error}") from None
-    if train.push.count("/") != 1:
-        raise Refused(f"train.push: expected USER/NAME, got {train.push!r}")
-    setting = f"train.push = {train.push}"
-    if huggingface_hub.is_offline_mode():
-        raise Refused(f"{setting}: HF_HUB_OFFLINE is set; unset it, or remove train.push")
-    if huggingface_hub.get_token() is None:
-        raise Refused(f"{setting}: no token of the hub; log in with hf auth login, or set HF_TOKEN")
+    return " and ".join(name for name, is_so in stale.items() if is_so)

@@ -195,20 +195,6 @@ def recording(phases: Sequence[Phase], phase: Phase) -> RunConfig:
     return config.model_copy(update={"sampler": config.sampler.model_copy(update={"keep_sets": keep})})
 
 
-def describe(phases: Sequence[Phase], phase: Phase) -> str | None:
-    """A note on a phase that samples with truncation: what its log-probs are over."""
-    config = recording(phases, phase)
-    sampler = config.sampler
-    if config.data.replay == 1 or not sampler.truncation:
-        return None
-    over = "its kept sets" if sampler.records_kept and has_ratios(phase.needs) else "the vocabulary"
-    records = ". Samples record the kept sets (sampler.keep_sets)" if sampler.records_kept else ""
-    return (
-        f"phase {phase.name}: sampled with {sampler.truncation}; log-probs of {config.objective.name} are "
-        f"over {over}{records}"
-    )
-
-
 def _rewards_of(samples: Iterable[Sample]) -> dict[str, dict[str | int | None, float]]:
     """By prompt_id the known rewards of its responses; rows of one episode are one."""
     rewards: dict[str, dict[str | int | None, float]] = {}

@@ -33,7 +33,7 @@ from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.samples import chosen
-from agro.store.split import Clusters, cluster_names, clusters_in, read_clusters
+from agro.store.split import Clusters, clusters_in, read_clusters
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
@@ -125,25 +125,6 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Loc
                 scored = store.samples(scored=True, **chosen(data))
                 valued |= {sample.prompt_id: sample.prompt for sample in scored}
     return valued
-
-
-def copies_of_training(
-    data: DataConfig, held_out: Sequence[Prompt], prompts: Sequence[Prompt], store: Location
-) -> list[str]:
-    """A note on held-out prompts that are near-copies of prompts to train on: of `prompts`, and of the store
-    that is drawn from."""
-    texts = _texts(prompts, store if data.draws_stored else None)
-    ids = {prompt.id for prompt in held_out}
-    names = cluster_names(texts | {prompt.id: prompt.text for prompt in held_out}, data.near_copies)
-    trained = {name for prompt_id, name in names.items() if prompt_id not in ids}
-    copies = [prompt.id for prompt in held_out if names[prompt.id] in trained]
-    if not copies:
-        return []
-    return [
-        f"data.eval_prompts: {len(copies)} of {len(held_out)} held-out prompts are near-copies of prompts to "
-        f"train on (for one: {', '.join(copies[:3])}), so that what is measured on them is partly what was "
-        "learned by heart; near-copies are those of data.near_copies"
-    ]
 
 
 def _texts(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:

@@ -23,7 +23,6 @@ from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.folder import STAGE, Run, check_out
 from agro.runs.progress import Progress, RunActivity
-from agro.runs.side_by_side import SideBySide, place
 from agro.runs.track import Trackers, check_trackers
 from agro.store import Store
 from agro.store.location import Location, located
@@ -34,11 +33,11 @@ from agro.train.around import CheckedSource, Context, put_around
 from agro.train.check import (
     check_config,
     check_heldout,
-    check_push,
     check_sharded,
     follows_log,
     notes_on_settings,
     samples_kl,
+    unscored,
 )
 from agro.train.collate import StoredValues, TrackedValues, recording
 from agro.train.feed import Feed
@@ -174,7 +173,6 @@ class BaseTrainer:
     def _prepare(self) -> Location:
         """Load and check what is cheap; returns where the store is."""
         config, data, path = self.config, self.config.data, self.location
-        check_push(config.train)
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
         self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
@@ -191,8 +189,6 @@ class BaseTrainer:
         check_heldout([p.id for p in self.prompts], [p.id for p in self.eval_prompts])
         check_stores(self.phases, self.prompts, path, self.clusters)
         check_enough(self.phases, path, clusters=self.clusters)
-        if data.eval_prompts:
-            self.notes += inputs.copies_of_training(data, self.eval_prompts, self.prompts, path)
         self.values: StoredValues | None = None
         if data.value_store:
             valued = inputs.valued_prompts(self.phases, self.prompts, path)
@@ -371,17 +367,12 @@ class BaseTrainer:
                 monitors.append(heldout.MeasuredShift(phase, self.store, say))
         elif shifts:
             say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
-        if self.eval_prompts or config.data.draws_stored:
-            monitors += self._side_by_side(phase)
-        if samples_kl(config) and learner.reference_key is not None:
-            encoder = self.policy.encoder
-            prompts = heldout.prompts_for_kl(config, self.store, self.folder.id, self.prompts, encoder)
-            if prompts:  # else none leaves room for a response
-                monitors.append(heldout.SampledKL(phase, learner, self._rollout(phase), prompts, activity))
+        if not self.eval_prompts:
+            monitors += self._unscored(phase, learner)
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
-        return [*monitors, Record(self.folder, self.trackers), Terminal(self.progress)]
+        return [*monitors, Record(self.folder, self.trackers, self.store), Terminal(self.progress)]
 
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
@@ -402,18 +393,17 @@ class BaseTrainer:
         self.progress.say(f"{name}: {measured}")
         return [log]
 
-    def _side_by_side(self, phase: Phase) -> list[Monitor]:
+    def _unscored(self, phase: Phase, learner: Learner) -> list[Monitor]:
         """Nothing where no prompt leaves room for a response, or none is asked for."""
-        config, store, run = phase.config, self.store, self.folder.id
-        shown = config.evaluate.side_by_side
-        prompts = sorted(self.eval_prompts, key=lambda prompt: place(prompt.id))[:shown]
-        if shown and not prompts:
-            encoder = self.policy.encoder
-            prompts = heldout.first_prompts(config, store, run, self.prompts, encoder, place, shown)
-        if not prompts:
+        config, has_reference = phase.config, learner.reference_key is not None
+        count = unscored(config, has_reference=has_reference)
+        if not count:
             return []
-        log = heldout.best_of_log(store, run, [prompt.id for prompt in prompts])
-        held_out = bool(self.eval_prompts or config.data.hold_out)
-        initial = SideBySide.start(prompts, log, held_out=held_out)
+        encoder = self.policy.encoder
+        prompts = heldout.first_prompts(config, self.store, self.folder.id, self.prompts, encoder, count)
+        measures_kl = has_reference and samples_kl(config)
+        if measures_kl and prompts:
+            prompts = [prompts[i % len(prompts)] for i in range(count)]
         rollout = self._rollout(phase)
-        return [heldout.SideBySideResponses(phase, self.out, rollout, prompts, initial, self.activity)]
+        monitor = heldout.Unscored(phase, learner, rollout, prompts, self.activity, measures_kl=measures_kl)
+        return [monitor] if prompts else []

@@ -164,7 +164,6 @@ def test_push_to_hub_uploads_the_model(finished, monkeypatch) -> None:
         pushed.append((folder, train.push, train.push_private))
         return "address"
 
-    monkeypatch.setattr("agro.api.check_push", lambda train: None)
     monkeypatch.setattr("agro.api.push", push)
     assert finished.push_to_hub("me/mine", private=False) == "address"
     assert pushed == [(finished.folder / "model", "me/mine", False)]

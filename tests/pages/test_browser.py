@@ -31,7 +31,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configure(folder, policy__reference_model=EVIL, policy__reference="model")
     measured = {"reward_parts": {EVIL: 0.5, "b": 1.0}, "dropped": 1, "dropped_reasons": {EVIL: 1}}
     rewrite(folder, lambda row: row | measured | {"phase": EVIL if row["phase"] == "sft" else row["phase"]})
-    answered = {"prompt": EVIL, "response": EVIL, "reward": 1.0, "answer": EVIL, "observations": [EVIL]}
+    answered = {
+        "prompt_id": EVIL,
+        "prompt": EVIL,
+        "response": EVIL,
+        "reward": 1.0,
+        "answer": EVIL,
+        "observations": [EVIL],
+    }
     write_rows(folder / "held_out.jsonl", [{"step": 220, "responses": [answered]}])
     meta = {"answer": EVIL, "finish": "length"}
     with Store.open(folder / "store.db") as store, store.transaction():

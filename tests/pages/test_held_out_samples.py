@@ -18,16 +18,16 @@ from agro.errors import Refused
 from agro.pages.run import experience as module
 from agro.pages.run import report
 from agro.pages.run.experience import HeldOutSamples, held_out_samples
-from agro.runs.folder import KEPT, Run
+from agro.runs.folder import Run
 from agro.runs.rundata import load_run
-from agro.runs.side_by_side import Answer, SideBySide
-from agro.types import Prompt, Sample
+from agro.runs.side_by_side import KEPT, Answer, place
+from agro.types import Sample
 
 EVIL = "</script><script>window.HIT=1</script>"
 
 
 def answer(prompt: Any, response: str, reward: float | None, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "response": response, "reward": reward, **more}
+    return {"prompt_id": str(prompt), "prompt": prompt, "response": response, "reward": reward, **more}
 
 
 def write(folder: Path, evaluations: dict[int, list[dict[str, Any]]]) -> None:
@@ -42,22 +42,34 @@ def shown_of(folder: Path) -> HeldOutSamples:
     return found
 
 
-def test_the_first_response_of_the_first_prompts_is_kept(tmp_path: Path) -> None:
-    """Of two responses to each of more prompts than are kept."""
+def test_the_first_response_of_the_first_prompts_is_kept_after_the_best_of_the_log(tmp_path: Path) -> None:
+    """Of two responses to each of more prompts than are kept, in the order of the hash."""
     run = Run(tmp_path / "run", RunConfig(), resume=False)
-    unknown = Sample("p", "r", meta={"index": 0, "answer": math.nan})  # as Parquet has a missing answer
-    run.log_held_out(-1, [unknown])
+    asked: list[list[str]] = []
+
+    def best_of_log(prompt_ids: list[str]) -> list[Sample]:
+        asked.append(prompt_ids)
+        return [Sample("p3", "the log's", reward=1.0), Sample("p5", "log", meta={"answer": math.nan})]
+
     for step in (0, 5, 10):
         evaluation = [
-            Sample(f"p{i // 2}", f"{step}: {i // 2}.{i % 2}", reward=float(i % 2), meta={"index": i})
+            Sample(
+                f"p{i // 2}",
+                f"{step}: {i % 2}",
+                reward=float(i % 2),
+                meta={"index": i},
+                prompt_id=f"p{i // 2}",
+            )
             for i in range(2 * KEPT + 4)
         ]
-        run.log_held_out(step, evaluation)
+        run.log_held_out(step, evaluation, best_of_log)
     run.forget_after(5)
-    rows = read_rows(run.held_out_file)
-    assert rows.pop(0)["responses"][0]["answer"] is None
-    assert [row["step"] for row in rows] == [0, 5]
-    assert [r["response"] for r in rows[1]["responses"]] == [f"5: {i}.0" for i in range(KEPT)]
+    log, *rows = read_rows(run.held_out_file)
+    kept = sorted((f"p{i}" for i in range(KEPT + 2)), key=place)[:KEPT]
+    assert asked == [kept]
+    assert {r["response"]: r["answer"] for r in log["responses"]} == {"the log's": None, "log": None}
+    assert [row["step"] for row in (log, *rows)] == [0, 0, 5]
+    assert [(r["prompt_id"], r["response"]) for r in rows[1]["responses"]] == [(p, "5: 0") for p in kept]
     run.close()
 
 
@@ -79,28 +91,27 @@ def test_every_evaluation_is_there_and_three_stand_beside_each_other(run_folder:
         held_out_samples(run)
 
 
-def test_the_log_stands_beside_the_model_and_other_prompts_come_after(run_folder: Path) -> None:
-    prompts, logged = [Prompt("p", id="p"), Prompt("q", id="q")], Answer("the log's", 1.0)
-    beside = SideBySide.start(prompts, {"p": logged}, held_out=True)
-    beside.answered({"q": Answer("a")}, 0).answered({"q": Answer("b")}, 220).save(run_folder)
-    found = {0: answer("p", "first", 0.0, prompt_id="p"), 220: answer("p", "last", 1.0, prompt_id="p")}
-    write(run_folder, {step: [each] for step, each in found.items()})
-    p, q = shown_of(run_folder).prompts
-    assert (p.log, q.log) == (logged, None)
-    assert p.responses == {0: Answer("first", 0.0), 220: Answer("last", 1.0)}
-    assert q.responses == {0: Answer("a"), 220: Answer("b")}
+def test_the_log_stands_beside_the_model(run_folder: Path) -> None:
+    rows = [
+        {"step": 0, "log": True, "responses": [answer("p", "the log's", 1.0)]},
+        {"step": 0, "responses": [answer("p", "first", 0.0), answer("q", "a", None)]},
+        {"step": 220, "responses": [answer("q", "b", None), answer("p", "last", 1.0)]},
+    ]
+    write_rows(run_folder / "held_out.jsonl", rows)
+    shown = shown_of(run_folder)
+    prompts = {p.prompt: p for p in shown.prompts}
+    assert [p.prompt for p in shown.prompts] == sorted("pq", key=place)
+    assert (prompts["p"].log, prompts["q"].log) == (Answer("the log's", 1.0), None)
+    assert prompts["p"].responses == {0: Answer("first", 0.0), 220: Answer("last", 1.0)}
+    assert prompts["q"].responses == {0: Answer("a"), 220: Answer("b")}
+    assert shown.about.startswith("One response to each of 2 held-out prompts, chosen by a hash")
 
 
 def test_two_prompts_of_one_text_stay_two(run_folder: Path) -> None:
-    """As those of an environment with different secrets; runs of earlier versions kept no ids."""
-    evaluations = {}
-    for step in (0, 220):
-        found = [answer("guess", f"{i} at {step}", 0, prompt_id=str(i)) for i in (1, 2)]
-        evaluations[step] = [*found, answer("old", "x", 0)]
-    write(run_folder, evaluations)
-    shown = shown_of(run_folder)
-    assert [p.responses[220].response for p in shown.prompts] == ["1 at 220", "2 at 220", "x"]
-    assert shown.about.startswith("One response each to the first 3 held-out prompts")
+    """As those of an environment with different secrets."""
+    found = [answer("guess", str(i), 0, prompt_id=str(i)) for i in (1, 2)]
+    write(run_folder, {220: found})
+    assert {p.responses[220].response for p in shown_of(run_folder).prompts} == {"1", "2"}
 
 
 def test_a_long_run_keeps_the_first_the_best_and_the_last(run_folder: Path, monkeypatch) -> None:

@@ -141,7 +141,8 @@ def test_what_a_page_names_is_escaped(run_folder):
     path.write_text(path.read_text().replace('"sft"', json.dumps(evil.replace("\ud800", ""))))
     with Store.open(run_folder / "store.db") as store:
         store.draws.record(RUN, 1, store.append([Sample(evil, evil, reward=1.0, source=evil)]))
-    found = {"prompt": evil, "response": evil, "reward": 1.0, "answer": evil, "observations": [evil]}
+    found = {"prompt_id": evil, "prompt": evil, "response": evil, "reward": 1.0, "answer": evil}
+    found["observations"] = [evil]
     write_rows(run_folder / "held_out.jsonl", [{"step": 220, "responses": [found]}])
     page = read(run_folder)
     assert not page.tags & {"u", "s"}
@@ -353,10 +354,6 @@ def test_the_best_measurement_is_said_and_marked(run_folder):
     assert Outcome.of(load_run(run_folder)).text == "best eval_reward 0.900 at step 100; the end 0.700"
     only("eval_consistency")
     assert Outcome.of(load_run(run_folder)) is None
-    configure(run_folder, evaluate__metric="eval_consistency")
-    text = read(run_folder).text
-    assert "The best held-out ½ Var(R) was 0.200 at step 0; the end has 0.700" in text
-    assert "The ring is the best measurement, at step 0." in text
 
 
 def test_averaged_weights_are_said(run_folder, plain):
@@ -376,8 +373,8 @@ def test_epochs_are_said_while_they_are_the_steps(run_folder):
 def test_messages_without_text_are_shown_as_they_are(bare_folder):
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add <b>"}]}
     prompt = [{"role": "user", "content": "hi"}, call, {"role": "tool", "content": "3"}]
-    found = [{"prompt": prompt, "response": "four", "reward": 1.0}]
-    found += [{"prompt": "y" * 2100, "response": "", "reward": 0.5}]
+    found = [{"prompt_id": "a", "prompt": prompt, "response": "four", "reward": 1.0}]
+    found += [{"prompt_id": "b", "prompt": "y" * 2100, "response": "", "reward": 0.5}]
     write_rows(bare_folder / "held_out.jsonl", [{"step": 0, "responses": found}])
     text = read(bare_folder).text
     assert 'user: hi assistant: {"tool_calls": [{"name": "add <b>"}]} tool tool: 3 ' in text

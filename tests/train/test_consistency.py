@@ -40,7 +40,7 @@ from agro.store import Store, is_held_out
 from agro.train.check import samples_kl
 from agro.train.learner import Local
 from agro.train.measure import exponential, ranking, stored_metrics
-from agro.train.monitors.heldout import HeldOutLog, prompts_for_kl
+from agro.train.monitors.heldout import HeldOutLog, first_prompts
 from agro.train.phases import Phase, derive
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
@@ -328,12 +328,12 @@ def test_it_is_the_mean_log_ratio_of_responses_to_prompts_of_the_store(tmp_path:
     rows, now = metrics(folder), of_run(folder)
     assert [m["step"] for m in rows if m["eval_kl_ref"] is not None] == [3, 6]
     with Store.open(config.data.store, read_only=True) as store:
-        prompts = prompts_for_kl(config, store, "another", [], now.encoder)
+        prompts = first_prompts(config, store, "another", [], now.encoder, 10)
     assert {p.text for p in prompts} == {f"{i}>" for i in range(100, 108)}
     asked = [prompts[i % 8] for i in range(10)]
     sampler = config.sampler.model_copy(update={"n": 1})
     rollout = load_rollout(now.encoder, embedded(now))
-    samples = rollout.sample(asked, 1, sampler, seed=derive(0, "evaluate KL"))
+    samples = rollout.sample(asked, 1, sampler, seed=derive(0, "evaluate"))
     rho = np.array([total_logp(now, s) - total_logp(start, s) for s in samples])
     is_mean(rows[-1], "eval_kl_ref", rho, 1e-4)
     assert rows[-1]["kl_ref"] == rows[-1]["eval_kl_ref"]
@@ -343,7 +343,7 @@ def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
     """Half of each step is sampled, so that a disturbed stream of random numbers would show."""
     mixed = {**fill_store(tmp_path / "log.db"), "data__replay": 0.5, "data__roles": ["log"]}
     with_kl = run_tiny(tmp_path, "with", **mixed, evaluate={"every": 2})
-    without = run_tiny(tmp_path, "without", **mixed, evaluate={"kl_samples": 0})
+    without = run_tiny(tmp_path, "without", **mixed, evaluate={"kl_samples": 0, "side_by_side": 0})
     assert [m["step"] for m in metrics(with_kl) if m["eval_kl_ref"] is not None] == [2, 4, 6]
     assert {m["eval_kl_ref"] for m in metrics(without)} == {None}
     assert weights(with_kl) == weights(without)
@@ -368,10 +368,10 @@ def test_the_prompts_are_held_out_ones_where_there_are_any(tmp_path: Path) -> No
     held = on_log(tmp_path, data__hold_out=0.3)
     policy = Policy.load(config.policy)
     with Store.open(config.data.store) as store:
-        chosen = prompts_for_kl(held, store, "run", [], policy.encoder)
+        chosen = first_prompts(held, store, "run", [], policy.encoder, 32)
         expected = {f"{p}>" for p in range(100, 140) if is_held_out(prompt_hash(f"{p}>"), 0.3)}
         assert {p.text for p in chosen} == expected
-        assert len(prompts_for_kl(config, store, "run", [], policy.encoder)) == 32
+        assert len(first_prompts(config, store, "run", [], policy.encoder, 32)) == 32
 
 
 def test_prompts_of_the_run_itself_too_long_ones_and_episodes_are_not_chosen(tmp_path: Path) -> None:
@@ -380,7 +380,8 @@ def test_prompts_of_the_run_itself_too_long_ones_and_episodes_are_not_chosen(tmp
     fresh = [Prompt("7>", "a"), Prompt("8>", "b")]
     with Store.open(tmp_path / "s.db") as store:
         store.append([Sample("1>", "2", reward=1.0)], run="own")
-        assert {p.text for p in prompts_for_kl(config, store, "own", fresh, policy.encoder)} == {"7>", "8>"}
+        its_own = first_prompts(config, store, "own", fresh, policy.encoder, 32)
+        assert {p.text for p in its_own} == {"7>", "8>"}
         store.append(
             [
                 Sample("3>", "2", reward=1.0),
@@ -389,7 +390,8 @@ def test_prompts_of_the_run_itself_too_long_ones_and_episodes_are_not_chosen(tmp
                 Sample("5>", "2", reward=1.0, tokens=[1, 2], action=[False, True], context_tokens=[1]),
             ]
         )
-        assert [p.text for p in prompts_for_kl(config, store, "own", fresh, policy.encoder)] == ["3>"]
+        of_log = first_prompts(config, store, "own", fresh, policy.encoder, 32)
+        assert [p.text for p in of_log] == ["3>"]
 
 
 def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
@@ -400,6 +402,7 @@ def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
         ("data", {"replay": 0.0}),
         ("evaluate", {"kl": False}),
         ("evaluate", {"kl_samples": 0}),
+        ("evaluate", {"temperature": 0.5}),
         ("engine", {"kind": "server", "url": "http://localhost:1"}),
         ("source", {"kind": "elsewhere"}),
         ("environment", {"name": "tool"}),

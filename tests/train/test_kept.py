@@ -23,7 +23,7 @@ from agro.objectives import differentiate, get
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
 from agro.store import Store
-from agro.train.collate import OVER_KEPT, collate, describe, recording
+from agro.train.collate import OVER_KEPT, collate, recording
 from agro.train.phases import Phase
 from agro.train.step import MicroBatch, Passes, backward, streams_of
 from agro.types import Batch, Prompt, Sample
@@ -208,24 +208,6 @@ def test_they_are_recorded_where_a_phase_of_the_run_has_ratios(tmp_path: Path) -
     assert records(grpo, sampler__keep_sets=False) == [False]
     assert records(agro, sampler__keep_sets=True) == [True]
     assert records(grpo, sampler__top_p=1.0) == [False]
-
-
-@pytest.mark.parametrize(
-    ("objective", "changes", "note"),
-    [
-        ({"name": "grpo"}, {}, "log-probs of grpo are over its kept sets. Samples record the kept sets"),
-        ({"name": "agro", "beta": 0.1}, {}, "log-probs of agro are over the vocabulary"),
-        ({"name": "agro", "beta": 0.1}, {"data__replay": 1.0}, None),
-        ({"name": "grpo"}, {"sampler__top_p": 1.0}, None),
-    ],
-    ids=str,
-)
-def test_a_note_says_what_log_probs_are_over(
-    tmp_path: Path, objective: dict[str, Any], changes: dict[str, Any], note: str | None
-) -> None:
-    [phase] = Phase.all(tiny(tmp_path, objective=objective, **{"sampler__top_p": 0.8, **changes}))
-    found = describe([phase], phase)
-    assert found is None if note is None else f"phase train: sampled with top_p 0.8; {note}" in found
 
 
 def test_reference_log_probs_over_kept_sets_are_cached_by_themselves(tmp_path: Path) -> None:

@@ -55,16 +55,17 @@ def test_counts_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "kl_samples"), [(0, 5), (2, 3), (3, 0)])
-def test_responses_for_the_kl_on_a_log_are_counted(tmp_path: Path, every: int, kl_samples: int) -> None:
-    """Four steps: the last one is measured, and each that is a multiple of `every`."""
+def test_unscored_responses_on_a_log_are_counted(tmp_path: Path, every: int, kl_samples: int) -> None:
+    """Four steps: the start, the last one, and each that is a multiple of `every`."""
     fill_store(tmp_path / "log.db")
     log = {"store": str(tmp_path / "log.db"), "replay": 1.0}
-    rule = {"every": every, "kl_samples": kl_samples}
+    rule = {"every": every, "kl_samples": kl_samples, "side_by_side": 2}
     config = tiny(tmp_path, data=log, train__steps=4, evaluate=rule)
     [phase] = Trainer(config, tmp_path / "run").plan()["phases"]
-    rows = metrics(Trainer(config, tmp_path / "run").run())
-    measured = sum(m["eval_kl_ref"] is not None for m in rows)
-    assert (phase["evaluations"], phase["responses_evaluated"]) == (measured, measured * kl_samples)
+    run = Trainer(config, tmp_path / "run").run()
+    _, *lines = (run / "held_out.jsonl").read_text().splitlines()  # after the log's best
+    assert phase["evaluations"] == len(lines) == (3 if every else 2)
+    assert phase["responses_evaluated"] == len(lines) * max(kl_samples, 2)
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("mixed", 4)])

@@ -284,14 +284,6 @@ def test_a_schedule_over_other_steps_is_told(tmp_path: Path, capsys) -> None:
     assert "train.schedule = linear now runs over 4 steps, not 3" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_early_goes_on_where_its_rule_changes(tmp_path: Path) -> None:
-    held = write_prompts(tmp_path / "held.jsonl", range(60, 66))
-    common = {"data__eval_prompts": held, "evaluate__every": 1, "train__steps": 5}
-    for resume in (False, True):
-        assert done(run_tiny(tmp_path, resume=resume, evaluate__target=-1.0, **common)) == 1  # at once
-    assert done(run_tiny(tmp_path, resume=True, **common)) == 5
-
-
 def stored(folder: Path, steps: int) -> RunConfig:
     return tiny(folder, data=log_alone(folder), train__steps=steps)
 

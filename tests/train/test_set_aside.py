@@ -24,6 +24,7 @@ from tiny_runs import (
     write_prompts,
 )
 from typer.testing import CliRunner
+from writing import write_rows
 
 from agro.api import Trained, held_out_prompts
 from agro.cli import app
@@ -39,19 +40,19 @@ from agro.runs.side_by_side import (
     FILE,
     LONGEST,
     Answer,
-    Row,
     SideBySide,
-    answers_of,
+    best_of_log,
+    held_out_responses,
     place,
+    records,
     response_parts,
     short_text,
 )
 from agro.store import Pair, Store, is_held_out
 from agro.store.split import read_clusters
 from agro.train.inputs import largest_share, within_budget
-from agro.train.monitors.heldout import best_of_log
 from agro.train.trainer import BaseTrainer
-from agro.types import Prompt, Sample, prompt_hash
+from agro.types import Sample, prompt_hash
 
 BUDGET = {"hold_out": 0.1, "hold_out_most": 25}
 
@@ -308,12 +309,11 @@ def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
     assert metrics(folder)[-1]["eval_groups"] == held_out
 
 
-def test_a_verdict_counts_clusters_and_copies_of_what_is_trained_on_are_said(tmp_path: Path, capsys) -> None:
+def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
-    asked = write(tmp_path / "asked.jsonl", [f"9:{QUESTIONS[0]}", *QUESTIONS[10:]])
+    asked = write(tmp_path / "asked.jsonl", QUESTIONS[10:])
     config = wide(tmp_path, data={"prompts": asked, "eval_prompts": held}, train__steps=2)
     run = BaseTrainer(config, tmp_path / "run").run()
-    assert "4 of 20 held-out prompts are near-copies of prompts to train on" in capsys.readouterr().err
     *_, row = metrics(run)
     assert (row["eval_gain_n"], row["eval_gain_clusters"]) == (20, 5)
     verdict = Verdict.of(load_run(run))
@@ -335,6 +335,10 @@ def of_sixty_groups(folder: Path) -> RunConfig:
     return tiny(folder, data=log, train__steps=4)
 
 
+def side_by_side(run: Path) -> SideBySide | None:
+    return SideBySide.of(run, RunConfig.load(run / "config.json"))
+
+
 @pytest.fixture(scope="module")
 def run_on_a_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("log")
@@ -345,22 +349,25 @@ def run_on_a_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_side_by_side_are_eight_held_out_prompts_by_a_hash_with_the_best_of_the_log(
     run_on_a_log: Path,
 ) -> None:
-    shown = SideBySide.load(run_on_a_log)
+    shown = side_by_side(run_on_a_log)
     with Store.open(run_on_a_log.parent / "log.db", read_only=True) as store:
         held_out = sorted({s.prompt_id for s in store.samples() if is_held_out(s.prompt_id, 0.3)}, key=place)
     assert [row.prompt_id for row in shown.rows] == held_out[:8]
-    assert (shown.held_out, shown.step, shown.sides) == (True, 4, ("log", "start", "trained"))
+    assert shown.about.startswith("8 held-out prompts, chosen by a hash")
+    assert (shown.step, shown.sides) == (4, ("log", "start", "trained"))
     assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in by_someone
     assert all(row.start and row.start.reward is None for row in shown.rows)
     assert [row.start for row in shown.rows] != [row.trained for row in shown.rows]
 
 
 def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log: Path) -> None:
-    shown, run = SideBySide.load(run_on_a_log), load_run(run_on_a_log)
-    text = " ".join(re.sub(r"<[^>]+>", " ", page(run)).replace("&gt;", ">").split())
+    shown, run = side_by_side(run_on_a_log), load_run(run_on_a_log)
+    text = " ".join(re.sub(r"<[^>]+>", " ", page(run)).replace("&gt;", ">").replace("&#39;", "'").split())
     written = str(card(run, run_on_a_log / "model"))
     assert shown.about in written
-    assert shown.about in text.replace("&#39;", "'")
+    kept = len(held_out_responses(run_on_a_log))
+    assert f"One response to each of {kept} held-out prompts, chosen by a hash of their ids" in text
+    assert "The log's is the one of the highest reward there." in text
     for row in shown.rows[:4]:
         assert f"prompt: `{row.prompt}`" in written
         assert row.trained.response in written
@@ -373,7 +380,7 @@ def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run
 def test_side_by_side_with_a_reward_are_the_prompts_of_the_evaluation_with_its_values(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 100))
     BaseTrainer(tiny(tmp_path, data__eval_prompts=held, train__steps=2), tmp_path / "run").run()
-    shown = SideBySide.load(tmp_path / "run")
+    shown = side_by_side(tmp_path / "run")
     rewards = json.loads((tmp_path / "run" / "held_out_rewards.json").read_text())
     assert shown.sides == ("start", "trained")
     for row in shown.rows:
@@ -384,23 +391,36 @@ def test_side_by_side_with_a_reward_are_the_prompts_of_the_evaluation_with_its_v
 def test_side_by_side_without_held_out_prompts_says_that_they_were_trained_on(tmp_path: Path) -> None:
     log = log_alone(tmp_path)
     BaseTrainer(tiny(tmp_path, data=log, train__steps=1), tmp_path / "run").run()
-    assert "prompts of those that were trained on" in SideBySide.load(tmp_path / "run").about
+    assert "prompts of those that were trained on" in side_by_side(tmp_path / "run").about
     BaseTrainer(tiny(tmp_path, train__steps=1), tmp_path / "fresh").run()
-    assert SideBySide.load(tmp_path / "fresh") is None  # the page has its own responses
-    BaseTrainer(tiny(tmp_path, data=log, train__steps=1, evaluate__side_by_side=0), tmp_path / "none").run()
-    assert SideBySide.load(tmp_path / "none") is None
+    assert side_by_side(tmp_path / "fresh") is None  # the page has its own responses
+    unshown = tiny(tmp_path, data=log, train__steps=1, evaluate__side_by_side=0, evaluate__kl_samples=0)
+    BaseTrainer(unshown, tmp_path / "none").run()
+    assert side_by_side(tmp_path / "none") is None
 
 
-def test_a_resumed_run_keeps_the_start_side_by_side_and_forgets_a_lost_step(
+def test_a_resumed_run_keeps_its_responses_and_forgets_those_of_a_lost_step(
     tmp_path: Path, run_on_a_log: Path
 ) -> None:
     folder = tmp_path / "run"
     interrupted(of_sixty_groups(tmp_path), folder, 3)
-    before = SideBySide.load(folder)
-    assert before.step is None
-    before.answered({row.prompt_id: Answer("lost") for row in before.rows}, 4).save(folder)
+    with (folder / FILE).open("a") as file:
+        file.write('{"step": 4, "responses": []}\n{"step": 4, "resp')
     BaseTrainer(of_sixty_groups(tmp_path), folder, resume=True).run()
-    assert SideBySide.load(folder) == SideBySide.load(run_on_a_log)
+    assert (folder / FILE).read_bytes() == (run_on_a_log / FILE).read_bytes()
+
+
+def test_a_phase_on_a_log_after_one_without_shows_no_start(tmp_path: Path) -> None:
+    """The log's responses are the first line whenever that is."""
+    log = log_alone(tmp_path, by_someone(groups=60))
+    fresh = {"prompts": tiny(tmp_path).data.prompts, "replay": 0.0}
+    phases = [
+        {"name": "a", "train": {"steps": 1}, "data": {"replay": 0.0}},
+        {"name": "b", "train": {"steps": 1}, "data": {"replay": 1.0}},
+    ]
+    BaseTrainer(tiny(tmp_path, data=log | fresh, phases=phases), tmp_path / "run").run()
+    shown = side_by_side(tmp_path / "run")
+    assert (shown.step, shown.sides) == (2, ("log", "trained"))
 
 
 def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) -> None:
@@ -408,13 +428,14 @@ def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) ->
         first, second, third = store.append(Sample("p", text, prompt_id="p") for text in ("a", "b", "c"))
         store.add_pairs([Pair(second, first), Pair(second, third), Pair(third, first)])
         store.append([Sample("p", "own", reward=9.0, prompt_id="p")], run="this")
-        assert best_of_log(store, "this", ["p", "q"]) == {"p": Answer("b")}
-        assert best_of_log(store, "another", ["p"]) == {"p": Answer("own", 9.0)}
+        assert [s.response for s in best_of_log(store, "this", ["p", "q"])] == ["b"]
+        assert [s.response for s in best_of_log(store, "another", ["p"])] == ["own"]
 
 
 def test_the_answer_of_an_episode_is_all_that_follows_its_prompt() -> None:
     parts = [Sample("p", text, reward=1.0, meta={"index": i}) for i, text in ((1, "no"), (0, "a"), (0, "b"))]
-    assert answers_of(parts) == {parts[0].prompt_id: Answer("ab", 1.0)}
+    [record] = records(parts)
+    assert (record["response"], record["reward"], record["prompt"]) == ("ab", 1.0, "p")
 
 
 def test_an_environments_turns_keep_their_places_as_control_characters_become_escapes() -> None:
@@ -430,31 +451,26 @@ def test_an_environments_turns_keep_their_places_as_control_characters_become_es
         assert response_parts("abc", foreign) == ["abc"]
 
 
-def test_texts_side_by_side_are_harmless_and_bounded(tmp_path: Path) -> None:
+def test_responses_are_harmless_and_bounded(tmp_path: Path) -> None:
+    """As they are written, and where somebody changed the file; a prompt is as it was asked."""
     nasty = "\x1b[2J<script>`|" + "x" * 9000
-    prompt = Prompt("p\x07")
-    started = SideBySide.start([prompt], {}, held_out=True)
-    shown = started.answered({prompt.id: Answer.of([Sample("p", nasty)])}, 0)
-    shown.save(tmp_path)
-    [row] = SideBySide.load(tmp_path).rows
-    assert row.prompt == "p\\x07"
-    assert row.start.response.startswith("\\x1b[2J<script>")
-    assert len(row.start.response) < LONGEST + 40
-    assert SideBySide.load(tmp_path) == shown
-    values = shown.to_json()
-    values["rows"][0]["start"]["response"] = "\x1b[2J"  # somebody changed the file
-    (tmp_path / FILE).write_text(json.dumps(values))
-    assert SideBySide.load(tmp_path).rows[0].start == Answer("\\x1b[2J")
-    for broken in ("[]", '{"rows": 1, "held_out": true, "step": null}', '{"rows": [], "held_out": 1}'):
-        (tmp_path / FILE).write_text(broken)
-        with pytest.raises(Refused, match=r"side_by_side\.json: expected responses side by side"):
-            SideBySide.load(tmp_path)
+    found = records([Sample("p\x07", nasty, meta={"index": 0})])
+    assert found[0]["response"].startswith("\\x1b[2J<script>")
+    assert len(found[0]["response"]) < LONGEST + 40
+    found.append(found[0] | {"prompt_id": "q", "response": "\x1b[2J"})
+    write_rows(tmp_path / FILE, [{"step": 0, "responses": found}])
+    shown = SideBySide.of(tmp_path, RunConfig())
+    assert {row.prompt for row in shown.rows} == {"p\\x07"}
+    assert Answer("\\x1b[2J") in [row.start for row in shown.rows]
 
 
 def test_the_page_escapes_what_a_model_wrote(run_on_a_log: Path, tmp_path: Path) -> None:
     for name in ("config.json", "metrics.jsonl"):
         shutil.copy(run_on_a_log / name, tmp_path)
-    row = Row("i", "<b>p</b>", None, Answer("<script>alert(1)</script>"), Answer("`x` | y"))
-    SideBySide((row,), True, 4).save(tmp_path)
+    said = {0: "<script>alert(1)</script>", 4: "`x` | y"}
+    asked = {"prompt_id": "i", "prompt": "<b>p</b>", "reward": None}
+    write_rows(
+        tmp_path / FILE, [{"step": step, "responses": [{**asked, "response": r}]} for step, r in said.items()]
+    )
     assert "<script>alert" not in page(load_run(tmp_path))
     assert "``x` | y``" in str(card(load_run(tmp_path), tmp_path)).replace("`` ", "``").replace(" ``", "``")

@@ -53,8 +53,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
     adapter, file, best, chosen_by = is_adapter(str(folder)), folder / "best.json", None, ""
     if file.exists():
         best = dict(json.loads(file.read_text(encoding="utf-8")))
-        followed = FOLLOWED[best["metric"]]
-        chosen_by = f"{'lowest' if followed.lower else 'highest'} {followed.title}"
+        chosen_by = f"highest {FOLLOWED[best['metric']]}"
     base = run.config.policy.model  # None: random weights
     if base is not None and is_adapter(base):
         base = base_of(base)
@@ -84,7 +83,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         training=_training(run),
         results=_results(run, best),
         verdict=Verdict.of(run).sentence,
-        shown=SideBySide.load(run.folder),
+        shown=SideBySide.of(run.folder, run.config),
         text=lambda text: literal(cut(text, LONGEST)),
         messages=json.dumps(messages, ensure_ascii=False) if messages else "",
         chat_options=chat_options,
@@ -168,7 +167,7 @@ def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
 
     def add(metric: str, when: str, row: Mapping[str, Any]) -> None:
         n = row.get("eval_n") if metric == "eval_reward" else ""
-        results[f"{FOLLOWED[metric].title} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
+        results[f"{FOLLOWED[metric]} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
 
     rows = {row["step"]: row for row in run.rows}
     for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):

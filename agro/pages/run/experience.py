@@ -1,32 +1,24 @@
 """What a run experienced: every response that it drew from the store, and those to held-out prompts at every
-evaluation, for the page's browser of samples.
-
-The latter come from `held_out.jsonl` (the first prompts that are evaluated) and from `side_by_side.json`
-(prompts chosen by a hash, with the best response of the log).
-"""
+evaluation, for the page's browser of samples."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from agro.errors import Refused
-from agro.io.strictjson import loads
 from agro.rewards.protocol import by_cause
 from agro.runs.rundata import RunData, Values, to_array
-from agro.runs.side_by_side import Answer, SideBySide
+from agro.runs.side_by_side import OF_LOG, PromptResponses, chosen, held_out_responses
 from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, Location, exists, located
-from agro.types import Text, prompt_hash
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -105,18 +97,8 @@ def source_of(draw: Draw) -> str:
     return "fresh samples" if draw.staleness == 0 else "this run's earlier samples"
 
 
-LONGEST = 2000  # characters of a text on the page
+LONGEST = 2000  # characters of a prompt on the page
 TOTAL = 1_500_000  # characters of all responses on the page; beyond it evaluations are left out evenly
-
-
-@dataclass(frozen=True)
-class PromptResponses:
-    """A prompt with the response of each evaluation that has one, by step, and the best one of the log."""
-
-    prompt: Text
-    responses: Mapping[int, Answer]
-    answer: Any = None
-    log: Answer | None = None
 
 
 @dataclass(frozen=True)
@@ -158,17 +140,8 @@ class HeldOutSamples:
 
 def held_out_samples(run: RunData) -> HeldOutSamples | None:
     """None where no response was recorded. Raises `Refused` naming FILE:LINE."""
-    evaluated = _evaluated(run.folder / "held_out.jsonl")
-    beside = SideBySide.load(run.folder)
-    prompts = list(evaluated.values())
-    if beside is not None:  # the log's responses, and then prompts that aren't among the evaluated ones
-        rows = {row.prompt_id: row for row in beside.rows}
-        prompts = [replace(p, log=rows.pop(key).log) if key in rows else p for key, p in evaluated.items()]
-        for row in rows.values():
-            answers = {0: row.start} | ({} if beside.step is None else {beside.step: row.trained})
-            known = {step: answer for step, answer in answers.items() if answer is not None}
-            prompts.append(PromptResponses(row.prompt, known, log=row.log))
-    if not any(p.responses or p.log for p in prompts):
+    prompts = held_out_responses(run.folder)
+    if not prompts:
         return None
     every = sorted({step for p in prompts for step in p.responses})
     best = None if run.best_row is None else int(run.rows[run.best_row]["step"])
@@ -177,34 +150,6 @@ def held_out_samples(run: RunData) -> HeldOutSamples | None:
     size = sum(len(a.response) for p in prompts for a in p.responses.values())
     stride = max(1, math.ceil(size / TOTAL))
     steps = [s for i, s in enumerate(every) if i % stride == 0 or s in (best, every[-1])]
-    about = []
-    if evaluated:
-        about.append(
-            f"One response each to the first {len(evaluated)} held-out prompts at every evaluation, with "
-            "the same random numbers."
-        )
-    if beside is not None and ("log" in beside.sides or not evaluated):
-        about.append(beside.about)
-    return HeldOutSamples(tuple(prompts), tuple(steps), best, " ".join(about))
-
-
-def _evaluated(path: Path) -> dict[str, PromptResponses]:
-    """The prompts of held_out.jsonl by their ids, in the order of its last evaluation."""
-    found: dict[str, PromptResponses] = {}
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no newline is torn
-    for number, line in enumerate(lines, 1):
-        try:
-            row = loads(line.decode("utf-8"))
-            for r in row["responses"]:
-                # Several prompts may have one text; runs of earlier versions have no ids.
-                key = str(r.get("prompt_id") or prompt_hash(r["prompt"]))
-                reward = r["reward"]
-                if reward is not None and not math.isfinite(float(reward)):
-                    reward = None
-                answer = Answer(str(r["response"])[:LONGEST], reward, r.get("observations", []))
-                earlier = found.pop(key).responses if key in found else {}
-                responses = {**earlier, int(row["step"]): answer}
-                found[key] = PromptResponses(r["prompt"], responses, r.get("answer"))
-        except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
-    return found
+    about = f"One response to each of {chosen(len(prompts), run.config)}, at every evaluation with the same "
+    about += "random numbers." + f" {OF_LOG}" * any(p.log for p in prompts)
+    return HeldOutSamples(tuple(prompts), tuple(steps), best, about)

@@ -269,7 +269,7 @@ def page(run: RunData) -> str:
     if run.best_model is not None:
         best = run.best_model
         value = fixed(best.value) if best.se is None else with_error(best.value, best.se)
-        note = f"{FOLLOWED[best.metric].title}, step {best.step}"
+        note = f"{FOLLOWED[best.metric]}, step {best.step}"
         facts.append(Fact("best model, kept in best/", value, note))
     for name, epochs in (run.values.get("epochs") or {}).items():
         if name in run.config.phase_names and run.config.phase(name).train.steps == epochs["steps"]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from agro.runs.folder import Run
 from agro.runs.progress import Progress, responses_text
 from agro.runs.rundata import HeldOutRewards, write_rewards
+from agro.runs.side_by_side import best_of_log
 from agro.runs.track import Trackers
+from agro.store import Store
 from agro.train.phases import Phase
 from agro.types import Sample
 
@@ -34,7 +37,7 @@ class View:
     options: dict[str, Any]  # the objective's, at this step
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
     stop: str = ""  # why the run is to end after this step; a monitor may set it
-    held_out: Sequence[Sample] = ()  # responses to held-out prompts, where they were measured
+    held_out: Sequence[Sample] = ()  # responses of an evaluation to held-out prompts
     held_out_rewards: HeldOutRewards | None = None  # of the latest evaluation of these prompts
 
     @property
@@ -91,16 +94,17 @@ class Monitor:
 class Record(Monitor):
     """metrics.jsonl and copies of it for other programs, and responses and rewards of held-out prompts."""
 
-    def __init__(self, folder: Run, trackers: Trackers) -> None:
-        self.folder, self.trackers = folder, trackers
+    def __init__(self, folder: Run, trackers: Trackers, store: Store) -> None:
+        self.folder, self.trackers, self.store = folder, trackers, store
         self.written: HeldOutRewards | None = None
 
     def after(self, view: View) -> None:
+        if view.held_out:
+            best = partial(best_of_log, self.store, self.folder.id)
+            self.folder.log_held_out(view.step, view.held_out, best)
         if view.is_empty:
             return
         self.folder.log(view.metrics)
-        if view.held_out:
-            self.folder.log_held_out(view.step, view.held_out)
         if view.held_out_rewards is not None and view.held_out_rewards is not self.written:
             # Also after a resume: the file may be of a later step, which is made again.
             write_rewards(self.folder.folder, view.held_out_rewards)

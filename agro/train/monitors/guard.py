@@ -28,7 +28,6 @@ from agro import config
 from agro.errors import Refused
 from agro.objectives.needs import REWARD, grouping
 from agro.runs.problems import DWARFED, PATIENCE, WINDOW, phase_problems, toward_reference, way_out
-from agro.runs.rundata import FOLLOWED
 from agro.train.collate import staleness
 from agro.train.feed import draws_from
 from agro.train.learner import Learner
@@ -157,10 +156,10 @@ class Guard(Monitor):
 
 
 class Best(Monitor):
-    """Saves the best model by the held-out metric that the phase follows, see `evaluate.metric`.
+    """Saves the best model by the held-out metric that the phase follows, see `RunConfig.followed`.
 
-    Stops the run where the metric stops improving or has reached `evaluate.target`, and where the KL to the
-    reference has reached `evaluate.target_kl`. It comes after the monitors that measure.
+    Stops the run where the metric stops improving, and where the KL to the reference has reached
+    `evaluate.target_kl`. It comes after the monitors that measure.
     """
 
     name = "best"
@@ -175,26 +174,22 @@ class Best(Monitor):
     def after(self, view: View) -> None:
         rule, name, reasons = view.phase.config.evaluate, view.phase.config.followed, []
         value = view.metrics.get(name) if name is not None else None
-        decides = rule.keep_best or rule.patience or rule.target is not None
         if name is not None and value is not None and not math.isnan(value):
-            sign = -1 if FOLLOWED[name].lower else 1  # times a value: more is better
             self.waited += 1
             is_repeated = view.step == self.step  # step 0 is measured again where a run resumes from it
-            if is_repeated or self.value is None or sign * value > sign * self.value:
+            if is_repeated or self.value is None or value > self.value:
                 self.value, self.step, self.waited = value, view.step, 0
                 if rule.keep_best:
                     self.keep(name, {**view.metrics, "step": view.step})
-            if rule.target is not None and sign * value >= sign * rule.target:
-                reasons.append(f"{name} is {value:.4f}, evaluate.target {rule.target:g}")
-            elif rule.patience and self.waited >= rule.patience:
+            if rule.patience and self.waited >= rule.patience:
                 best = f"{name} = {self.value:.4f}, which step {self.step} had"
                 reasons.append(f"{self.waited} evaluations without better than {best}")
-        elif view.step == 0 and name not in (None, "eval_reward") and decides:
+        elif view.step == 0 and name == "eval_auc" and (rule.keep_best or rule.patience):
             # A reward may be known at the next step; what stored groups don't have stays so.
             raise Refused(
-                f"evaluate.metric: {name} can't be measured on these held-out groups, but keep_best, "
-                "patience or target follow it. eval_auc needs responses of different rewards in a group. "
-                "What to do: hold out more groups (data.hold_out, data.eval_store), or another metric"
+                "evaluate.keep_best and evaluate.patience follow eval_auc, which can't be measured on these "
+                "held-out groups: it needs responses of different rewards in a group. What to do: hold out "
+                "more groups (data.hold_out, data.eval_store)"
             )
         kl = view.metrics["eval_kl_ref"]
         if rule.target_kl is not None and kl is not None and kl >= rule.target_kl:

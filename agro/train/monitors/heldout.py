@@ -1,14 +1,13 @@
 """Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, and stored groups
-of any origin: AGRO's loss, and whether π ranks right above wrong. The KL to the reference, sampled. And
-responses to a few prompts, before and after, beside the best of the log."""
+of any origin: AGRO's loss, and whether π ranks right above wrong. And responses that no reward scores, with
+their KL to the reference."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,11 @@ from agro.rewards import Reward
 from agro.rollout import Activity, Rollout
 from agro.rollout.evaluate import Heldout, heldout
 from agro.runs.rundata import COMPARED, GAIN, LOGGED, HeldOutRewards
-from agro.runs.side_by_side import Answer, SideBySide, answers_of
+from agro.runs.side_by_side import place
 from agro.stats.intervals import standard_error
 from agro.stats.off_policy import compare_on_log
 from agro.stats.paired import compare
 from agro.store import DrawnGroups, Store
-from agro.store.draw_rules import noise
 from agro.store.location import location_of
 from agro.store.samples import Filter, chosen
 from agro.store.split import cluster_names
@@ -371,54 +369,46 @@ class HeldOutLog(Monitor):
         self.start = list(map(float, state))
 
 
-class SampledKL(Monitor):
-    """`evaluate.kl_samples` responses of the policy, one a prompt, without truncation.
+class Unscored(Monitor):
+    """Responses of the policy where no reward scores held-out ones, to show; and the KL to the reference.
 
     Prompts and random numbers are the same at every evaluation, so that differences are not of the draw.
     """
 
     def __init__(
-        self, phase: Phase, learner: Learner, rollout: Rollout, prompts: Sequence[Prompt], activity: Activity
+        self,
+        phase: Phase,
+        learner: Learner,
+        rollout: Rollout,
+        prompts: Sequence[Prompt],
+        activity: Activity,
+        *,
+        measures_kl: bool,
     ) -> None:
-        """`prompts`: those that the model can be asked; repeated where there are fewer than responses."""
+        """`prompts`: one for each response."""
         self.phase, self.learner, self.rollout = phase, learner, rollout
-        self.prompts, self.activity = prompts, activity
+        self.prompts, self.activity, self.measures_kl = prompts, activity, measures_kl
 
     def after(self, view: View) -> None:
-        config = self.phase.config
-        is_reference = view.step == 0 and config.policy.reference != "model"
-        if not view.is_due or is_reference:
+        if not view.is_due:
             return
         self.activity.stage("evaluating")
-        sampler = config.sampler.of_policy(config.policy.temperature, 1)
-        prompts = [self.prompts[i % len(self.prompts)] for i in range(config.evaluate.kl_samples)]
-        responses = self.rollout.sample(prompts, 1, sampler, seed=derive(config.train.seed, "evaluate KL"))
-        batch, logp = _referred(sorted(responses, key=lambda s: int(s.meta["index"])), self.learner)
-        view.metrics |= summary("eval_kl_ref", measure.log_ratios(batch, logp))
-        _stand_in(view)
-
-
-def prompts_for_kl(
-    config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder
-) -> list[Prompt]:
-    """Up to `evaluate.kl_samples` prompts in the order of a hash, see `first_prompts`."""
-
-    def place(prompt_id: str) -> tuple[int, str]:
-        return noise(config.train.seed, 0, "KL", prompt_id), prompt_id
-
-    return first_prompts(config, store, run, sampled, encoder, place, config.evaluate.kl_samples)
+        config = self.phase.config
+        sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
+        seed = derive(config.train.seed, "evaluate")
+        view.held_out = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
+        is_reference = view.step == 0 and config.policy.reference != "model"
+        if self.measures_kl and not is_reference:
+            ordered = sorted(view.held_out, key=lambda s: int(s.meta["index"]))
+            batch, logp = _referred(ordered, self.learner)
+            view.metrics |= summary("eval_kl_ref", measure.log_ratios(batch, logp))
+            _stand_in(view)
 
 
 def first_prompts(
-    config: RunConfig,
-    store: Store,
-    run: str,
-    sampled: Sequence[Prompt],
-    encoder: Encoder,
-    place: Callable[[str], tuple[int, str]],
-    count: int,
+    config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder, count: int
 ) -> list[Prompt]:
-    """The first `count` prompts by the `place` of their ids, without those that leave no room.
+    """The first `count` prompts by their `place`, without those that leave no room.
 
     With `data.hold_out` the held-out ones, else those that may be drawn. The choice doesn't depend on what
     the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
@@ -447,59 +437,3 @@ def first_prompts(
         if prompt is not None and can_be_asked(prompt, encoder):
             prompts.append(prompt)
     return prompts
-
-
-class SideBySideResponses(Monitor):
-    """Keeps responses of the start and of the latest evaluation in the run folder.
-
-    They are those that were sampled and scored for `data.eval_prompts`. Without these it samples, at the
-    start and at the ends of phases, and nothing is scored.
-    """
-
-    def __init__(
-        self,
-        phase: Phase,
-        folder: Path,
-        rollout: Rollout,
-        prompts: Sequence[Prompt],
-        initial: SideBySide,
-        activity: Activity,
-    ) -> None:
-        """`initial`: what there is before the start has answered the prompts."""
-        self.phase, self.folder, self.rollout = phase, folder, rollout
-        self.prompts, self.initial, self.activity = prompts, initial, activity
-
-    def after(self, view: View) -> None:
-        is_end = view.step == 0 or view.last
-        if not (view.held_out or is_end):
-            return
-        shown = SideBySide.load(self.folder) if view.step else None
-        responses = view.held_out
-        if not responses:
-            self.activity.stage("evaluating")
-            config = self.phase.config
-            sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
-            seed = derive(config.train.seed, "side by side")
-            responses = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
-        (shown or self.initial).answered(answers_of(responses), view.step).save(self.folder)
-
-
-def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> dict[str, Answer]:
-    """By prompt id the response of the highest known reward, the first of equals; without rewards the one
-    that was preferred most often. Without what `run` itself sampled."""
-    best: dict[str, Answer] = {}
-    for prompt_id in prompt_ids:
-        made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
-        samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
-        scored = [s for s in samples if s.reward is not None]
-        chosen = max(scored, key=lambda s: s.reward or 0.0, default=None)
-        if chosen is None:
-            by_id = {sample.id: sample for sample in samples if sample.id is not None}
-            wins = Counter(p.winner for p in store.pairs(by_id) if not p.is_tie and p.winner in by_id)
-            chosen = by_id[wins.most_common(1)[0][0]] if wins else None
-        if chosen is not None:
-            parts = [chosen]
-            if chosen.episode is not None:
-                parts = [s for s in samples if s.episode == chosen.episode]
-            best[prompt_id] = Answer.of(parts)
-    return best
