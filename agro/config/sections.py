@@ -37,6 +37,10 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+class NoOptions(Section):
+    """No options."""
+
+
 def field(default: Any, *, resume: bool = False, shared: bool = False, **limits: Any) -> Any:
     """A value of a section with marks, and limits as of `pydantic.Field`; its docstring is its meaning.
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel
+
+from agro.config import NoOptions
 from agro.errors import Refused, without_secrets
 from agro.io.numbers import percent
-from agro.io.peers import nearest
 from agro.types import Sample
 
 T = TypeVar("T")
@@ -90,41 +92,14 @@ class Reward(Protocol):
 class RewardMaker:
     """A reward that is made with options, as an entry point of `agro.rewards`; a function needs none.
 
-    `make(options, timeout=…, workers=…)` raises `Refused` for options that it doesn't have. `final` finds the
-    final answer in a response, in a form that equal answers share: majority votes and `agro check` count it;
-    None where there is none.
+    `make(options, timeout=…, workers=…)` gets `reward.options` as an object of the class `options`. `final`
+    finds the final answer in a response, in a form that equal answers share: majority votes and `agro check`
+    count it; None where there is none.
     """
 
     make: Callable[..., Reward]
+    options: type[BaseModel] = NoOptions
     final: Callable[[str], str | None] = str.strip
-
-
-_KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("an integer", (int,)),
-    float: ("a number", (int, float)),
-    str: ("text", (str,)),
-}
-
-
-def checked_options(reward: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` over `defaults`, of the types of these. A default that is a type is one that has to be given.
-
-    Raises `Refused` for an option that the reward doesn't have, or of another type.
-    """
-    for name, value in options.items():
-        if name not in defaults:
-            near = nearest(name, defaults)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(defaults) or 'none'}"
-            raise Refused(f"reward.options.{name}: {reward} has no such option; {hint}")
-        kind = defaults[name] if isinstance(defaults[name], type) else type(defaults[name])
-        expected, allowed = _KINDS[kind]
-        if type(value) not in allowed:
-            raise Refused(f"reward.options.{name}: expected {expected}, got {value!r:.80}")
-    for name, default in defaults.items():
-        if isinstance(default, type) and name not in options:
-            raise Refused(f"reward.options.{name}: {reward} needs it: {_KINDS[default][0]}; add it")
-    return {**defaults, **options}
 
 
 def score_known(
