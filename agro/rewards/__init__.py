@@ -101,15 +101,14 @@ def _load(
     objects: Mapping[str, Callable[..., Any]],
 ) -> Reward:
     options = from_environment(options, "reward.options")
-    where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
-        return FunctionReward(objects[name], options, inline=True, **where)
+        return FunctionReward(objects[name], options, inline=True, places=config.places)
     check_name(name)
     maker = None if plugins.is_reference(name) else maker_of(name)
     if maker is not None:
         checked = read_options(maker.options, options, f"reward.options of {name}")
         return maker.make(checked, timeout=config.timeout, workers=config.workers)
-    return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
+    return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, places=config.places)
 
 
 def check_name(name: str) -> None:

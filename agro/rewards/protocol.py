@@ -24,8 +24,8 @@ class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
     `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share. `tokens`, `steps`: the rewards of the policy's tokens,
-    or of its steps or turns, whose sum the value is then.
+    a number that responses of one meaning share. `places`: the rewards of the policy's tokens, turns or
+    steps, whose sum the value is then.
     """
 
     value: float | None
@@ -33,8 +33,7 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
     meaning: float | None = None
-    tokens: Sequence[float] = ()
-    steps: Sequence[float] = ()
+    places: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -52,10 +51,8 @@ class Score:
             entries["reward_parts"] = dict(self.parts)
         if self.details:
             entries["reward_details"] = dict(self.details)
-        if self.tokens:
-            entries["token_rewards"] = list(self.tokens)
-        if self.steps:
-            entries["step_rewards"] = list(self.steps)
+        if self.places:
+            entries["place_rewards"] = list(self.places)
         if self.meaning is not None:
             entries["meaning"] = self.meaning
         return entries
