@@ -153,9 +153,3 @@ def matches(conclusion: str | None, answer: str) -> float:
         return 0.0
     sentence = re.split(r"[.!]\s", conclusion, maxsplit=1)[0]
     return float(normalize(answer) in (normalize(conclusion), normalize(sentence)))
-
-
-def match_pattern(completions: list[str], answer: list[str], pattern: str) -> list[float]:
-    """`matches` on the last match of a user's pattern. It may never end, so it runs in a worker."""
-    found = [list(re.finditer(pattern, text)) for text in completions]
-    return [matches(of[-1][1] if of else None, a) for of, a in zip(found, answer)]

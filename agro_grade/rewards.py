@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast
 
+from agro.config import Count, NoOptions, Section
 from agro.errors import Refused
-from agro.rewards import AnswerReward, Pool, RewardMaker, Score, checked_options, score_known
+from agro.rewards import AnswerReward, Pool, RewardMaker, Score, score_known
 from agro.types import Sample
 from agro_grade import answers, mathematics
 from agro_grade.code import Case, ProgramGrader
@@ -16,24 +16,15 @@ from agro_grade.final import final
 from agro_grade.sandbox import Level, LocalSandbox, NoSandbox, Sandbox
 
 AT_ONCE = 16  # responses per call of a worker: so many are repeated if one times out
-OPTIONS: dict[str, Any] = {  # of `code`, with their defaults
-    "level": "full",
-    "url": "",
-    "api_key": "",
-    "partial": False,
-    "memory_mb": 1024,
-    "interpreter": "",
-}
 
 
-def mathematical(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
+def mathematical(options: NoOptions, *, timeout: float, workers: int) -> AnswerReward:
     """1.0 where the response's final answer equals the sample's as mathematics, else 0.0.
 
     As `agro_grade.mathematics.grade`, with SymPy in worker processes, `AT_ONCE` responses per call. The
     reward is unknown where the sample's answer is, or can't be read, or where a comparison fails or takes
     more than `timeout` seconds.
     """
-    checked_options("math", options, {})
     if importlib.util.find_spec("math_verify") is None:
         raise Refused("reward.name: math needs math-verify; pip install 'math-verify>=0.9,<0.10'")
     pool = Pool("agro_grade.symbolic:grade", {}, timeout=timeout, workers=workers)
@@ -62,61 +53,31 @@ def _scored(grade: mathematics.Grade | None) -> Score | None:
     return Score(grade.value, details={"math": grade.reason} if grade.reason else {})
 
 
-def regex(options: Mapping[str, Any], *, timeout: float, workers: int) -> AnswerReward:
-    """1.0 where the final answer of the response is the answer (`agro_grade.answers.matches`), else 0.0.
+class RegexOptions(Section):
+    marker: str = answers.MARKER
+    """the final answer follows its last occurrence, on that line"""
+    answer_marker: str = ""
+    """the sample's answer follows this marker in its column (GSM8K's "#### 18")"""
 
-    Options: `marker` ("the final answer is"): the final answer follows its last occurrence on that line;
-    `pattern`: the final answer is the group of this regular expression's last match; `answer_marker`: the
-    sample's answer follows this marker in its column (GSM8K's "#### 18"). A pattern runs in worker
-    processes, because it may never end.
-    """
-    settings = checked_options(
-        "regex", options, {"marker": answers.MARKER, "pattern": "", "answer_marker": ""}
-    )
-    marker, pattern = settings["marker"], settings["pattern"]
+
+def regex(options: RegexOptions, **_: Any) -> AnswerReward:
+    """1.0 where the final answer of the response is the answer (`agro_grade.answers.matches`), else 0.0."""
+    if not options.marker.strip():
+        raise Refused("reward.options.marker: expected text, got none")
 
     def expected(answer: str) -> str:
-        found = (
-            answers.after_marker(answer, settings["answer_marker"]) if settings["answer_marker"] else answer
-        )
+        if not options.answer_marker:
+            return answer
+        found = answers.after_marker(answer, options.answer_marker)
         if found is None:
-            raise LookupError(f"the sample's answer has no {settings['answer_marker']!r}")
+            raise LookupError(f"the sample's answer has no {options.answer_marker!r}")
         return found
 
-    if not pattern and not marker.strip():
-        raise Refused("reward.options.marker: expected text, got none")
-    if not pattern:
+    def score(responses: list[str], correct: list[str]) -> list[Score]:
+        finals = [answers.after_marker(response, options.marker) for response in responses]
+        return [Score(answers.matches(final, answer)) for final, answer in zip(finals, correct)]
 
-        def score(responses: list[str], correct: list[str]) -> list[Score]:
-            finals = [answers.after_marker(response, marker) for response in responses]
-            return [Score(answers.matches(final, answer)) for final, answer in zip(finals, correct)]
-
-        return AnswerReward("regex", score, expected)
-
-    if "marker" in options:
-        raise Refused("reward.options: marker and pattern exclude each other; give one of them")
-    _check_pattern(pattern)
-    matcher = "agro_grade.answers:match_pattern"
-    pool = Pool(matcher, {"pattern": pattern}, timeout=timeout, workers=workers)
-
-    def score_in_worker(responses: list[str], correct: list[str]) -> list[Score]:
-        outcomes = pool.call({"completions": responses, "answer": correct}, len(correct))
-        return [Score(value, error) for value, error in outcomes]
-
-    return AnswerReward("regex", score_in_worker, expected, pool)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raise `Refused` for what is no regular expression with one group."""
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise Refused(f"reward.options.pattern: {error}, got {pattern!r}") from None
-    if groups != 1:
-        raise Refused(
-            f"reward.options.pattern: expected one group, around the answer, got {groups} in {pattern!r}; "
-            "write (?:…) for other groups"
-        )
+    return AnswerReward("regex", score, expected)
 
 
 class CodeReward:
@@ -157,34 +118,39 @@ class CodeReward:
         return scores
 
 
-def code(options: Mapping[str, Any], *, timeout: float, workers: int) -> CodeReward:
-    """1.0 where the program in the response passes the tests of its prompt, else 0.0.
+class CodeOptions(Section):
+    level: Level = "full"
+    """what the sandbox has to stop, see `agro_grade.sandbox`"""
+    url: str = ""
+    """programs run on this server instead, see `agro_grade.remote`"""
+    api_key: str = ""
+    partial: bool = False
+    """the reward is the share of tests that pass"""
+    memory_mb: Count = 1024
+    """of each process"""
+    interpreter: str = ""
+    """the Python that runs programs"""
 
-    Options: `level` ("full"): what the sandbox has to stop, see `agro_grade.sandbox`; `url`: programs run on
-    this server instead, see `agro_grade.remote`, with `api_key`; `partial` (false): the share of tests that
-    pass; `memory_mb` (1024) of each process; `interpreter`: the Python that runs programs.
-    """
-    settings = checked_options("code", options, OPTIONS)
-    level, levels = settings["level"], get_args(Level)
-    if level not in levels:
-        raise Refused(f"reward.options.level: expected one of {', '.join(levels)}, got {level!r}")
+
+def code(options: CodeOptions, *, timeout: float, workers: int) -> CodeReward:
+    """1.0 where the program in the response passes the tests of its prompt, else 0.0."""
     try:
         judges = LocalSandbox.probed(
-            "limits" if settings["url"] else level, settings["memory_mb"], settings["interpreter"] or None
+            "limits" if options.url else options.level, options.memory_mb, options.interpreter or None
         )
         sandbox: Sandbox = judges
-        if settings["url"]:
+        if options.url:
             from agro_grade.remote import RemoteSandbox  # it imports an HTTP client
 
-            sandbox = RemoteSandbox(settings["url"], settings["api_key"] or None)
+            sandbox = RemoteSandbox(options.url, options.api_key or None)
     except NoSandbox as error:
         raise Refused(f"reward code (reward.options): {error}") from None
     return CodeReward(
-        ProgramGrader(sandbox, judges, timeout=timeout, workers=workers), partial=settings["partial"]
+        ProgramGrader(sandbox, judges, timeout=timeout, workers=workers), partial=options.partial
     )
 
 
 # In majority votes equal answers are equal texts, whatever the case of their letters.
-MATH = RewardMaker(mathematical, lambda text: answers.normalize(final(text).text).casefold() or None)
-REGEX = RewardMaker(regex, lambda text: answers.normalize(answers.after_marker(text) or text))
-CODE = RewardMaker(code)
+MATH = RewardMaker(mathematical, final=lambda text: answers.normalize(final(text).text).casefold() or None)
+REGEX = RewardMaker(regex, RegexOptions, lambda text: answers.normalize(answers.after_marker(text) or text))
+CODE = RewardMaker(code, CodeOptions)

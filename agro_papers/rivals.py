@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agro.config import NoOptions
 from agro.objectives.needs import PAIRS
 from agro.rollout import CollectResult
 from agro.store import Pair
-from agro.train.around import Context, NoOptions, SourceWrapper
+from agro.train.around import Context, SourceWrapper
 from agro.train.learner import Learner
 from agro.train.phases import Phase
 from agro.train.source import FillRequest, Source

@@ -134,7 +134,7 @@ def test_config_json_alone_gives_the_same_configuration(tmp_path: Path) -> None:
         ("data.columns.answer=3", "data", "columns", {"answer": "3"}),
         ("policy.chat.system=1.", "policy", "chat.system", "1."),
         ("policy.threads=1", "policy", "threads", 1),
-        ("reward.options.pattern='.1'", "reward", "options", {"pattern": ".1"}),
+        ("reward.options.marker='.1'", "reward", "options", {"marker": ".1"}),
         ("reward.options.since=2024-01-01", "reward", "options", {"since": "2024-01-01"}),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_core_names_no_package_beside_it() -> None:
 
 def test_graders_need_nothing_of_agro() -> None:
     """`agro_grade.rewards` makes rewards of them, from public names."""
-    public = {"agro.errors", "agro.rewards", "agro.types"}
+    public = {"agro.config", "agro.errors", "agro.rewards", "agro.types"}
     known = {*MODULES, *(f"agro_grade.{path.stem}" for path in (ROOT / "agro_grade").glob("*.py"))}
     for path in (ROOT / "agro_grade").glob("*.py"):
         found = {name for name in imported(path.read_text(), known) if not name.startswith("agro_grade")}

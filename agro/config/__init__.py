@@ -6,7 +6,7 @@ phase, or those listed under `[[phases]]`, each of which changes some values of 
 """
 
 from agro.config.data import DataConfig
-from agro.config.override import check_values, override, parse
+from agro.config.override import check_values, override, parse, read_options
 from agro.config.run import PhaseConfig, RunConfig, deciding, ending, shared, take_length
 from agro.config.secrets import check_texts, from_environment
 from agro.config.sections import (
@@ -18,6 +18,7 @@ from agro.config.sections import (
     GuardConfig,
     LoRA,
     NewModel,
+    NoOptions,
     ObjectiveConfig,
     PlaceConfig,
     PolicyConfig,
@@ -34,8 +35,9 @@ from agro.config.sections import (
 )
 
 __all__ = ["ChatConfig", "Count", "DataConfig", "EngineConfig", "EnvironmentConfig"]
-__all__ += ["EvaluateConfig", "GuardConfig", "LoRA", "NewModel"]
+__all__ += ["EvaluateConfig", "GuardConfig", "LoRA", "NewModel", "NoOptions"]
 __all__ += ["ObjectiveConfig", "PhaseConfig", "PlaceConfig", "PolicyConfig", "Positive"]
 __all__ += ["RewardConfig", "RewardPart", "RunConfig", "SamplerConfig", "Section", "Share"]
 __all__ += ["SourceConfig", "TrackConfig", "TrainConfig", "check_texts", "from_environment"]
-__all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "shared", "take_length"]
+__all__ += ["check_values", "deciding", "ending", "field", "override", "parse", "read_options"]
+__all__ += ["shared", "take_length"]

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from agro.errors import Refused
 from agro.io import peers
@@ -22,6 +22,7 @@ REPLACED = {  # what a recipe may have in place of a key, by the key
     "reward.functions": "reward.name",
     "reward.name": "reward.functions",
 }
+M = TypeVar("M", bound=BaseModel)
 _ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
 # A quoted text, or a number such as .1 and 1., which TOML doesn't have.
 _SHORT_NUMBER = re.compile(
@@ -49,6 +50,14 @@ def check_values(value: Any, location: str, *keys: Any) -> None:
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             check_values(item, location, *keys, index)
+
+
+def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
+    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected."""
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        raise Refused("\n".join(explain(e, kind, location) for e in error.errors())) from None
 
 
 def explain(error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = ()) -> str:

@@ -37,6 +37,10 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+class NoOptions(Section):
+    """No options."""
+
+
 def field(default: Any, *, resume: bool = False, shared: bool = False, **limits: Any) -> Any:
     """A value of a section with marks, and limits as of `pydantic.Field`; its docstring is its meaning.
 
@@ -199,13 +203,10 @@ class RewardConfig(Section):
     with equivalent = "meaning". A response without it has no reward"""
     timeout: Positive = field(10.0, resume=True, shared=True)
     """seconds a call may take for one response; beyond it the reward stays unknown"""
-    per_token: bool = field(False, shared=True)
-    """whether the function returns for each response a list with a number for each of its `completion_ids`,
-    the reward of that token; that of the response is their sum"""
-    per_step: str | None = field(None, shared=True)
-    """turn, or a text that ends steps: the function returns for each response a list with a number for each
-    of the policy's turns, or of its steps: the parts between these texts that aren't blank. It comes with
-    the last token; that of the response is their sum"""
+    places: str | None = field(None, shared=True, min_length=1)
+    """token, turn, or a text that ends steps: the function returns for each response a list with a number for
+    each of its `completion_ids`, of the policy's turns, or of its steps: the parts between these texts that
+    aren't blank. It comes with the last token of the turn or step; that of the response is their sum"""
     whiten: Literal["none", "group", "batch"] = field("none", shared=True)
     """what is trained on: each part is (value − mean) / standard deviation, with n − 1, over the responses to
     the prompt (group, as GDPO has it) or of the step (batch), and then weighted. Metrics and store have it as
@@ -239,11 +240,8 @@ class RewardConfig(Section):
             raise invalid(f"reward.functions: {twice[0]} is given twice; give one a label")
         if labels and not any(part.weight for part in self.functions):
             raise invalid("reward.functions: expected one weight other than 0 at least")
-        others = labels or self.whiten != "none" or self.clip is not None
-        for name, other in (("per_token", "per_step"), ("per_step", "per_token")):
-            if getattr(self, name) and (others or getattr(self, other)):
-                end = "reward.functions, reward.whiten and reward.clip"
-                raise invalid(f"reward.{name} excludes reward.{other}, {end}")
+        if self.places is not None and (labels or self.whiten != "none" or self.clip is not None):
+            raise invalid("reward.places excludes reward.functions, reward.whiten and reward.clip")
         caps = [(part.at_least, part.at_most) for part in self.functions]
         for low, high in (*caps, self.clip or (None, None)):
             if low is not None and high is not None and low >= high:

@@ -28,10 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from agro.config import EnvironmentConfig, SamplerConfig
-from agro.config.override import explain
+from agro.config import EnvironmentConfig, SamplerConfig, read_options
 from agro.config.secrets import redacted
 from agro.config.sections import Count, Positive, Section
 from agro.config.sections import field as setting
@@ -85,10 +82,7 @@ class Harness:
     def __init__(self, command: str, options: Mapping[str, Any], config: EnvironmentConfig) -> None:
         """Raises `Refused` where the command or an option isn't as expected."""
         self.name = f"harness:{command}"
-        try:
-            self.options = Options.model_validate(options)
-        except ValidationError as error:
-            raise Refused(explain(error.errors()[0], Options, "environment.options")) from None
+        self.options = read_options(Options, options, "environment.options")
         with suppress(ValueError):  # quotes without an end: nothing is left
             self.command = shlex.split(command)
         if not self.command or shutil.which(self.command[0]) is None:

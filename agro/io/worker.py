@@ -206,7 +206,7 @@ def call_for_value(function: Function, arguments: Columns, options: Columns, n: 
     return [(value, None)]
 
 
-def call_per_token(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
+def call_for_lists(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
     """A list of numbers for each row, or None where it is unknown."""
     rows = list(finished(function(**arguments, **options)))
     if len(rows) != n:
@@ -216,13 +216,13 @@ def call_per_token(function: Function, arguments: Columns, options: Columns, n: 
 
 def numbers(row: Any) -> tuple[list[float] | None, str | None]:
     if row is None or not hasattr(row, "__iter__") or isinstance(row, (str, bytes, dict)):
-        return None, f"returned {row!r:.80}, expected a list with a number for each token"
+        return None, f"returned {row!r:.80}, expected a list of numbers"
     values = [number(value) for value in row]
     problem = next((error for _, error in values if error), None)
     return (None, problem) if problem else ([value for value, _ in values if value is not None], None)
 
 
-CALLS = {"rows": call, "each": call_each, "value": call_for_value, "tokens": call_per_token}
+CALLS = {"rows": call, "each": call_each, "value": call_for_value, "lists": call_for_lists}
 
 
 def outcome(result: Any, function: Function) -> tuple[float | None, str | None]:

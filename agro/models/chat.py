@@ -8,7 +8,7 @@ an opened thought or an empty one, belongs to the context.
 A response ends with the tokenizer's EOS, with an `eos_token_id` of the model's generation_config.json, or
 with the token by which the chat template ends an assistant's turn. Nothing else of generation_config.json is
 used: temperature, top-k, penalties and the like would change the sampling distribution, which `[sampler]`
-sets. The values that are ignored are shown when a run starts. The file is saved with the model, unchanged.
+sets. The file is saved with the model, unchanged.
 """
 
 from __future__ import annotations
@@ -32,19 +32,6 @@ from agro.types.conversation import TOOLS
 
 _FREE = {"tools", "documents"}  # parameters of apply_chat_template that are the user's
 _SYSTEM = ("system", "developer")
-_SAMPLER = ("temperature", "top_k", "top_p", "min_p")
-_OFF = {  # values without an effect
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "bad_words_ids": None,
-    "sequence_bias": None,
-    "num_beams": 1,
-}
 _CACHED = 256  # conversations whose rendering is remembered: the responses to a prompt come together
 TEXT, REASONED, CALLS, DECLARED = "texts", "reasoning", "calls of tools", "declarations of tools"
 
@@ -488,18 +475,3 @@ def end_tokens(model: Any, chat: Chat) -> tuple[int, ...]:
     shown = chat.template.end_ids if chat.tokenizer.chat_template else ()
     ids = (chat.tokenizer.eos_token_id, *listed, *shown)
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
-
-
-def ignored_settings(model: Any, sampler: configuration.SamplerConfig) -> list[str]:
-    """The ignored values of the model's generation_config, such as "top_k = 20 (sampler.top_k = 0)"."""
-    config = model.generation_config
-    ignored = []
-    for name in _SAMPLER:
-        value, configured = getattr(config, name, None), getattr(sampler, name)
-        if value is not None and value != configured:
-            ignored.append(f"{name} = {value} (sampler.{name} = {configured})")
-    for name, off in _OFF.items():
-        value = getattr(config, name, None)
-        if value is not None and value != off:
-            ignored.append(f"{name} = {value}")
-    return ignored

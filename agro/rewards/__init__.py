@@ -7,20 +7,22 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from agro import config
-from agro.config import from_environment
+from agro.config import from_environment, read_options
 from agro.errors import Refused
 from agro.io import plugins
-from agro.rewards.builtin import AnswerReward, OverlongReward, exact, overlong
-from agro.rewards.function import PREFIX, FunctionReward
-from agro.rewards.judge import judge
-from agro.rewards.protocol import (
-    Reward,
-    RewardMaker,
-    Score,
-    check_failures,
-    checked_options,
-    score_known,
+from agro.rewards.builtin import (
+    AnswerReward,
+    ExactOptions,
+    ModelOptions,
+    OverlongOptions,
+    OverlongReward,
+    exact,
+    model,
+    overlong,
 )
+from agro.rewards.function import PREFIX, FunctionReward
+from agro.rewards.judge import JudgeOptions, judge
+from agro.rewards.protocol import Reward, RewardMaker, Score, check_failures, score_known
 from agro.rewards.shaping import CombinedReward, MeaningfulReward, labeled, number
 from agro.rewards.workers import Pool
 
@@ -34,25 +36,17 @@ __all__ = [
     "RewardMaker",
     "Score",
     "check_failures",
-    "checked_options",
     "load_reward",
     "number",
     "score_known",
 ]
 
 
-def _model(options: Mapping[str, Any], **others: Any) -> Reward:
-    """See `agro.rewards.model`, which imports torch and transformers."""
-    from agro.rewards.model import model_reward
-
-    return model_reward(options, **others)
-
-
 BUILTIN: dict[str, RewardMaker] = {
-    "exact": RewardMaker(exact),
-    "overlong": RewardMaker(overlong),
-    "judge": RewardMaker(judge),
-    "model": RewardMaker(_model),
+    "exact": RewardMaker(exact, ExactOptions),
+    "overlong": RewardMaker(overlong, OverlongOptions),
+    "judge": RewardMaker(judge, JudgeOptions),
+    "model": RewardMaker(model, ModelOptions),
 }
 
 
@@ -107,14 +101,14 @@ def _load(
     objects: Mapping[str, Callable[..., Any]],
 ) -> Reward:
     options = from_environment(options, "reward.options")
-    where: dict[str, Any] = {"per_token": config.per_token, "per_step": config.per_step}
     if name in objects:
-        return FunctionReward(objects[name], options, inline=True, **where)
+        return FunctionReward(objects[name], options, inline=True, places=config.places)
     check_name(name)
     maker = None if plugins.is_reference(name) else maker_of(name)
     if maker is not None:
-        return maker.make(options, timeout=config.timeout, workers=config.workers)
-    return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, **where)
+        checked = read_options(maker.options, options, f"reward.options of {name}")
+        return maker.make(checked, timeout=config.timeout, workers=config.workers)
+    return FunctionReward(name, options, timeout=config.timeout, workers=config.workers, places=config.places)
 
 
 def check_name(name: str) -> None:

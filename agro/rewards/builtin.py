@@ -1,15 +1,16 @@
-"""Rewards that compare a response with the sample's answer, `exact`, and `overlong`."""
+"""Rewards that compare a response with the sample's answer, `exact`, `overlong`, and what makes `model`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from agro.config import Count, Section
 from agro.errors import Refused
-from agro.rewards.protocol import Reward, Score, checked_options, score_known
+from agro.rewards.protocol import Reward, Score, score_known
 from agro.rewards.workers import Pool
 from agro.types import Sample, without_open_thought
 
@@ -68,17 +69,20 @@ def _said(sample: Sample) -> str:
     return without_open_thought(sample.response) if sample.thought == "open" else sample.response
 
 
-def exact(options: Mapping[str, Any], **_: Any) -> AnswerReward:
-    """1.0 where the response is the answer, else 0.0.
+class ExactOptions(Section):
+    strip: bool = True
+    """ignore surrounding white space"""
+    case: bool = True
+    """letter case counts"""
 
-    Options: `strip` (true): ignore surrounding white space; `case` (true): letter case counts.
-    """
-    settings = checked_options("exact", options, {"strip": True, "case": True})
+
+def exact(options: ExactOptions, **_: Any) -> AnswerReward:
+    """1.0 where the response is the answer, else 0.0."""
 
     def form(text: str) -> str:
-        if settings["strip"]:
+        if options.strip:
             text = text.strip()
-        return text if settings["case"] else text.casefold()
+        return text if options.case else text.casefold()
 
     def score(responses: list[str], expected: list[str]) -> list[Score]:
         return [Score(float(form(r) == form(a))) for r, a in zip(responses, expected)]
@@ -110,15 +114,40 @@ class OverlongReward(Reward):
         return scores
 
 
-def overlong(options: Mapping[str, Any], **_: Any) -> OverlongReward:
-    """Options: `max_tokens`, as sampler.max_new; `buffer`: the last tokens of these, over which it falls."""
-    settings = checked_options("overlong", options, {"max_tokens": int, "buffer": int})
-    for name, value in settings.items():
-        if value < 1:
-            raise Refused(f"reward.options.{name}: expected a number of tokens, 1 or more, got {value}")
-    if settings["buffer"] > settings["max_tokens"]:
+class OverlongOptions(Section):
+    max_tokens: Count
+    """as sampler.max_new"""
+    buffer: Count
+    """the last tokens of these, over which the reward falls"""
+
+
+def overlong(options: OverlongOptions, **_: Any) -> OverlongReward:
+    """A penalty of long responses."""
+    if options.buffer > options.max_tokens:
         raise Refused(
-            f"reward.options.buffer: expected at most max_tokens ({settings['max_tokens']}), got "
-            f"{settings['buffer']}"
+            f"reward.options.buffer: expected at most max_tokens ({options.max_tokens}), got {options.buffer}"
         )
-    return OverlongReward(**settings)
+    return OverlongReward(options.max_tokens, options.buffer)
+
+
+class ModelOptions(Section):
+    path: str
+    """a folder or hub name of a sequence-classification model"""
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    template: Literal["auto", "chat", "plain"] = "auto"
+    """of prompt and response: "chat": a conversation; "plain": one text after the other; "auto": as the
+    prompt is"""
+    label: str = ""
+    """of a classifier: the reward is its probability"""
+    max_length: Count = 2**20
+    """tokens of prompt and response; a longer one has no reward"""
+    batch: Count = 16
+    """sequences in one pass"""
+
+
+def model(options: ModelOptions, **_: Any) -> Reward:
+    """See `agro.rewards.model`, which imports torch and transformers."""
+    from agro.rewards.model import ModelReward
+
+    return ModelReward(options)

@@ -35,7 +35,7 @@ from agro.io import plugins
 from agro.io.peers import nearest
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
-from agro.rewards.shaping import TURN, steps, turn_ends
+from agro.rewards.shaping import TOKEN, TURN, steps, turn_ends
 from agro.rewards.workers import Caller, How, Outcome, Pool
 from agro.types import Sample
 
@@ -45,7 +45,7 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 RESERVED = frozenset(
     (
         *("prompt", "completion", "finish", "index", "meaning", "thought"),
-        *("reward_error", "reward_parts", "reward_details", "token_rewards", "step_rewards"),
+        *("reward_error", "reward_parts", "reward_details", "place_rewards"),
         *PASSED,
     )
 )
@@ -92,7 +92,7 @@ class FunctionReward:
     `function` is module:function, file.py:function, the name of an installed one, or a function at the top
     level of a module or file. With
     `inline` it is any callable, and called in this process instead, without a time limit.
-    With `per_token` or `per_step` it returns a list for each response, see `reward.per_token`.
+    With `places` it returns a list for each response, see `reward.places`.
     `maximum` is the function's own attribute of that name, where it declares the largest value that it gives.
     Raises `Refused` where it can't be imported or has other parameters, and at its first batch where it
     returns one value for several responses. A response on which it raises an
@@ -108,10 +108,9 @@ class FunctionReward:
         timeout: float = 10.0,
         workers: int = 1,
         inline: bool = False,
-        per_token: bool = False,
-        per_step: str | None = None,
+        places: str | None = None,
     ) -> None:
-        self._per_token, self._per_step = per_token, per_step
+        self._places = places
         self._options = dict(options or {})
         self._pool: Pool | Inline
         if inline:
@@ -153,31 +152,13 @@ class FunctionReward:
         if self._is_verl:
             return score_known(samples, lambda s: _ground_truth_in(s.meta), self._compute_scores)
         columns, n = self._columns(samples), len(samples)
-        if self._per_token or self._per_step:
-            outcomes = self._pool.call(columns, n, how="tokens")
+        if self._places is not None:
+            outcomes = self._pool.call(columns, n, how="lists")
             return [
-                self._stepwise(sample, *outcome) for sample, outcome in zip(samples, outcomes, strict=True)
+                _placed(sample, self._places, *outcome)
+                for sample, outcome in zip(samples, outcomes, strict=True)
             ]
         return [Score(value, error) for value, error in self._pool.call(columns, n)]
-
-    def _stepwise(self, sample: Sample, values: list[float] | None, error: str | None) -> Score:
-        """The score of a response by the rewards of its tokens, steps or turns."""
-        if values is None:
-            return Score(None, error)
-        if sample.episode is not None:
-            return Score(None, "the template rewrote the episode's history: it has no one sequence of tokens")
-        if not self._per_token and self._per_step != TURN and len(turn_ends(sample)) > 1:
-            return Score(None, f"the response has several turns; give reward.per_step = {TURN!r}")
-        if self._per_token:
-            expected, of = len(_completion_ids(sample) or ()), "tokens"
-        elif self._per_step == TURN:
-            expected, of = len(turn_ends(sample)), "turns"
-        else:
-            expected, of = len(steps(sample.response, self._per_step or "")), "steps"
-        if len(values) != expected:
-            return Score(None, f"returned {len(values)} numbers for {expected} {of}")
-        total = math.fsum(values)
-        return Score(total, tokens=values) if self._per_token else Score(total, steps=values)
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         if self._is_verl:
@@ -217,6 +198,25 @@ class FunctionReward:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _placed(sample: Sample, places: str, values: list[float] | None, error: str | None) -> Score:
+    """The score of a response by the rewards of its tokens, turns or steps, see `reward.places`."""
+    if values is None:
+        return Score(None, error)
+    if sample.episode is not None:
+        return Score(None, "the template rewrote the episode's history: it has no one sequence of tokens")
+    if places == TOKEN:
+        expected, of = len(_completion_ids(sample) or ()), "tokens"
+    elif places == TURN:
+        expected, of = len(turn_ends(sample)), "turns"
+    elif len(turn_ends(sample)) > 1:
+        return Score(None, f"the response has several turns; give reward.places = {TURN!r}")
+    else:
+        expected, of = len(steps(sample.response, places)), "steps"
+    if len(values) != expected:
+        return Score(None, f"returned {len(values)} numbers for {expected} {of}")
+    return Score(math.fsum(values), places=values)
 
 
 def _completion(sample: Sample) -> str | list[dict[str, str]]:

@@ -11,7 +11,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import MISSING, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -19,9 +18,10 @@ from typing import Any, TypeVar
 
 import httpx
 
+from agro.config import Count, Section, field
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
-from agro.rewards.protocol import Score, checked_options, score_known
+from agro.rewards.protocol import Score, score_known
 from agro.types import Sample
 
 LONGEST_REPLY = 4 << 20  # bytes
@@ -41,32 +41,25 @@ where neither is better."""
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class JudgeOptions:
-    """`reward.options` of the reward `judge`."""
-
-    url: str  # of the server, up to and with /v1
+class JudgeOptions(Section):
+    url: str
+    """of the server, up to and with /v1"""
     model: str
-    rubric: str = RUBRIC  # text, or the path of a file with it
-    pairwise: bool = False  # compare with the prompt's column `baseline`, in both orders
-    lowest: float = 0.0  # of the scores that are asked for
+    rubric: str = RUBRIC
+    """text, or the path of a file with it"""
+    pairwise: bool = False
+    """compare with the prompt's column `baseline`, in both orders"""
+    lowest: float = 0.0
+    """of the scores that are asked for"""
     highest: float = 10.0
     api_key: str = ""
-    max_tokens: int = 512  # of a reply
-    retries: int = 3
-    max_calls: int = 0  # requests of this process; 0 for no limit
-    cache: str = ""  # a file that keeps replies
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> JudgeOptions:
-        """Raises `Refused` for options that a judge doesn't have, and values that it can't have."""
-        defaults = {f.name: str if f.default is MISSING else f.default for f in fields(cls)}
-        chosen = cls(**checked_options("judge", options, defaults))
-        if not chosen.lowest < chosen.highest:
-            raise Refused(f"reward.options.lowest: expected less than highest = {chosen.highest:g}")
-        if min(chosen.max_tokens - 1, chosen.retries, chosen.max_calls) < 0:
-            raise Refused("reward.options: expected max_tokens ≥ 1, retries ≥ 0 and max_calls ≥ 0")
-        return chosen
+    max_tokens: Count = 512
+    """of a reply"""
+    retries: int = field(3, ge=0)
+    max_calls: int = field(0, ge=0)
+    """requests of this process; 0 for no limit"""
+    cache: str = ""
+    """a file that keeps replies"""
 
     @property
     def instructions(self) -> str:
@@ -241,9 +234,11 @@ class Cache:
         self._database.close()
 
 
-def judge(options: Mapping[str, Any], *, timeout: float, workers: int) -> JudgeReward:
-    """A language model's judgment; `reward.options` are those of `JudgeOptions`."""
-    return JudgeReward(JudgeOptions.of(options), timeout=timeout, workers=workers)
+def judge(options: JudgeOptions, *, timeout: float, workers: int) -> JudgeReward:
+    """A language model's judgment."""
+    if not options.lowest < options.highest:
+        raise Refused(f"reward.options.lowest: expected less than highest = {options.highest:g}")
+    return JudgeReward(options, timeout=timeout, workers=workers)
 
 
 def _object(content: str) -> Mapping[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,39 +12,25 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agro.errors import Refused
 from agro.models.pretrained import device_of, positions_of, without_bars
-from agro.rewards.protocol import Reward, Score, checked_options, score_known
+from agro.rewards.builtin import ModelOptions
+from agro.rewards.protocol import Reward, Score, score_known
 from agro.types import Sample, Text
-
-SETTINGS = "reward.json"  # beside a model that an earlier version of agro fitted: what its numbers mean
-TEMPLATES = ("auto", "chat", "plain")
-DTYPES = ("float32", "bfloat16", "float16")
-LENGTH, BATCH = 2**20, 16  # tokens of a sequence; sequences in one pass
 
 
 class ModelReward(Reward):
     """The reward of a model, in this process. A response that is too long for it has none.
 
-    Of a model with one logit it is scale · logit + shift, of a classifier the probability of a label.
+    Of a model with one logit it is the logit, of a classifier the probability of a label.
     """
 
     name = "model"
     maximum: float | None = None
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        device: str = "auto",
-        dtype: str = "float32",
-        template: str = "auto",
-        max_length: int = LENGTH,
-        label: str = "",
-        batch: int = BATCH,
-    ) -> None:
-        """`path`: a folder or hub name. `template`, of prompt and response: "chat": a conversation; "plain":
-        one text after the other; "auto": as the prompt is. Raises `Refused` for another kind of model."""
+    def __init__(self, options: ModelOptions) -> None:
+        """Raises `Refused` for another kind of model."""
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+        path, label = options.path, options.label
         try:
             config = AutoConfig.from_pretrained(path)
             architectures = " ".join(config.architectures or [])
@@ -57,7 +41,7 @@ class ModelReward(Reward):
                 )
             with without_bars():
                 model = AutoModelForSequenceClassification.from_pretrained(
-                    path, dtype=getattr(torch, dtype), use_safetensors=True
+                    path, dtype=getattr(torch, options.dtype), use_safetensors=True
                 )
             self.tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
@@ -66,12 +50,8 @@ class ModelReward(Reward):
                 "with model.safetensors (pickled weights are not read: convert them with save_pretrained); "
                 f"{error}"
             ) from None
-        fitted: dict[str, Any] = {}
-        if (Path(path) / SETTINGS).is_file():
-            fitted = json.loads((Path(path) / SETTINGS).read_text())["model"]
-        self.scale, self.shift = fitted.get("scale", 1.0), fitted.get("shift", 0.0)
-        self.template = fitted.get("template", template) if template == "auto" else template
-        self.max_length, self.batch = min(max_length, positions_of(model)), batch
+        self.template = options.template
+        self.max_length, self.batch = min(options.max_length, positions_of(model)), options.batch
         labels = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
         if model.config.num_labels > 1 and label not in labels:
             raise Refused(
@@ -83,7 +63,7 @@ class ModelReward(Reward):
             self.maximum = 1.0
         if self.template == "chat" and not self.tokenizer.chat_template:
             raise Refused(f"reward model {path}: template = chat, but its tokenizer has no chat template")
-        self.model: Any = model.to(device_of(device)).eval()
+        self.model: Any = model.to(device_of(options.device)).eval()
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(samples, lambda s: self.ids(s.prompt, s.response), self._score)
@@ -120,9 +100,7 @@ class ModelReward(Reward):
         for start in range(0, len(order), self.batch):
             some = order[start : start + self.batch]
             logits = self._logits([rows[i] for i in some])
-            found = logits[:, 0] * self.scale + self.shift
-            if logits.shape[1] > 1:
-                found = logits.softmax(1)[:, self.label]
+            found = logits.softmax(1)[:, self.label] if logits.shape[1] > 1 else logits[:, 0]
             for i, value in zip(some, found.tolist(), strict=True):
                 values[i] = value
         return values
@@ -143,16 +121,3 @@ class ModelReward(Reward):
             input_ids=padded.masked_fill(~mask, padding), attention_mask=mask.long()
         ).logits
         return logits.float()
-
-
-def model_reward(options: Mapping[str, Any], **_: Any) -> ModelReward:
-    """Options: `path`, and the others of `ModelReward`."""
-    defaults = {"path": str, "device": "auto", "dtype": "float32", "template": "auto", "label": ""}
-    chosen = checked_options("model", options, {**defaults, "max_length": LENGTH, "batch": BATCH})
-    for name in ("max_length", "batch"):
-        if chosen[name] < 1:
-            raise Refused(f"reward.options.{name}: expected 1 or more, got {chosen[name]}")
-    for name, allowed in (("template", TEMPLATES), ("dtype", DTYPES)):
-        if chosen[name] not in allowed:
-            raise Refused(f"reward.options.{name}: expected {', '.join(allowed)}, got {chosen[name]!r:.80}")
-    return ModelReward(**chosen)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel
+
+from agro.config import NoOptions
 from agro.errors import Refused, without_secrets
 from agro.io.numbers import percent
-from agro.io.peers import nearest
 from agro.types import Sample
 
 T = TypeVar("T")
@@ -22,8 +24,8 @@ class Score:
     """The reward of one response: a finite `value`, or None (unknown) and the `error`.
 
     `parts`: the unweighted values by name, where there are several. `details`: how it came about. `meaning`:
-    a number that responses of one meaning share. `tokens`, `steps`: the rewards of the policy's tokens,
-    or of its steps or turns, whose sum the value is then.
+    a number that responses of one meaning share. `places`: the rewards of the policy's tokens, turns or
+    steps, whose sum the value is then.
     """
 
     value: float | None
@@ -31,8 +33,7 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
     meaning: float | None = None
-    tokens: Sequence[float] = ()
-    steps: Sequence[float] = ()
+    places: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if self.error is not None:
@@ -50,10 +51,8 @@ class Score:
             entries["reward_parts"] = dict(self.parts)
         if self.details:
             entries["reward_details"] = dict(self.details)
-        if self.tokens:
-            entries["token_rewards"] = list(self.tokens)
-        if self.steps:
-            entries["step_rewards"] = list(self.steps)
+        if self.places:
+            entries["place_rewards"] = list(self.places)
         if self.meaning is not None:
             entries["meaning"] = self.meaning
         return entries
@@ -90,41 +89,14 @@ class Reward(Protocol):
 class RewardMaker:
     """A reward that is made with options, as an entry point of `agro.rewards`; a function needs none.
 
-    `make(options, timeout=…, workers=…)` raises `Refused` for options that it doesn't have. `final` finds the
-    final answer in a response, in a form that equal answers share: majority votes and `agro check` count it;
-    None where there is none.
+    `make(options, timeout=…, workers=…)` gets `reward.options` as an object of the class `options`. `final`
+    finds the final answer in a response, in a form that equal answers share: majority votes and `agro check`
+    count it; None where there is none.
     """
 
     make: Callable[..., Reward]
+    options: type[BaseModel] = NoOptions
     final: Callable[[str], str | None] = str.strip
-
-
-_KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("an integer", (int,)),
-    float: ("a number", (int, float)),
-    str: ("text", (str,)),
-}
-
-
-def checked_options(reward: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` over `defaults`, of the types of these. A default that is a type is one that has to be given.
-
-    Raises `Refused` for an option that the reward doesn't have, or of another type.
-    """
-    for name, value in options.items():
-        if name not in defaults:
-            near = nearest(name, defaults)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(defaults) or 'none'}"
-            raise Refused(f"reward.options.{name}: {reward} has no such option; {hint}")
-        kind = defaults[name] if isinstance(defaults[name], type) else type(defaults[name])
-        expected, allowed = _KINDS[kind]
-        if type(value) not in allowed:
-            raise Refused(f"reward.options.{name}: expected {expected}, got {value!r:.80}")
-    for name, default in defaults.items():
-        if isinstance(default, type) and name not in options:
-            raise Refused(f"reward.options.{name}: {reward} needs it: {_KINDS[default][0]}; add it")
-    return {**defaults, **options}
 
 
 def score_known(

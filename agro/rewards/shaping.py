@@ -11,7 +11,7 @@ user's gives it, called as a reward is. For a canonical form it is a hash:
 
 For unit tests it is their results as bits: `sum(passed << i for i, passed in enumerate(results))`.
 
-With `reward.per_token` and `per_step` a function says where its reward came: with each token, step or turn.
+With `reward.places` a function says where its reward came: with each token, turn or step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agro.rewards.protocol import Reward, Score
 from agro.types import Sample
 
 BITS = 53  # of the integers that a float has exactly
-TURN = "turn"  # of reward.per_step
+TOKEN, TURN = "token", "turn"  # of reward.places; another text ends steps
 Values = NDArray[np.float64]
 Decode = Callable[[Sequence[int]], str]
 
@@ -248,22 +248,22 @@ def step_ends(sample: Sample, end: str, decode: Decode) -> NDArray[np.intp]:
     return chosen[[*(min(i, len(ids) - 1) for i in found), len(ids) - 1]]
 
 
-def by_token(samples: Sequence[Sample], per_step: str | None, decode: Decode) -> list[Sample]:
-    """The encoded samples with the rewards of their tokens in place of the sum of these.
+def by_token(samples: Sequence[Sample], places: str, decode: Decode) -> list[Sample]:
+    """The encoded samples with the rewards of their tokens in place of the sum of these, see `reward.places`.
 
     A token in which several steps end has the sum of theirs.
     """
     result = list(samples)
     for i, sample in enumerate(samples):
-        values = sample.meta.get("step_rewards" if per_step else "token_rewards")
+        values = sample.meta.get("place_rewards")
         if values is None or sample.reward is None or sample.action is None:
             continue
-        places = _chosen(sample)
-        if per_step:
-            places = turn_ends(sample) if per_step == TURN else step_ends(sample, per_step, decode)
-        rewards = np.where(sample.action, np.float32(0 if per_step else np.nan), np.float32(np.nan))
-        rewards[places] = 0
-        np.add.at(rewards, places, values)
+        if places == TOKEN:
+            ends = _chosen(sample)
+        else:
+            ends = turn_ends(sample) if places == TURN else step_ends(sample, places, decode)
+        rewards = np.where(sample.action, np.float32(0), np.float32(np.nan))
+        np.add.at(rewards, ends, values)
         result[i] = sample.replace(reward=None, token_reward=rewards)
     return result
 

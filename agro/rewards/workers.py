@@ -21,7 +21,7 @@ from agro.io.worker import __file__ as WORKER
 START_SECONDS = 120.0  # for a worker to start and import the function
 END_SECONDS = 10.0  # for a worker to kill what the function has started
 Outcome = tuple[Any, str | None]  # (value, None) or (None, error)
-How = Literal["rows", "each", "value", "tokens"]  # of the calls of `agro.io.worker`
+How = Literal["rows", "each", "value", "lists"]  # of the calls of `agro.io.worker`
 
 
 class Caller:
@@ -56,7 +56,7 @@ class Caller:
             n: rows.
             at_once: rows per call, in place of a worker's share.
             how: "each": the function takes one value per argument and is called for every row; "value":
-                the same with one row, and it may return any JSON; "tokens": a list of numbers a row.
+                the same with one row, and it may return any JSON; "lists": a list of numbers a row.
         """
         results: list[Outcome | None] = [None] * n
         running: dict[Future[list[Outcome]], list[int]] = {}

@@ -1,8 +1,7 @@
 """Reading prompts, and generating responses to them with an encoder, an engine and an environment;
 `collect` samples, appends each response to the store as it finishes, and scores.
 
-`Rollout` and `demonstrate` are imported when they are first used: prompts and measured results, which are
-here too, need no torch.
+`Rollout` is imported when it is first used: prompts and measured results, which are here too, need no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from agro.store import Origin, Store
 from agro.types import Prompt, Sample
 
 if TYPE_CHECKING:
-    from agro.rollout.rollout import Rollout, demonstrate
+    from agro.rollout.rollout import Rollout
 
-__all__ = ["Activity", "CollectResult", "Rollout", "Task", "collect", "demonstrate"]
+__all__ = ["Activity", "CollectResult", "Rollout", "Task", "collect"]
 FLUSH_SECONDS = 0.1  # responses that finish within this time are stored together
 
 
@@ -166,6 +165,6 @@ def score(reward: Reward, samples: Sequence[Sample], store: Store, task: Task, a
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Rollout", "demonstrate"):
+    if name != "Rollout":
         raise AttributeError(f"module 'agro.rollout' has no attribute {name!r}")
-    return getattr(import_module("agro.rollout.rollout"), name)
+    return import_module("agro.rollout.rollout").Rollout

@@ -43,8 +43,8 @@ from agro.types import ROUNDING, UNKNOWN_VERSION, Messages, Prompt, Role, Sample
 from agro.types.kept_sets import ALL, Ids, flat
 
 T = TypeVar("T")
-# Of the tokens that the policy chose, as in `Continuation`; None where they aren't known, or recorded.
-LogProbs = Sequence[float] | None
+# Of the tokens that the policy chose, as in `Continuation`.
+LogProbs = Sequence[float]
 Version = int | NDArray[np.int32]  # of all, or of each
 Kept = Sequence[Ids] | None  # of all of a row, or of none
 
@@ -63,7 +63,7 @@ class EpisodeRow:
 
     def observe(self, tokens: list[int]) -> None:
         """Tokens of the context or the environment."""
-        self._add(tokens, None, UNKNOWN_VERSION, None, action=False)
+        self._add(tokens, [math.nan] * len(tokens), UNKNOWN_VERSION, None, action=False)
 
     def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
         """Tokens that the policy chose."""
@@ -75,7 +75,7 @@ class EpisodeRow:
         count = len(tokens)
         self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
         self.action += [action] * count
-        self.logp += logp or [math.nan] * count
+        self.logp += logp
         self.version += np.broadcast_to(version, count).tolist()
         if self.kept is not None:
             self.kept += kept or [ALL] * count
@@ -261,46 +261,6 @@ class Episode:
             "sampling": sampling or None,
         }
         return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]
-
-
-def demonstrate(
-    environment: Environment,
-    encoder: Encoder,
-    prompt: Prompt,
-    turns: Sequence[str],
-    *,
-    source: str = "teacher",
-) -> list[Sample]:
-    """The episode in which a teacher writes `turns`; the actions are the tokens of these turns.
-
-    An end token is appended to a turn without a stop text of the environment. The result is one sample,
-    unless the chat template rewrites history. The reward is the environment's, or None. Raises `Refused` if
-    the episode does not end with the last turn, if the environment raises an error, and for unknown
-    characters.
-    """
-    location = f"demonstration for prompt {prompt.id}"
-    episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)
-    unknown = encoder.chat.tokenizer.unk_token_id
-    more = True
-    for i, text in enumerate(turns):
-        if not more:
-            raise Refused(f"{location}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
-        ids = encoder.following(episode.transcript.text, text)
-        if unknown is not None and unknown in ids:
-            raise Refused(
-                f"{location}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
-            )
-        if not text.endswith(environment.stop or ("\0",)):
-            ids = ids + encoder.end_of(prompt.text)
-        more = episode.turn(ids, None, cut=False)
-    if episode.error:
-        raise Refused(f"{location}: {episode.error}")
-    if more or not turns:
-        raise Refused(f"{location}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
-    if len(episode.ids) > encoder.context:
-        raise Refused(f"{location}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
-    samples = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
-    return [s.replace(role="expert", source=source) for s in samples]
 
 
 ATTRIBUTES = ("version", "proposed", "accepted", "failures", "measured", "check")  # of an engine

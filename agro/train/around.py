@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from agro.config import RunConfig, Section
-from agro.config.override import explain
+from agro.config import NoOptions, RunConfig, read_options
 from agro.errors import Refused, refuse
 from agro.io import plugins
 from agro.rollout import CollectResult
@@ -104,10 +103,6 @@ class Context:
         return self.here
 
 
-class NoOptions(Section):
-    """No options."""
-
-
 @dataclass(frozen=True)
 class SourceWrapper:
     """A source that is put around another one.
@@ -169,11 +164,7 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
             f"{prefix}source.around = {name}: expected a SourceWrapper (agro.train.around), got "
             f"{wrapper!r:.80}"
         )
-    try:
-        return wrapper, wrapper.options.model_validate(given)
-    except ValidationError as error:
-        where = f"{prefix}source.options of {name}"
-        raise Refused("\n".join(explain(e, wrapper.options, where) for e in error.errors())) from None
+    return wrapper, read_options(wrapper.options, given, f"{prefix}source.options of {name}")
 
 
 def source_abilities(config: RunConfig) -> Abilities:

@@ -430,8 +430,8 @@ class Feed:
         config, samples, version = self.phase.config, valid.samples, self.learner.version
         if config.reward.whiten != "none" or config.reward.clip is not None:
             samples = shaped(samples, config.reward)
-        if config.reward.per_token or config.reward.per_step:
-            samples = by_token(samples, config.reward.per_step, self.learner.encoder.decode)
+        if config.reward.places is not None:
+            samples = by_token(samples, config.reward.places, self.learner.encoder.decode)
         over_kept = has_ratios(self.needs)
         observed = OBSERVED_LOGP in self.needs
         batch = collate(samples, version, valid.pairs, over_kept=over_kept, observed=observed)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
-from agro.models.chat import ignored_settings
 from agro.models.policy import Policy
 from agro.models.pretrained import LARGE, cores, parameters, positions_of
 from agro.models.reference import load_reference
@@ -64,7 +63,6 @@ from agro.types import Prompt
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
     """What the model and the prompts show, before the first step."""
     texts, count = sum(isinstance(p.text, str) for p in prompts), parameters(policy.model)
-    ignored = ignored_settings(policy.model, config.sampler)
     positions, on_gpu = positions_of(policy.model), policy.device.type == "cuda"
     is_large = config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu"
     rows = {
@@ -72,8 +70,6 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
         "one; policy.chat.wrap = true makes user messages of them": texts
         and policy.tokenizer.chat_template
         and not config.policy.chat.wrap,
-        f"the model's generation_config sets {', '.join(ignored)}; these are ignored, [sampler] "
-        "decides": prompts and ignored,
         f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
         "changes the log-probs of all sequences": policy.context < positions,
         f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
 
 from agro.types import Sample  # noqa: E402
-from agro_grade.rewards import CodeReward, code  # noqa: E402
+from agro_grade.rewards import CodeOptions, CodeReward, code  # noqa: E402
 from benchmarks import recording  # noqa: E402
 
 
@@ -63,14 +63,14 @@ def measure(reward: CodeReward, name: str, samples: list[Sample], verdicts: list
 def main() -> None:
     args = recording.parser(__doc__, data=DATA, level="full", workers=2, json=False, out=Path).parse_args()
     results = []
-    with closing(code({"level": args.level}, timeout=3.0, workers=args.workers)) as reward:
+    with closing(code(CodeOptions(level=args.level), timeout=3.0, workers=args.workers)) as reward:
         attacks = [
             Sample("p", source, prompt_id=name, meta={"tests": TESTS})
             for name, source in (FORGERIES | ESCAPES).items()
         ]
         attacks.append(Sample("p", HONEST, prompt_id="honest", meta={"tests": TESTS}))
         results.append(measure(reward, "attacks", attacks, [*[0.0] * (len(attacks) - 1), 1.0]))
-    with closing(code({"level": args.level}, timeout=30.0, workers=args.workers)) as reward:
+    with closing(code(CodeOptions(level=args.level), timeout=30.0, workers=args.workers)) as reward:
         tasks = rows(args.data / "code/humaneval.jsonl.gz")
         solutions = [human_eval(row, row["canonical_solution"]) for row in tasks]
         results.append(measure(reward, "HumanEval, its solutions", solutions, [1.0] * len(tasks)))

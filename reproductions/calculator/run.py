@@ -11,8 +11,10 @@ writes result.json and figure.png into --out, with --record beside this script t
 
 from __future__ import annotations
 
+import math
 import random
 import sys
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +27,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
+from agro.errors import Refused  # noqa: E402
+from agro.models.encoding import Encoder  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
-from agro.rollout import demonstrate  # noqa: E402
+from agro.rollout.envs import Environment  # noqa: E402
 from agro.rollout.envs.process import load_environment  # noqa: E402
+from agro.rollout.rollout import Episode  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Prompt, Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -52,6 +57,46 @@ def answer(prompt: str) -> str:
 
 def slip(text: str, share: float, rng: random.Random) -> str:
     return "".join(rng.choice("0123456789") if c.isdigit() and rng.random() < share else c for c in text)
+
+
+def demonstrate(
+    environment: Environment,
+    encoder: Encoder,
+    prompt: Prompt,
+    turns: Sequence[str],
+    *,
+    source: str = "teacher",
+) -> list[Sample]:
+    """The episode in which a teacher writes `turns`; the actions are the tokens of these turns.
+
+    An end token is appended to a turn without a stop text of the environment. The result is one sample,
+    unless the chat template rewrites history. The reward is the environment's, or None. Raises `Refused` if
+    the episode does not end with the last turn, if the environment raises an error, and for unknown
+    characters.
+    """
+    location = f"demonstration for prompt {prompt.id}"
+    episode = Episode(environment, encoder, prompt, encoder.prompt(prompt.text), len(turns) + 1)
+    unknown = encoder.chat.tokenizer.unk_token_id
+    more = True
+    for i, text in enumerate(turns):
+        if not more:
+            raise Refused(f"{location}: the episode ended ({episode.finish}) after {i} of {len(turns)} turns")
+        ids = encoder.following(episode.transcript.text, text)
+        if unknown is not None and unknown in ids:
+            raise Refused(
+                f"{location}: the tokenizer of {encoder.name} doesn't know all characters of {text!r:.80}"
+            )
+        if not text.endswith(environment.stop or ("\0",)):
+            ids = ids + encoder.end_of(prompt.text)
+        more = episode.turn(ids, [math.nan] * len(ids), cut=False)
+    if episode.error:
+        raise Refused(f"{location}: {episode.error}")
+    if more or not turns:
+        raise Refused(f"{location}: the episode goes on after the last turn: {repr(turns)[:80]}; add turns")
+    if len(episode.ids) > encoder.context:
+        raise Refused(f"{location}: {len(episode.ids)} tokens, but the model's context is {encoder.context}")
+    samples = episode.samples(uuid.uuid4().hex, turns[-1], {}, {})
+    return [s.replace(role="expert", source=source) for s in samples]
 
 
 def lessons(config: RunConfig, prompts: Sequence[str], rng: random.Random) -> list[Sample]:

@@ -12,10 +12,10 @@ from agro.errors import Refused
 from agro.io.worker import load_file
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
-from agro.rollout import demonstrate
 from agro.rollout.envs import Mistake, Turn
 from agro.rollout.envs.process import load_environment
 from agro.types import Prompt
+from reproductions.calculator.run import demonstrate
 
 FOLDER = Path(__file__).parents[2] / "examples/environments"
 calculator, search = load_file(str(FOLDER / "calculator.py")), load_file(str(FOLDER / "search.py"))

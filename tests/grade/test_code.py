@@ -23,7 +23,7 @@ from agro.types import Sample
 from agro_grade import sandbox
 from agro_grade.code import Case, ProgramGrader, last_block
 from agro_grade.guest import Program, decode, encode
-from agro_grade.rewards import CodeReward, code
+from agro_grade.rewards import CodeOptions, CodeReward, code
 from agro_grade.sandbox import ATTACKS, FILES, LEVELS, PROCESSES, LocalSandbox
 
 ATTACKING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/code/attacks.py"))
@@ -34,7 +34,7 @@ FORGERIES, ESCAPES, HONEST, TESTS, HOARDS = (
 
 def opened(level: str, timeout: float = 2.0, **options: object) -> CodeReward:
     try:
-        return code({"level": level, **options}, timeout=timeout, workers=4)
+        return code(CodeOptions(level=level, **options), timeout=timeout, workers=4)
     except Refused as error:
         pytest.skip(str(error))
 
@@ -147,7 +147,7 @@ def test_a_level_that_is_not_reached_is_refused(monkeypatch, level):
     monkeypatch.setattr(LocalSandbox, "weakness", lambda self: f"no {level}" if self.level == level else None)
     weaker = {"limits": "", "namespaces": "", "full": "level = 'namespaces'"}[level]
     with pytest.raises(Refused, match=rf"sandbox of the level 'full', but no {level}.*{weaker}"):
-        code({"interpreter": "/usr/bin/python3"}, timeout=1.0, workers=1)
+        code(CodeOptions(interpreter="/usr/bin/python3"), timeout=1.0, workers=1)
 
 
 def _interpreter() -> str:
@@ -283,12 +283,13 @@ def test_the_share_of_tests_that_pass():
 
 
 def test_options_are_checked():
-    wrong = (({"sandbox": 1}, "no such option"), ({"partial": 1}, "expected true or false, got 1"))
+    wrong = (
+        ({"sandbox": 1}, "reward.options of code: unknown key sandbox"),
+        ({"level": "none"}, "level: input should be 'limits', 'namespaces' or 'full', got 'none'"),
+    )
     for options, error in wrong:
         with pytest.raises(Refused, match=error):
-            code(options, timeout=1.0, workers=1)
-    with pytest.raises(Refused, match="expected one of limits, namespaces, full"):
-        code({"level": "none"}, timeout=1.0, workers=1)
+            load_reward(config.RewardConfig(name="code", options=options))
 
 
 def test_it_is_loaded_by_its_name():

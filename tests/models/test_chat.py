@@ -14,11 +14,12 @@ from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
-from agro.rollout import Rollout, demonstrate
+from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
 from agro.rollout.rollout import Transcript
 from agro.types import UNKNOWN_VERSION, Prompt, Sample
+from reproductions.calculator.run import demonstrate
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 
 import numpy as np
@@ -70,34 +69,14 @@ def test_regex_on_gsm8k():
     ]
 
 
-@pytest.mark.test
-def test_regex_by_pattern():
-    pairs = [("[1] then [72.0]", "72"), ("[72] then [1]", "72"), ("none", "72"), ("[72]", None)]
-    assert values("regex", pairs, pattern=r"\[(.*?)\]") == [1.0, 0.0, 0.0, "the sample has no answer"]
-
-
-@pytest.mark.test
-def test_a_pattern_that_times_out_fails_only_its_response():
-    settings = config.RewardConfig(name="regex", options={"pattern": "((?:a|a)*)$"}, timeout=1.0)
-    samples = [Sample("p", text, meta={"answer": "aa"}) for text in ("aa", "a" * 60 + "b", "aa")]
-    start = time.monotonic()
-    with closing(load_reward(settings)) as reward:
-        scores = reward.score(samples)
-    assert [s.error for s in scores] == [None, "timed out after 1 s", None]
-    assert time.monotonic() - start < 60  # the pattern takes years
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("exct", {}, "got 'exct'; did you mean exact?"),
-        ("exact", {"strp": True}, "reward.options.strp: exact has no such option; did you mean strip?"),
-        ("exact", {"strip": "yes"}, "expected true or false, got 'yes'"),
-        ("regex", {"zzz": ""}, "it has marker, pattern, answer_marker"),
+        ("exact", {"strp": True}, "reward.options of exact: unknown key strp; did you mean strip?"),
+        ("exact", {"strip": 3}, "strip: input should be a valid boolean"),
+        ("regex", {"pattern": "(a)"}, "unknown key pattern; known here: marker, answer_marker"),
         ("regex", {"marker": " "}, "marker: expected text"),
-        ("regex", {"pattern": "("}, "pattern: missing ), unterminated subpattern at position 0"),
-        ("regex", {"pattern": "a"}, "expected one group, around the answer, got 0"),
-        ("regex", {"pattern": "(a)", "marker": "b"}, "exclude each other"),
     ],
 )
 def test_invalid_options_are_refused(name, options, message):
@@ -148,11 +127,10 @@ def test_without_tokens_it_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "max_tokens: overlong needs it: an integer"),
-        ({"max_tokens": 4}, "buffer: overlong needs it: an integer"),
+        ({}, "overlong: max_tokens: field required.*\n.*overlong: buffer: field required"),
+        ({"max_tokens": 4, "buffer": 0}, "buffer: input should be greater than or equal to 1"),
         ({"max_tokens": 4, "buffer": 5}, r"buffer: expected at most max_tokens \(4\), got 5"),
-        ({"max_tokens": 4, "buffer": True}, "buffer: expected an integer, got True"),
-        ({"max_token": 4}, "max_token: overlong has no such option"),
+        ({"max_token": 4}, "unknown key max_token; did you mean max_tokens"),
     ],
 )
 def test_options(options, said: str) -> None:

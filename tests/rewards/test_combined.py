@@ -364,14 +364,14 @@ def test_turns_end_where_the_environment_begins() -> None:
 
 
 def test_rewards_come_with_the_last_tokens_and_replace_their_sum() -> None:
-    sample = written(TEXT, reward=1.5, meta={"step_rewards": [0.5, 0.0, 1.0]})
+    sample = written(TEXT, reward=1.5, meta={"place_rewards": [0.5, 0.0, 1.0]})
     [spread, other] = by_token([sample, written("x", reward=2.0)], "\n", decode)
     assert (spread.reward, other.reward, other.token_reward) == (None, 2.0, None)
     assert np.isnan(spread.token_reward[0])
     assert np.flatnonzero(np.nan_to_num(spread.token_reward)).tolist() == [3, 12]
     assert np.nansum(spread.token_reward) == 1.5
-    tokens = written("ab", reward=3.0, meta={"token_rewards": [1.0, 0.5, 1.5]})
-    assert by_token([tokens], None, decode)[0].token_reward[1:].tolist() == [1.0, 0.5, 1.5]
+    tokens = written("ab", reward=3.0, meta={"place_rewards": [1.0, 0.5, 1.5]})
+    assert by_token([tokens], "token", decode)[0].token_reward[1:].tolist() == [1.0, 0.5, 1.5]
 
 
 @pytest.fixture
@@ -389,21 +389,19 @@ def test_a_function_gives_a_number_for_each_step_or_turn(each) -> None:
         written("abcdef", "ppeepp", meta={"wanted": [1, 2]}),
         written("ab", meta={"wanted": [1]}, episode="e"),
     ]
-    with closing(load_reward(each(per_step="\n"))) as reward:
+    with closing(load_reward(each(places="\n"))) as reward:
         found = reward.score(samples)
     assert [score.value for score in found] == [6.0, None, None, None]
-    assert found[0].meta == {"step_rewards": [1.0, 2.0, 3.0]}
+    assert found[0].meta == {"place_rewards": [1.0, 2.0, 3.0]}
     assert [score.error for score in found[1:]] == [
         "returned 2 numbers for 3 steps",
-        "the response has several turns; give reward.per_step = 'turn'",
+        "the response has several turns; give reward.places = 'turn'",
         "the template rewrote the episode's history: it has no one sequence of tokens",
     ]
-    with closing(load_reward(each(per_step="turn"))) as reward:
+    with closing(load_reward(each(places="turn"))) as reward:
         assert [score.value for score in reward.score(samples[2:3])] == [3.0]
 
 
 def test_what_excludes_steps_is_refused(each) -> None:
-    with pytest.raises(Refused, match=r"reward\.per_token excludes reward\.per_step"):
-        each(per_step="\n", per_token=True)
-    with pytest.raises(Refused, match=r"reward\.per_step excludes"):
-        each(per_step="\n", clip=[0, 1])
+    with pytest.raises(Refused, match=r"reward\.places excludes"):
+        each(places="\n", clip=[0, 1])

@@ -19,9 +19,8 @@ from agro.cli import app
 from agro.cli.stores import agreement
 from agro.config import RewardConfig
 from agro.errors import Refused
-from agro.rewards import judge as judging
 from agro.rewards import load_reward
-from agro.rewards.judge import JudgeReward, judge
+from agro.rewards.judge import JudgeOptions, JudgeReward, judge
 from agro.types import Sample
 
 SAID: dict[str, list[str | int]] = {}  # by response: replies or statuses, the last one again and again
@@ -90,7 +89,7 @@ def test_a_key_that_a_server_echoes_is_in_no_message(url, monkeypatch):
 
 
 def opened(url: str, **options: object) -> JudgeReward:
-    return judge({"url": url, "model": "m", **options}, timeout=5.0, workers=3)
+    return judge(JudgeOptions(url=url, model="m", **options), timeout=5.0, workers=3)
 
 
 def test_scores_are_read_strictly(url):
@@ -178,21 +177,21 @@ def test_a_server_that_is_gone_leaves_rewards_unknown(url):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"url": "u"}, r"model: judge needs it: text"),
-        ({"url": "u", "model": "m", "temperature": 1.0}, "no such option"),
-        ({"url": "u", "model": "m", "retries": "3"}, "expected an integer"),
+        ({"url": "u"}, "reward.options of judge: model: field required"),
+        ({"url": "u", "model": "m", "temperature": 1.0}, "unknown key temperature"),
+        ({"url": "u", "model": "m", "retries": -1}, "retries: input should be greater than or equal to 0"),
         ({"url": "u", "model": "m", "lowest": 10}, "expected less than"),
     ],
 )
 def test_options_are_checked(options, error):
     with pytest.raises(Refused, match=error):
-        judge(options, timeout=1.0, workers=1)
+        load_reward(RewardConfig(name="judge", options=options))
 
 
 def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
     SAID["r"] = ["slowly"]
     began = time.monotonic()
-    options = {"url": url, "model": "m", "retries": 0}
+    options = JudgeOptions(url=url, model="m", retries=0)
     with closing(judge(options, timeout=0.5, workers=1)) as reward:
         [score] = reward.score([Sample("p", "r")])
     assert score.value is None
@@ -203,7 +202,7 @@ def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
 def test_a_rubric_may_be_a_file(tmp_path):
     file = tmp_path / "rubric.txt"
     file.write_text("Only {braces} count.\n")
-    options = judging.__globals__["JudgeOptions"].of({"url": "u", "model": "m", "rubric": str(file)})
+    options = JudgeOptions(url="u", model="m", rubric=str(file))
     assert options.instructions.startswith("Only {braces} count.")
 
 

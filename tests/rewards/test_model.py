@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from agro import config
 from agro.errors import Refused
 from agro.models.pretrained import new_model
 from agro.rewards import load_reward
+from agro.rewards.builtin import ModelOptions
 from agro.rewards.model import ModelReward
 from agro.types import Sample
 
@@ -46,7 +46,7 @@ def judge(base: Path) -> Path:
 
 
 def loaded(judge: Path, **options) -> ModelReward:
-    return ModelReward(str(judge), device="cpu", **options)
+    return ModelReward(ModelOptions(path=str(judge), device="cpu", **options))
 
 
 def test_a_value_does_not_depend_on_the_batch(judge):
@@ -66,7 +66,7 @@ def test_pickled_weights_are_not_read(judge, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(Refused, match="pickled weights are not read"):
-        ModelReward(str(tmp_path), device="cpu")
+        loaded(tmp_path)
 
 
 def test_texts_become_sequences(judge):
@@ -80,19 +80,11 @@ def test_texts_become_sequences(judge):
         loaded(judge, template="chat")
 
 
-def test_an_earlier_version_fitted_its_scale(judge, tmp_path):
-    """Of what it wrote beside the model: reward = scale · logit + shift. What is too long has no reward."""
-    shutil.copytree(judge, tmp_path / "fitted")
-    (tmp_path / "fitted/reward.json").write_text('{"model": {"scale": 2.0, "shift": 100.0}}')
-    samples = [Sample(">", "abc"), Sample(">", "a" * 40)]
-    values = []
-    for path in (judge, tmp_path / "fitted"):
-        chosen = config.RewardConfig(name="model", options={"path": str(path), "device": "cpu"})
-        with closing(load_reward(chosen)) as reward:
-            short, long = reward.score(samples)
-            values.append(short.value)
-            assert "tokens; the reward model takes" in long.error
-    assert values[1] == pytest.approx(100 + 2 * values[0])
+def test_a_response_that_is_too_long_has_no_reward(judge):
+    model = loaded(judge)
+    short, long = model.score([Sample(">", "abc"), Sample(">", "a" * 40)])
+    assert short.value == pytest.approx(model.values([model.ids(">", "abc")])[0])
+    assert "tokens; the reward model takes" in long.error
 
 
 def test_a_classifiers_reward_is_the_probability_of_a_label(base, tmp_path):
@@ -127,10 +119,9 @@ def test_a_classifiers_reward_is_the_probability_of_a_label(base, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "path: model needs it: text"),
-        ({"path": "x", "batchsize": 3}, "no such option"),
-        ({"path": "x", "batch": 0}, "expected 1 or more, got 0"),
-        ({"path": "x", "dtype": "float8"}, "expected float32, bfloat16, float16"),
+        ({}, "reward.options of model: path: field required"),
+        ({"path": "x", "batch": 0}, "batch: input should be greater than or equal to 1, got 0"),
+        ({"path": "x", "dtype": "float8"}, "dtype: input should be 'float32', 'bfloat16' or 'float16'"),
         ({"path": "/nowhere/at/all"}, "reward model /nowhere/at/all: expected the folder or hub name of"),
     ],
 )

@@ -16,7 +16,8 @@ from agro.errors import Refused
 from agro.logs.interchange import from_record
 from agro.models.encoding import InvalidSample
 from agro.rewards import check_failures, exact
-from agro.rollout import Rollout, demonstrate
+from agro.rewards.builtin import ExactOptions
+from agro.rollout import Rollout
 from agro.rollout.engines import decoding_rows
 from agro.rollout.engines.hf import HF
 from agro.rollout.envs import Turn
@@ -27,7 +28,9 @@ from agro.store import Store
 from agro.store.copying import to_record
 from agro.train.collate import collate
 from agro.types import Prompt
+from reproductions.calculator.run import demonstrate
 
+EXACT = exact(ExactOptions())
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ 'b' if m.role == 'user' else 'a' }}{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>a{% endif %}"
@@ -182,7 +185,7 @@ def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error)
     check_behavior(policy, failed)
     assert {(s.reward, s.meta["finish"], s.knows_behavior) for s in failed} == {(None, "error", True)}
     assert max(s.meta["turns"] for s in found) == (2 if where == "step" else 1)
-    scores = EpisodeReward(exact({})).score(failed)
+    scores = EpisodeReward(EXACT).score(failed)
     assert all(x.value is None for x in scores)
     with pytest.raises(Refused, match=error):
         check_failures(failed, scores, 0.5)
@@ -191,7 +194,7 @@ def test_what_fails_leaves_the_reward_unknown_and_the_tokens(tiny, where, error)
 def test_rewards_of_the_environment_add_up_and_are_kept(tiny):
     found = play(tiny(), Echo(reward=0.25))
     assert {s.reward / s.meta["turns"] for s in found} == {0.25}
-    assert [x.value for x in EpisodeReward(exact({})).score(found)] == [s.reward for s in found]
+    assert [x.value for x in EpisodeReward(EXACT).score(found)] == [s.reward for s in found]
 
 
 def test_a_reward_at_some_turns_only_is_unknown(tiny):
@@ -218,7 +221,7 @@ def test_the_last_turn_is_scored(tiny):
 
         def score(self, samples):
             seen.extend(samples)
-            return exact({}).score(samples)
+            return EXACT.score(samples)
 
         def close(self):
             pass
@@ -329,7 +332,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     assert [policy.tokenizer.decode(s.tokens[s.action]) for s in found] == ["ad", "be<eos>", "c<eos>"]
     assert len({s.episode for s in found}) == 1
     assert all(s.context_tokens.tolist() == s.tokens[~s.action].tolist() for s in found[1:])
-    scores = EpisodeReward(exact({})).score(found)
+    scores = EpisodeReward(EXACT).score(found)
     assert [x.value for x in scores] == [1.0] * 3
     batch = collate([s.replace(reward=1.0) for s in found], 0)
     assert batch.response.tolist() == [0, 0, 0]
@@ -337,7 +340,7 @@ def test_a_template_that_rewrites_history_makes_several_rows(chat, tmp_path):
     rollout = Rollout(policy.encoder, HF(policy), Echo(), 8)
     prompts = [Prompt(asked), Prompt([{"role": "user", "content": "b"}])]
     asked = [p.__class__(p.text, columns={"answer": "c"}) for p in prompts]
-    held = heldout(rollout, EpisodeReward(exact({})), asked, SamplerConfig(n=6, max_new=6), seed=0)
+    held = heldout(rollout, EpisodeReward(EXACT), asked, SamplerConfig(n=6, max_new=6), seed=0)
     assert held.rewards.shape == (2, 6)
     assert len(held.samples) > 12
     with Store.open(tmp_path / "s.db") as store:

@@ -74,19 +74,19 @@ def rewarded_by(folder: Path, **reward) -> list[Sample]:
 
 def test_a_function_rewards_each_token(tmp_path: Path) -> None:
     """1 for each 7, by its id, and nothing where the number of values is wrong."""
-    for sample in rewarded_by(tmp_path, name=f"{REWARDS}:dense", per_token=True):
+    for sample in rewarded_by(tmp_path, name=f"{REWARDS}:dense", places="token"):
         tokens = int(sample.action.sum())
         if sample.response.startswith("0"):
             assert sample.meta["reward_error"] == f"returned {tokens - 1} numbers for {tokens} tokens"
         else:
             assert sample.reward == tokens * ("7" in sample.response)
-            assert sample.meta["token_rewards"] == [float("7" in sample.response)] * tokens
+            assert sample.meta["place_rewards"] == [float("7" in sample.response)] * tokens
 
 
 def test_a_function_rewards_each_step(tmp_path: Path) -> None:
     """Steps end at a 7. What comes with a step's last token is trained on, and the sum is the reward."""
-    samples = rewarded_by(tmp_path, name=f"{REWARDS}:stepwise", per_step="7")
-    assert any(len(sample.meta.get("step_rewards", ())) > 1 for sample in samples)
+    samples = rewarded_by(tmp_path, name=f"{REWARDS}:stepwise", places="7")
+    assert any(len(sample.meta.get("place_rewards", ())) > 1 for sample in samples)
     for sample in samples:
         assert sample.reward == len(sample.response.replace("7", ""))
 

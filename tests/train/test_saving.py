@@ -106,19 +106,18 @@ def test_cards_of_an_adapter_and_of_the_model_it_was_merged_into(tmp_path, base)
 
 
 @pytest.mark.parametrize("changes", [{}, {"do_sample": False}])
-def test_of_the_generation_config_only_end_tokens_are_taken_and_the_rest_is_said(
-    tmp_path, base, capsys, changes
-):
+def test_of_the_generation_config_only_end_tokens_are_taken(tmp_path, base, changes):
     """do_sample = false beside a temperature is what transformers refuses to save after a change."""
     file = base / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     before = json.loads(file.read_text())
     out = run_tiny(tmp_path, policy={"model": str(base)}, train__steps=1)
-    said, sampled = capsys.readouterr().err, samples_of(out)[0].sampling
-    for name, brought, used in (("temperature", 0.6, 1.0), ("top_k", 20, 0), ("top_p", 0.95, 1.0)):
-        assert f"{name} = {brought} (sampler.{name} = {used})" in said
-        assert sampled[name] == used
-    assert "repetition_penalty = 1.05" in said
+    sampled = samples_of(out)[0].sampling
+    assert {name: sampled[name] for name in ("temperature", "top_k", "top_p")} == {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+    }
     assert json.loads((out / "model" / "generation_config.json").read_text()) == before
 
 

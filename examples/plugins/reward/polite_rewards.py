@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from agro.rewards import AnswerReward, RewardMaker, Score, checked_options
+from agro.config import Section
+from agro.rewards import AnswerReward, RewardMaker, Score
 
 POLITE = ("please", "thank", "welcome")
 
@@ -15,12 +15,16 @@ def politeness(completions: list[str], **columns: Any) -> list[float]:
     return [sum(word in text.lower() for word in POLITE) / len(POLITE) for text in completions]
 
 
-def mentions(options: Mapping[str, Any], **_: Any) -> AnswerReward:
-    """1.0 where the response has the answer anywhere. Option: `case` (true): letter case counts."""
-    settings = checked_options("mentions", options, {"case": True})
+class Options(Section):
+    case: bool = True
+    """letter case counts"""
+
+
+def mentions(options: Options, **_: Any) -> AnswerReward:
+    """1.0 where the response has the answer anywhere."""
 
     def form(text: str) -> str:
-        return text if settings["case"] else text.casefold()
+        return text if options.case else text.casefold()
 
     def score(responses: list[str], expected: list[str]) -> list[Score]:
         return [Score(float(form(a) in form(r))) for r, a in zip(responses, expected)]
@@ -28,4 +32,4 @@ def mentions(options: Mapping[str, Any], **_: Any) -> AnswerReward:
     return AnswerReward("mentions", score)
 
 
-MENTIONS = RewardMaker(mentions)
+MENTIONS = RewardMaker(mentions, Options)
