@@ -282,7 +282,7 @@ def test_the_most_that_rows_may_couple() -> None:
 
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
     of_policy = ["logp", "kl", "ref_mean", "ref_square", "entropy", "proposal", "proposal_mean"]
-    others = ["normalizer", "future", "value", "prefix_value", "observed_logp"]
+    others = ["normalizer", "value", "prefix_value", "observed_logp"]
     assert wanted_streams(NEEDS) == of_policy + others
     assert {"value", "prefix_value"} == VALUES == set(provided_by("value_head", NEEDS))
 

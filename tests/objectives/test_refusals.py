@@ -36,7 +36,6 @@ STREAMS: dict[str, Any] = {
     "value": [0.5] * 6,
     "prefix_value": [[0.0, 0.3, 0.2]] * 6,
     "normalizer": [[0.0, 1.0, 2.0]] * 6,
-    "future": [[0.0, -1.2, -2.3]] * 6,
     "proposal": [[0.0, 0.3, 0.2]] * 6,
     "proposal_mean": [[0.0, -1.3, -1.2]] * 6,
     "ref_mean": [[0.0, -0.1, -0.2]] * 6,

@@ -125,10 +125,10 @@ UNREAD = {"2605.18899": "its text. Nothing of it was found to read but what othe
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
     "DPO with images, OPA-DPO (2501.09695)": "text alone",
-    "FPA (2509.19893) inside DPO and RPO": (
-        "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
-        "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
-        "of its first version, and that rewards take the place of judgments is reconstructed"
+    "FPA (2509.19893)": (
+        "its code isn't out: the extrapolation and the constant weights were known from notes alone, and what "
+        "was made of them, with rewards in the place of judgments, ended below the default on logs "
+        "(reproductions/panel)"
     ),
     "Missing old logits (2605.12070)": (
         "ratios to the trainer's own log-probs of the version that sampled, from a copy of its weights or a "

@@ -75,7 +75,6 @@ class Case:
     ref_mean: np.ndarray  # [B,T]
     ref_square: np.ndarray  # [B,T]
     normalizer: np.ndarray  # [B,T]
-    future: np.ndarray  # [B,T]
     stored_quantile: Sequence[float]  # [B], one value a response
     reward_parts: Sequence[Sequence[float]]  # [B][K], one value a response
     part_weights: Sequence[Sequence[float]]  # [B][K], the same in all rows

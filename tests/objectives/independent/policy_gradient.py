@@ -106,18 +106,6 @@ def topr(
     return averaged(case, [(g, g.rewards) for g in case.groups(1)], "response", token)
 
 
-def fpa(case: Case, extrapolation: float = 1.0) -> Result:
-    """-(r_i - r̄_{-i}) c_i, c_i = exp(mean of log π̂), a constant; d/dl_it = -(r_i - r̄_{-i}) c_i / (n T_i)."""
-    future = case.logp if extrapolation == 0 else case.future
-
-    def token(A: float, y: Response, place: Place) -> Pair:
-        gain = A * exp(total(future, y) / len(y.places))
-        return -gain, -gain
-
-    loss, grads = averaged(case, advantages(case, "others"), "response", token)
-    return loss, grads if extrapolation == 0 else {**grads, "future": np.zeros(case.logp.shape)}
-
-
 def otb(case: Case) -> Result:
     """-(1/n) Σ_i Σ_t (r_i - b_t) l_it; b_t weighs rewards by Σ_{s≤t} (1 - 2π + π²/q)."""
     grad, loss = np.zeros(case.logp.shape), 0.0
