@@ -104,7 +104,7 @@ def differing(of_option: dict[str, list[Any]], places: int) -> list[dict[str, An
 
 
 def fits(entry: objectives.Objective, options: dict[str, Any]) -> bool:
-    return not entry.conflict(entry.defaults() | options, options)
+    return not entry.conflict(entry.defaults() | options)
 
 
 def variants_of_ingredients(name: str, entry: objectives.Objective) -> list[dict[str, Any]]:
@@ -130,19 +130,15 @@ def variants_of_all(entry: objectives.Objective, weighs: bool, imitates: bool) -
         out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
         out.append({"weight": "behavior", "weight_level": "mean", "weight_rule": "mask", **bounds})
     if WEIGHT_BASELINE in entry.ingredients:
-        for kind in ("lower", "weighted", "optimal", "balanced"):
-            out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
+        out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"})
         out.append({"weight": "reference", "weight_normalize": "group", "weight_baseline": "optimal"})
         out.append({"weight_baseline": "optimal"})
-        out.append({"weight_baseline": "balanced"})
     if BASELINE_SHIFT in entry.ingredients:
         out.append({"baseline_shift": NUMBER})
         out.append({"baseline_shift": NUMBER, "weight": "reference"})
     if KL_TERM in entry.ingredients:
         for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)
-    if imitates:
-        out.append({"imitation": 1 + NUMBER, "imitation_reward": NUMBER})
     if imitates and weighs:
         out.append({"imitation": NUMBER, "weight": "reference"})
     return out

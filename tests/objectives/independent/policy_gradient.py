@@ -19,7 +19,6 @@ from independent.base import (
     power,
     regularized,
     shares,
-    total,
 )
 
 
