@@ -36,31 +36,26 @@ NONE = 1e-3  # share of right responses up to which a group is all wrong; 1 less
 
 
 class AgainOptions(Section):
-    """Fresh groups that satisfy a rule get more responses in the same step: written with a hint, by another
-    model, by the policy once more, or a teacher's from the store."""
+    """Fresh groups get more responses in the same step: written with a hint, a teacher's from the store, or
+    children of the first."""
 
-    by: Literal["hint", "store", "model", "policy", "parents"]
-    """whose responses. hint: the policy's, with the prompt's hint before it (Guide, arXiv 2506.13923); they
-    are stored under the prompt without it, with log-probs that are with it; store: those of role "expert" to
-    the same prompt in data.store (AMPO, arXiv 2510.02227); model: those of another model, of role "expert";
-    policy: the policy's once more; parents: those that the policy, or `model`, writes with one of the first
-    responses as a hint (the second stage of SOPHIA, arXiv 2507.16814); meta.parent is the sample it is of"""
-    when: Literal["failed", "equal", "always"] = "failed"
-    """which groups. failed: those without a right response; equal: those whose rewards are all equal; always:
-    all"""
+    by: Literal["hint", "store", "parents"]
+    """whose responses, to which groups. hint: to those without a right response the policy's, with the
+    prompt's hint before it (Guide, arXiv 2506.13923); they take the place of the first, unless all or none of
+    them are right, and are stored under the prompt without the hint, with log-probs that are with it; store:
+    to those without a right response right ones of role "expert" to the same prompt in data.store (AMPO,
+    arXiv 2510.02227), in places that a hash of the seed chooses; parents: to all those that the policy, or
+    `model`, writes with one of the first responses as a hint (the second stage of SOPHIA, arXiv 2507.16814);
+    the shortest right one of a good parent takes the place of all, and meta.parent is the sample it is of"""
     right: float = 1.0
     """the least reward of a right response"""
-    take: Literal["group", "right", "shortest"] = "group"
-    """group: the second responses take the place of the first, unless all or none of them are right; right:
-    right ones take the places of responses that a hash of the seed chooses; shortest (by = "parents"): the
-    shortest right one whose parent's children have a mean reward above `alpha` takes the place of all"""
     alpha: float = 0.5
-    """take = "shortest": a parent whose children's mean reward isn't above it is a bad one"""
+    """by = "parents": a parent whose children's mean reward isn't above it is a bad one"""
     most: Count | None = None
-    """take = "right": so many places at most; one response of the policy stays, whatever it is"""
+    """by = "store": so many places at most; one response of the policy stays, whatever it is"""
     choose: Literal["first", "comprehension"] = "first"
-    """take = "right": which right responses come first. first: the shorter ones; comprehension: those after
-    whose reasoning, the text before their answer, the policy finds the right answer likeliest"""
+    """by = "store": which responses come first. first: the shorter ones; comprehension: those after whose
+    reasoning, the text before their answer, the policy finds the right answer likeliest"""
     n: Count | None = None
     """second responses a prompt, where they are sampled; sampler.n where it isn't given"""
     hint: str = "hint"
@@ -71,8 +66,7 @@ class AgainOptions(Section):
     answer: str = "answer"
     """choose = "comprehension": column of the prompts with the right answer"""
     model: str | None = None
-    """folder or hub name of the model that is asked: with by = "model", and also with by = "parents" where it
-    isn't the policy"""
+    """by = "parents": folder or hub name of the model that is asked, where it isn't the policy"""
 
 
 class AskingAgainSource:
@@ -149,9 +143,7 @@ class AskingAgainSource:
         return prompts
 
     def _fails(self, group: Sequence[Sample]) -> bool:
-        if self.again.when == "equal":
-            return len({total_reward(sample) for sample in group}) == 1
-        return self.again.when == "always" or self._accuracy(group) <= NONE
+        return self.again.by == "parents" or self._accuracy(group) <= NONE
 
     def _is_right(self, sample: Sample) -> bool:
         return total_reward(sample) >= self.again.right
@@ -163,19 +155,20 @@ class AskingAgainSource:
         self, step: int, first: Sequence[Sample], second: Sequence[Sample]
     ) -> tuple[Sequence[Sample], Sequence[Sample]]:
         """The responses that leave a group, and those that come in their places."""
-        if self.again.take == "shortest":
+        if self.again.by == "parents":
             return first, shortest_right(second, self.again.alpha, right=self.again.right)
         if not second:
             return (), ()
-        if self.again.take == "group":
+        if self.again.by == "hint":
             return (first, second) if NONE <= self._accuracy(second) <= 1 - NONE else ((), ())
-        ranked = sorted(filter(self._is_right, second), key=lambda sample: len(sample.response))
-        if self.again.choose == "comprehension" and ranked:
+        ranked = sorted(second, key=lambda sample: len(sample.response))
+        if self.again.choose == "comprehension":
             assert self.learner is not None, "weights are published before a step"
             prompt = self.prompts[first[0].prompt_id]
             ranked = by_comprehension(self.learner, prompt, ranked, str(prompt.columns[self.again.answer]))
-        # They replace responses where none is right. k = n would leave nothing to compare.
-        most = 0 if any(map(self._is_right, first)) else min(self.again.most or len(first), len(first) - 1)
+        most = min(
+            self.again.most or len(first), len(first) - 1
+        )  # all of them would leave nothing to compare
         seed = derive(self.seed, "again", step, first[0].prompt_id)
         places = sorted(
             range(len(first)), key=lambda i: blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
@@ -283,28 +276,19 @@ def answered(store: Store, ids: Sequence[int]) -> dict[str, list[Sample]]:
 
 
 def _can(inner: Abilities, again: AgainOptions) -> Abilities:
-    inner -= {"samples_chosen_prompts"}
-    return inner if again.by == "policy" else inner - {"samples_current_weights"}
+    return inner - {"samples_chosen_prompts", "samples_current_weights"}
 
 
 def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
     data = phase.config.data
-    right, by_store, has_model = again.take == "right", again.by == "store", again.model is not None
-    needs = f"{phase.config.objective.name} needs {FRESH.what}"
+    by_store, needs = again.by == "store", f"{phase.config.objective.name} needs {FRESH.what}"
     return {
         'with by = "store" needs data.store': by_store and data.store is None,
-        'with by = "store" needs take = "right"': by_store and not right,
         "asks for experts only where all fail: data.experts = 0": by_store and data.experts,
-        'with by = "model" needs source.options.model': again.by == "model" and not has_model,
-        f'with by = "{again.by}" asks no model': has_model and again.by not in ("model", "parents"),
-        'needs by = "parents" and take = "shortest" together': (
-            (again.take == "shortest") != (again.by == "parents")
-        ),
-        'has the option most, which belongs to take = "right"': not right and again.most is not None,
-        'has the option choose, which belongs to take = "right"': not right and again.choose != "first",
-        f"has responses of another context or model, but {needs}": (
-            FRESH in phase.needs and again.by != "policy"
-        ),
+        f'with by = "{again.by}" asks no model': again.model is not None and again.by != "parents",
+        'has the option most, which belongs to by = "store"': not by_store and again.most is not None,
+        'has the option choose, which belongs to by = "store"': not by_store and again.choose != "first",
+        f"has responses of another context or model, but {needs}": FRESH in phase.needs,
     }
 
 

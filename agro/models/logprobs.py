@@ -47,7 +47,7 @@ from agro.types import KeptSets
 TILE = 1024  # tokens of the vocabulary whose logits are computed at once
 KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 MiB; others are computed twice
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
-OF_REFERENCE = frozenset({"kl", "future"}) | UNDER_REFERENCE  # streams that need its logits
+OF_REFERENCE = frozenset({"kl"}) | UNDER_REFERENCE  # streams that need its logits
 PROPOSALS = frozenset({"proposal", "proposal_mean"})
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 
@@ -135,7 +135,6 @@ class Plan:
     kappa: float = 1.0  # of q ∝ π^(1/κ)
     kept: KeptSets | None = None  # [N], of log π, on the CPU
     draws: Tensor | None = None  # [N,K] uniform numbers, for K tokens in place of q; None: q itself
-    strength: float = 1.0  # λ of π̂ ∝ π (π/π_ref)^λ
     keeps: int = 0  # logits that are kept for the backward pass, at most
 
     def blocks(self) -> list[Block]:
@@ -201,8 +200,6 @@ class Sums(NamedTuple):
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
     gap_sum: Tensor  # Σ e^x_ref u, u = x - x_ref
     gap_squares: Tensor  # Σ e^x_ref u²
-    future: Tensor  # log Σ e^w, w = (1 + λ) z - λ z_ref
-    future_token: Tensor  # w of the token
     drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
 
     @classmethod
@@ -211,7 +208,6 @@ class Sums(NamedTuple):
         sums = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
         sums.largest.fill_(LOWEST)
         sums.ref_largest.fill_(LOWEST)
-        sums.future.fill_(-math.inf)
         return sums
 
     @property
@@ -262,8 +258,6 @@ def add_tile(block: Block, z: Tensor, h_ref: Tensor | None, tile: slice) -> None
         sums.ref_sum.sub_(sums.total * ref_rise).mul_(shrink).add_((e * x_ref).sum(1))
         if UNDER_REFERENCE & plan.want:
             _add_gaps(sums, x, x_ref, ref_rise - rise, ref_rise)
-        if "future" in plan.want:
-            _add_future(sums, x, x_ref, plan.strength, at_token)
         sums.ref_total.mul_((-ref_rise).exp()).add_(x_ref.exp_().sum(1))
     sums.total.mul_(shrink).add_(e.sum(1))
 
@@ -283,15 +277,6 @@ def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Ten
     sums.gap_squares.add_(grows * (2 * sums.gap_sum + grows * sums.ref_total)).mul_(shrink)
     sums.gap_squares.add_((e_ref * gap.square()).sum(1))
     sums.gap_sum.add_(grows * sums.ref_total).mul_(shrink).add_((e_ref * gap).sum(1))
-
-
-def _add_future(
-    sums: Sums, x: Tensor, x_ref: Tensor, strength: float, at_token: tuple[Tensor, Tensor]
-) -> None:
-    w = x.mul(1 + strength).sub_(x_ref, alpha=strength)
-    offset = (1 + strength) * sums.largest - strength * sums.ref_largest
-    torch.logaddexp(sums.future, w.logsumexp(1).double() + offset, out=sums.future)
-    sums.future_token[at_token[0]] = w[at_token].double() + offset[at_token[0]]
 
 
 def add_draws(block: Block, h: Tensor) -> None:
@@ -337,7 +322,7 @@ def _minus(z: Tensor, largest: Tensor) -> Tensor:
 
 
 def fill(values: Tensor, block: Block) -> None:
-    """Write the streams of a block to `values` [9,N], as far as they are wanted."""
+    """Write the streams of a block to `values` [8,N], as far as they are wanted."""
     values, sums, want = values[:, block.at], block.sums, block.plan.want
     values[0] = sums.token - sums.total.log()
     if "entropy" in want:
@@ -351,8 +336,6 @@ def fill(values: Tensor, block: Block) -> None:
         values[5], values[6] = sums.ref_mean, sums.ref_square
     if "normalizer" in want:
         values[7] = sums.largest + sums.total.log()
-    if "future" in want:
-        values[8] = sums.future_token - sums.future
 
 
 class Slopes(NamedTuple):
@@ -375,7 +358,7 @@ class Slopes(NamedTuple):
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
         """From the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
-        d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square, d_normalizer, _ = (
+        d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square, d_normalizer = (
             zero if g is None else g.double() for g in grads
         )
         constant = d_normalizer - (d_logp + d_mean)
@@ -468,10 +451,7 @@ def uniforms(key: Bits, count: int) -> Tensor:
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-STREAMS = (
-    *("logp", "entropy", "kl", "proposal", "proposal_mean"),
-    *("ref_mean", "ref_square", "normalizer", "future"),
-)
+STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean", "ref_mean", "ref_square", "normalizer")
 
 
 class Outputs(NamedTuple):
@@ -503,8 +483,7 @@ def token_streams(
             π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
             where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
             `agro.models.logprobs`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ²,
-            ρ = log π/π_ref); "normalizer" (log Σ exp of the logits) and "future" (log π̂ of the token,
-            without gradient, π̂ ∝ π (π/π_ref)^λ, λ the `strength` of such a name where it has one).
+            ρ = log π/π_ref); "normalizer" (log Σ exp of the logits).
         temperature: divides the logits of both policies.
         chunk: positions of a tile, at most; it has `TILE` tokens.
         reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
@@ -545,7 +524,6 @@ def token_streams(
         tokens=tokens.flatten()[masked].long(),
         kappa=getattr(proposal, "temperature", 1.0),
         draws=draws,
-        strength=next((name.strength for name in want if hasattr(name, "strength")), 1.0),
         keeps=KEPT if torch.is_grad_enabled() else 0,
     )
     parts = [plan]

@@ -297,8 +297,8 @@ class Policy:
             lengths: [B] tokens of each sequence.
             mask: [B,T] positions to compute, within the lengths, without the first token.
             want: of "logp", "entropy", "kl" (exact, of π from `reference`), "proposal", "proposal_mean" (at a
-                need's own temperature), "ref_mean", "ref_square", "normalizer", "future" (beyond π, from
-                `reference`), "prefix_value" and "value".
+                need's own temperature), "ref_mean", "ref_square", "normalizer", "prefix_value" and
+                "value".
             kept: what log-probs are normalized over; None: the vocabulary.
         Returns:
             name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
@@ -65,6 +65,8 @@ Coupling = Literal["row", "group", "step"]
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
+# Values of an option, and those that others may have with them; an objective may lack the others.
+Rule = tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]]]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need != OBSERVED_LOGP))
 
 
@@ -101,13 +103,14 @@ class Ingredient:
     options: ClassVar[Mapping[str, tuple[Any, Any]]]  # (annotation, default)
     metrics: ClassVar[tuple[str, ...]] = ()  # that it adds where its first option isn't at its default
     stream: ClassVar[str] = "logp"  # whose gradient it changes; without the stream it isn't applied
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         return needed_by(self.options, options)
 
-    def conflict(self, options: Options, explicit: Options) -> str:
-        """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
+    def conflict(self, options: Options) -> str:
+        """Why these options exclude each other beside `rules`, "" where they don't."""
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -190,8 +193,9 @@ class Objective:
     ingredients: tuple[Ingredient, ...] = (SINGLETONS,)
     """Its other parts, in the order in which they are applied to the gradient."""
     metrics: tuple[str, ...] = ()  # that the function may report
+    rules: tuple[Rule, ...] = ()  # of the function's options
     excludes: Callable[[Options], str] = lambda options: ""
-    """Why the function's options exclude each other, "" where they don't."""
+    """Why the function's options exclude each other beside `rules`, "" where they don't."""
     anchor: Callable[[Options], ColumnNeed | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
     token."""
@@ -240,9 +244,11 @@ class Objective:
         needs = set[Need]().union(*parts, self.requires(options), needed_by(self._own, options))
         return needs - {GROUPS} if options.get("singletons") == "pool" else needs
 
-    def conflict(self, options: Options, explicit: Options) -> str:
-        """Why these options exclude each other, "" where they don't. `explicit`: without defaults."""
-        reasons = (self.excludes(options), *(part.conflict(options, explicit) for part in self.ingredients))
+    def conflict(self, options: Options) -> str:
+        """Why these options exclude each other, "" where they don't."""
+        rules = (rule for part in (self, *self.ingredients) for rule in part.rules)
+        reasons = [broken(rules, options), self.excludes(options)]
+        reasons += [part.conflict(options) for part in self.ingredients]
         reason = next(filter(None, reasons), "")
         need = grouping(self.needs({**options, "singletons": "error"}))
         if reason or options.get("singletons") != "pool" or need == GROUPS:
@@ -266,7 +272,7 @@ class Objective:
     def resolve(self, name: str, explicit: Options) -> dict[str, Any]:
         """All options with defaults filled in; raises `Refused` for an unknown, missing or invalid one."""
         resolved = checked(name, self.options, explicit, partial=False)
-        reason = self.conflict(resolved, explicit)
+        reason = self.conflict(resolved)
         if reason:
             raise Refused(f"objective {name}: {reason}")
         return resolved
@@ -321,11 +327,15 @@ def couples_baseline(options: Options) -> Coupling:
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
 
 
-def needing(what: str, options: Options, values: Mapping[str, object]) -> str:
-    """Why `what` excludes the first option that has another value than these; "" where none has."""
-    for key, value in values.items():
-        if options.get(key, value) != value:
-            return f"{what} needs {key} = {json.dumps(value)}, got {json.dumps(options[key])}"
+def broken(rules: Iterable[Rule], options: Options) -> str:
+    """What the first of the rules that isn't kept says, "" where all are."""
+    for option, values, others in rules:
+        if options.get(option) not in values:
+            continue
+        for other, allowed in others.items():
+            if other in options and options[other] not in allowed:
+                expected, got = " or ".join(map(json.dumps, allowed)), json.dumps(options[other])
+                return f"{option} = {json.dumps(options[option])} needs {other} = {expected}, got {got}"
     return ""
 
 

@@ -37,8 +37,7 @@ weights don't apply to it, as in TRL and verl. It is averaged over tokens as the
 
 A share of imitation is −log π of the better responses, mean over all their tokens. Which responses these are
 depends on rewards and judgments alone, so no row's gradient depends on another row's log-probs. Of rewards
-they are the best of n, or those of a least reward (RAFT, arXiv 2304.06767), of judged pairs the winners (RPO,
-arXiv 2404.19733).
+they are the best of n (RAFT, arXiv 2304.06767), of judged pairs the winners (RPO, arXiv 2404.19733).
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Ingredient, Options, masked, needing
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, REWARD, Need
+from agro.objectives.core import Gradient, Ingredient, Options, masked
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Beta, Option, needed_by
 from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
@@ -107,11 +106,10 @@ Power = Annotated[
     float, Option("of the ratio, before it is bounded: 0.5 is its root", "exponent", gt=0, le=1)
 ]
 WeightBaseline = Annotated[
-    Literal["mean", "weighted", "lower", "optimal", "balanced"],
+    Literal["mean", "optimal"],
     Option(
-        "what the R of a group are compared with: their mean; their mean by the weights; the lower one of "
-        "these two; the mean of nearly least variance, by w Σ_t (1 − π_t)²; or the lower one of that and of "
-        "the weighted mean, with which a group as a whole is never pushed down"
+        "what the R of a group are compared with: their mean, or the mean of nearly least variance, by w Σ_t "
+        "(1 − π_t)²"
     ),
 ]
 MEASURED = "measured"  # in place of a shift: what a run measures, falling to 0 over its steps
@@ -148,14 +146,15 @@ class Weight(Ingredient):
     }
     metrics: ClassVar = ("weight_mean",)
 
-    def conflict(self, options: Options, explicit: Options) -> str:
-        if options["weight"] == "none":
-            return _without_weight(self, options)
+    rules: ClassVar = (
+        ("weight", ("none",), {key: (default,) for key, (_, default) in options.items() if key != "weight"}),
+        ("weight_normalize", ("group",), {"weight_level": ("sequence", "mean")}),
+    )
+
+    def conflict(self, options: Options) -> str:
         minimum, maximum = options["weight_min"], options["weight_max"]
         if maximum is not None and minimum > maximum:
             return f"weight_min = {minimum:g} is above weight_max = {maximum:g}"
-        if options["weight_normalize"] == "group" and options["weight_level"] == "token":
-            return 'weight_normalize = "group" needs the ratio of a response, got weight_level = "token"'
         return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
@@ -175,19 +174,24 @@ class GroupBaseline(Ingredient):
     """
 
     options: ClassVar = {"weight_baseline": (WeightBaseline, "mean")}
+    # What doesn't compare the R of complete responses in a group has another value.
+    rules: ClassVar = (
+        (
+            "weight_baseline",
+            ("optimal",),
+            {
+                "weight_level": ("sequence",),
+                "baseline": ("others",),
+                "average": ("sum",),
+                "regularizer": ("sequence",),
+                "normalize": (False,),
+            },
+        ),
+    )
     judged: bool = False  # whether a group's responses are those of judged pairs alone
 
-    def conflict(self, options: Options, explicit: Options) -> str:
-        kind = options["weight_baseline"]
-        if kind == "mean":
-            return ""
-        if options["weight"] == "none" and kind in ("weighted", "lower"):
-            return _without_weight(self, options)
-        return needing(f'weight_baseline = "{kind}"', options, COMPARED)
-
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        kind = options["weight_baseline"]
-        if kind == "mean":
+        if options["weight_baseline"] == "mean":
             return gradient
         groups, weight_BT = Groups.of(batch), weights(options, logp_BT, batch)
         compared_N = torch.ones_like(groups.group, dtype=torch.float64)  # 0 of a response in no pair
@@ -196,7 +200,7 @@ class GroupBaseline(Ingredient):
             in_pair = torch.cat([pairs.winner, pairs.loser])
             compared_N = torch.zeros_like(compared_N).index_fill(0, in_pair, 1.0)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
-        excess_G = excess(kind, groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
+        excess_G = excess(groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
         return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
 
@@ -209,11 +213,10 @@ class BaselineShift(Ingredient):
     """
 
     options: ClassVar = {"baseline_shift": (Shift, 0.0)}
-
-    def conflict(self, options: Options, explicit: Options) -> str:
-        if options["baseline_shift"] == 0:
-            return ""
-        return needing("baseline_shift", options, {"average": "sum", "scale": "reward"})
+    rules: ClassVar = (
+        ("average", ("token",), {"baseline_shift": (0.0,)}),
+        ("scale", ("loss",), {"baseline_shift": (0.0,)}),
+    )
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         shift = options["baseline_shift"]
@@ -229,25 +232,6 @@ class BaselineShift(Ingredient):
 
 WEIGHT, WEIGHT_BASELINE, WEIGHT_BASELINE_OF_PAIRS = Weight(), GroupBaseline(), GroupBaseline(judged=True)
 BASELINE_SHIFT = BaselineShift()
-# What doesn't compare the R of complete responses in a group has another value.
-COMPARED: dict[str, object] = {
-    "weight_level": "sequence",
-    "baseline": "others",
-    "average": "sum",
-    "regularizer": "sequence",
-    "normalize": False,
-}
-
-
-def _without_weight(ingredient: Ingredient, options: Options) -> str:
-    """Its first option that isn't at its default, although there is no weight."""
-    for key, (_, default) in ingredient.options.items():
-        if options[key] != default:
-            return (
-                f'{key} = {options[key]} is of a weight, but weight = "none"; set weight = "reference", or '
-                f"leave {key} out"
-            )
-    return ""
 
 
 def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
@@ -273,19 +257,12 @@ def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
     return groups.sum_tokens((1.0 - logp_BT.exp()).square())
 
 
-def excess(kind: str, groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] how far the baseline lies below the mean of R, in units of the gradient.
+def excess(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
+    """[G] how far the optimal baseline lies below the mean of R, in units of the gradient.
 
     `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
     """
-    weight_N = groups.mean_tokens(weight_BT)
-    weighted_G = groups.weighted_mean(slope_N, weight_N)
-    if kind == "weighted":
-        return weighted_G
-    if kind == "lower":
-        return weighted_G.clamp(min=0.0)
-    optimal_G = groups.weighted_mean(slope_N, weight_N * squared_norm(groups, logp_BT))
-    return optimal_G if kind == "optimal" else torch.maximum(weighted_G, optimal_G)
+    return groups.weighted_mean(slope_N, groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT))
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:
@@ -363,41 +340,23 @@ Share = Annotated[
         ge=0,
     ),
 ]
-LeastReward = Annotated[
-    float | None, Option("imitate all responses of at least this reward instead", "reward")
-]
 
 
 @dataclass(frozen=True)
 class Imitation(Ingredient):
     """Adds the share to the loss. A weight w counts the rows of a group w times."""
 
-    options: ClassVar = {"imitation": (Share, 0.0), "imitation_reward": (LeastReward, None)}
+    options: ClassVar = {"imitation": (Share, 0.0)}
     metrics: ClassVar = ("imitation_loss",)
     winners: bool = False  # of judged pairs, whatever the rewards
-
-    def needs(self, options: Options) -> set[Need]:
-        """What says which responses are imitated, where the objective needs it not already."""
-        return set() if options["imitation_reward"] is None else {REWARD}
-
-    def conflict(self, options: Options, explicit: Options) -> str:
-        """A schedule may go through 0."""
-        if explicit.get("imitation_reward") is None or "imitation" in explicit:
-            return ""
-        return (
-            f"imitation_reward = {explicit['imitation_reward']} says what is imitated, but imitation isn't "
-            "set; set imitation, its share in the loss, or leave imitation_reward out"
-        )
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         """Adds the metric `imitation_loss` as well: NaN where nothing is imitated."""
         share = options["imitation"]
         if share == 0:
             return gradient
-        groups, minimum = Groups.of(batch), options["imitation_reward"]
-        if minimum is not None:
-            imitated_N = groups.reward >= minimum
-        elif self.winners:
+        groups = Groups.of(batch)
+        if self.winners:
             winner = Pairs.of(batch).won().winner
             imitated_N = torch.zeros_like(groups.group, dtype=torch.bool).index_fill(0, winner, True)
         else:

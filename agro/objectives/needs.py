@@ -219,13 +219,10 @@ class Votes(Need):
 class Stream(Need):
     """Numbers [B,T] ("value": [B]) that the model gives beside the log-probs, with gradient.
 
-    Some are constants of a distribution beside π. "future" is log π̂ of the token, π̂ ∝ π (π/π_ref)^λ, which
-    lies beyond π, seen from the reference. "proposal" is q of the token, q ∝ π^(1/κ), and "proposal_mean"
-    the mean of log π(a) over q(a).
+    "proposal" is q of the token, q ∝ π^(1/κ), a constant, and "proposal_mean" the mean of log π(a) over q(a).
     """
 
     marked_by = ""  # the `extra` [B,T] of the tokens that it is at; "": those of the mask
-    strength: float  # λ
     temperature: float  # κ
     draws: int  # tokens drawn from q in its place; 0: q itself
     seed: float  # of the draws
@@ -388,7 +385,6 @@ REF_MEAN = Stream("ref_mean", "reference")
 REF_SQUARE = Stream("ref_square", "reference")
 ENTROPY = Stream("entropy")
 NORMALIZER = Stream("normalizer")  # log Σ_a exp of the logits
-FUTURE = Stream("future", "reference", strength=1.0)
 PROPOSAL = Stream("proposal", temperature=1.0, draws=0, seed=0.0)
 PROPOSAL_MEAN = Stream("proposal_mean", temperature=1.0, draws=0, seed=0.0)
 OBSERVED_LOGP = Stream(  # at other tokens than the objective's
@@ -402,7 +398,7 @@ VALUE = Stream("value", "value_head")
 PREFIX_VALUE = Stream("prefix_value", "value_head")
 
 NEEDS: tuple[Need, ...] = (
-    *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, FUTURE, VALUE, PREFIX_VALUE),
+    *(KL, REF_MEAN, REF_SQUARE, ENTROPY, PROPOSAL, PROPOSAL_MEAN, NORMALIZER, VALUE, PREFIX_VALUE),
     OBSERVED_LOGP,
     *(REWARD, REWARD_PARTS, PART_WEIGHTS, FRESH, REF_LOGP, BEHAVIOR_LOGP, OF_REFERENCE, OLD_LOGP),
     *(DRAWN_VALUE, STORED_VALUE, STORED_QUANTILE, HINTED, MEANING, GROUPS, TRIPLES, PAIRS, VOTES),

@@ -12,7 +12,7 @@ from torch import Tensor
 from agro.io import plugins
 from agro.objectives.needs import NEEDS
 from agro.proof import formulas
-from agro.proof.formulas import CorrectionWeight, Situation, group_baseline
+from agro.proof.formulas import CorrectionWeight, Situation, optimal_baseline
 
 # Updates of a descent that isn't claimed to arrive: agro, from the reference on data of any full support, is
 # within 1e-4 nats of the optimum by then.
@@ -160,25 +160,22 @@ def moved(claims: Claims) -> Claims:
 
 
 def baseline_claims(
-    kind: str,
     maximum: float | None = None,
     power: float = 1.0,
     updates: int = 600,
     normalize: Literal["none", "group"] = "none",
 ) -> Claims:
-    """Statement 26, with a weight where `maximum` is given.
-
-    Noise moves the baselines that are the lower one of two, since which one that is depends on rewards.
-    """
-    weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
-    weight["weight_normalize"] = normalize
+    """Statement 26, with a weight where `maximum` is given."""
+    options: dict[str, Any] = {"weight_baseline": "optimal"}
+    if maximum is not None:
+        weight = {"weight": "reference", "weight_max": maximum, "weight_power": power}
+        options |= {**weight, "weight_normalize": normalize}
     return Claims(
-        lambda s: group_baseline(s, kind, maximum, power, normalize == "group"),
+        lambda s: optimal_baseline(s, maximum, power, normalize == "group"),
         "optimum",
         GROUPED,
-        {"weight_baseline": kind} if maximum is None else {"weight_baseline": kind, **weight},
+        options,
         reference_shift=maximum is None,
-        noise=kind in ("weighted", "optimal"),
         n=(2, 3),
         updates=updates,
     )
@@ -216,19 +213,18 @@ def corrected(
     )
 
 
-def imitating(claims: Claims, k: Formula, shift: bool = True, **options: Any) -> Claims:
+def imitating(claims: Claims, k: Formula) -> Claims:
     """With a share of imitation of responses that are chosen with probability k [X,Y]. Its end is another."""
-    return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), shift, imitation=0.7, **options)
+    return pulled(claims, lambda s: 0.7 * formulas.imitation(s, k(s)), imitation=0.7)
 
 
-def pulled(claims: Claims, more: Formula, shift: bool = True, noise: bool = False, **options: Any) -> Claims:
+def pulled(claims: Claims, more: Formula, noise: bool = False, **options: Any) -> Claims:
     """With more in the loss, which moves its end."""
     return replace(
         claims,
         expects=lambda s: claims.expects(s) + more(s),
         ends="unknown",
         options={**claims.options, **options},
-        shift=shift,
         noise=noise,
         policy_gradient=None,
         limits=False,

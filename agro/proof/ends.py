@@ -326,15 +326,15 @@ def _descent(subject: Subject) -> Path:
     return descend(initial, reference, data, star, subject.name, subject.options(), settings)
 
 
-def _lambert(s: Situation, shift: float = 0.0) -> Tensor:
-    """[X,Y] log π with β log(π/μ) + ν π/μ = A, A = (1 − 1/n)(r − E_μ r) + shift β: the least E_μ (A − β
+def _lambert(s: Situation) -> Tensor:
+    """[X,Y] log π with β log(π/μ) + ν π/μ = A, A = (1 − 1/n)(r − E_μ r): the least E_μ (A − β
     log(π/μ))² of all policies. (arXiv 2605.28150, whose abstract was read, finds Lambert functions for
     methods without ratios; this one is derived here.)
 
     A is that of a group of n on average. ν makes probabilities add up to 1; it is at least 0, and without it
     the end would be π ∝ μ exp(A/β).
     """
-    A_XY = (1 - 1 / s.n) * s.centered(s.reward) + shift * s.beta
+    A_XY = (1 - 1 / s.n) * s.centered(s.reward)
     low_X1 = torch.zeros_like(A_XY[:, :1])
     high_X1 = torch.full_like(low_X1, 100.0)
     for _ in range(100):
@@ -362,7 +362,6 @@ SAMPLER = End("μ", lambda s: s.behavior.logp())
 BY_REWARD = End("μ r/Z", lambda s: _tilted(s.behavior.logp(), s.reward.log()))
 OF_SAMPLER = End("μ exp(r/β)/Z", lambda s: _tilted(s.behavior.logp(), s.reward / s.beta))
 LAMBERT = End("β log(π/μ) + ν π/μ = (1 − 1/n)(r − E_μ r)", _lambert)
-SHIFTED_LAMBERT = End("the same with + β on the right", lambda s: _lambert(s, 1.0))
 TEACHER = End("π_ref", lambda s: s.reference.logp())
 PER_TOKEN = End(
     "π_ref exp(T r/β)/Z", lambda s: _tilted(s.reference.logp(), s.policy.space.lengths * s.reward / s.beta)

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, Stream
+from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN, Stream
 
 END = 0  # the token that ends a response where lengths differ
 
@@ -234,11 +234,6 @@ class Enumerable:
         total: Tensor = self.model().logsumexp(-1)
         return total
 
-    def future(self, reference: Enumerable, strength: float) -> Tensor:
-        """[X,C,V] log π̂, π̂ ∝ π (π/π_ref)^λ, without gradient."""
-        logp, ref_logp = self.logp_next().detach(), reference.logp_next().detach()
-        return ((1 + strength) * logp - strength * ref_logp).log_softmax(-1)
-
     def proposal(self, need: Stream) -> Tensor:
         """[X,C,V] q ∝ π^(1/κ), or the shares of the tokens that `need` draws from it; without gradient."""
         q = (self.logp_next().detach() / need.temperature).softmax(-1)
@@ -292,9 +287,6 @@ class Enumerable:
         for need in want:
             if not isinstance(need, Stream):
                 continue
-            if need == FUTURE:
-                assert reference is not None
-                streams[need] = self.future(reference, need.strength)[:, places, self.space.tokens]
             if need in (PROPOSAL, PROPOSAL_MEAN):
                 q = self.proposal(need)
                 mean, share = (q * logp).sum(-1)[:, places], q[:, places, self.space.tokens]

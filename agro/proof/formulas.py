@@ -252,9 +252,9 @@ def kl_policy_gradient(s: Situation) -> Tensor:
     return advantage(s, 0.0) + s.beta * s.mean(s.kl.sum(2))
 
 
-def square_to_reward(s: Situation, ratio_XY: Tensor, shift: float = 0.0) -> Tensor:
-    """E (r_1 − β log ratio − r̄ + shift β)², r̄ the mean reward of a group (Kimi)."""
-    u_XY, r_XKn = s.reward - s.beta * (ratio_XY - shift), s.reward[:, s.groups]
+def square_to_reward(s: Situation, ratio_XY: Tensor) -> Tensor:
+    """E (r_1 − β log ratio − r̄)², r̄ the mean reward of a group (Kimi)."""
+    u_XY, r_XKn = s.reward - s.beta * ratio_XY, s.reward[:, s.groups]
     return s.mean_groups((u_XY[:, s.groups[:, 0]] - r_XKn.mean(-1)).square())
 
 
@@ -264,15 +264,13 @@ def squared_norm(s: Situation) -> Tensor:
     return left_XYT.square().sum(2)
 
 
-def group_baseline(
-    s: Situation, kind: str, maximum: float | None = None, power: float = 1.0, normalize: bool = False
+def optimal_baseline(
+    s: Situation, maximum: float | None = None, power: float = 1.0, normalize: bool = False
 ) -> Tensor:
-    """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b a baseline of the group.
+    """−n/(n−1) E w_1 (R_1 − b) log π(y_1), b = Σ w g R / Σ w g over the group, g = Σ_t (1 − π_t)².
 
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
-    by the largest one where all are below 1. b is R̄_w, the mean by w, for "weighted"; that by
-    w g, g = Σ_t (1 − π_t)², for "optimal"; the lower one of R̄_w and R̄ for "lower", of R̄_w and the optimal
-    one for "balanced".
+    by the largest one where all are below 1.
     """
     R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
     w_XKn = torch.ones_like(R_XKn)
@@ -281,14 +279,7 @@ def group_baseline(
         fallen_XK = d_XKn.amax(-1, keepdim=True).clamp(max=0.0) if normalize else 0.0
         w_XKn = (power * (d_XKn - fallen_XK)).exp().clamp(max=maximum)
     wg_XKn = w_XKn * squared_norm(s)[:, s.groups]
-    weighted_XK = (w_XKn * R_XKn).sum(-1) / w_XKn.sum(-1)
-    optimal_XK = (wg_XKn * R_XKn).sum(-1) / wg_XKn.sum(-1)
-    baseline_XK = {
-        "weighted": weighted_XK,
-        "lower": torch.minimum(R_XKn.mean(-1), weighted_XK),
-        "optimal": optimal_XK,
-        "balanced": torch.minimum(weighted_XK, optimal_XK),
-    }[kind]
+    baseline_XK = (wg_XKn * R_XKn).sum(-1) / wg_XKn.sum(-1)
     part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.policy.logp()[:, s.groups[:, 0]]
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)
 

@@ -70,14 +70,6 @@ def tapered(
     return -s.mean((s.reward - 0.5) * (k * s.policy.logp_tokens()).sum(2) / T)
 
 
-def future_gain(s: Situation, extrapolation: float = 1.0) -> Tensor:
-    """−E_μ (r − E_μ r) c l/T, c = exp(log π̂(y)/T), π̂ ∝ π (π/f)^λ at each token, T tokens (FPA)."""
-    space = s.policy.space
-    future = s.policy.future(s.reference, extrapolation)[:, space.places, space.tokens]
-    c = (torch.where(space.mask, future, 0.0).sum(2) / space.lengths).exp()
-    return -s.mean(s.centered(s.reward) * c * s.policy.logp() / space.lengths)
-
-
 def token_baselines(s: Situation) -> Tensor:
     """−E Σ_t (r − b_t) log π of the first response of a group, b_t the mean of those with a t-th token, by
     weights of the squared norm of the gradient in the logits up to it (OTB)."""
@@ -114,7 +106,6 @@ prefix_consistency = of_options(
 # Its own samples are fresh; with each group comes one response of an expert, whoever that is.
 hnpg = of_options(hybrid, ("reward", "value", "fresh"), shift=False, n=(1, 2), expert="apart")
 otb = of_options(token_baselines, ("reward", "groups", "proposal"), shift=False, episodes=False)
-fpa = of_options(future_gain, ("reward", "groups", "future"))
 # A response whose reward crosses the baseline changes its weight, so a shift and noise matter.
 topr = of_options(tapered, ("reward", "behavior_logp"), shift=False, noise=False, n=(1, 2))
 
@@ -131,11 +122,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "maxrl": (advantage_claims("maxrl", updates=DESCENT),),
     "opo": (advantage_claims("opo", updates=DESCENT),),
     "asymre": (preset(advantage_claims("mean", shift=-0.1, updates=DESCENT)),),
-    "fpa": (
-        fpa(updates=DESCENT),
-        fpa(extrapolation=0.4),
-        fpa(("reward", "groups"), extrapolation=0.0),
-    ),
     "topr": (
         topr(updates=600, baseline=0.5),
         topr(baseline=0.5, ratio="mean", positive=(0.8, 1.1), negative=(0.3, 0.9)),

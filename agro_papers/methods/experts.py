@@ -333,13 +333,9 @@ def _otr_needs(options: Options) -> set[Need]:
 
 
 def _otr_excludes(options: Options) -> str:
-    if options["draws"] != int(options["draws"]):
-        return f"draws = {options['draws']} isn't a whole number"
-    if options["seed"] and not options["draws"]:
-        return (
-            f"seed = {options['seed']} is of draws, but draws = 0 is their expectation; leave one of them out"
-        )
-    return ""
+    if options["draws"] == int(options["draws"]):
+        return ""
+    return f"draws = {options['draws']} isn't a whole number"
 
 
 def _band_excludes(options: Options) -> str:
@@ -371,7 +367,14 @@ ENTRIES: dict[str, Objective] = {
         lambda options: _apart(options) if options.get("fix") == "anchor" else {REWARD, GROUPS},
         metrics=RATIO_MAX,
     ),
-    "otr": _text(otr, "OTR, arXiv 2509.26313", _otr_needs, excludes=_otr_excludes, metrics=("weight_mean",)),
+    "otr": _text(
+        otr,
+        "OTR, arXiv 2509.26313",
+        _otr_needs,
+        rules=(("draws", (0,), {"seed": (0,)}),),  # without draws it is their expectation
+        excludes=_otr_excludes,
+        metrics=("weight_mean",),
+    ),
     "middle_band": _text(
         middle_band,
         "BFS-Prover-V2, arXiv 2509.06493",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from agro.objectives.core import (
     SINGLETONS,
     Objective,
-    Options,
     Streams,
     Terms,
     always,
@@ -23,7 +21,6 @@ from agro.objectives.methods.consistency import regularizer
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     FRESH,
-    FUTURE,
     GROUPS,
     NORMALIZER,
     PREFIX_VALUE,
@@ -31,7 +28,6 @@ from agro.objectives.needs import (
     REF_LOGP,
     REWARD,
     VALUE,
-    Need,
     changed,
     except_experts,
 )
@@ -213,40 +209,7 @@ def otb(streams: Streams, batch: Batch) -> Terms:
     return Terms(groups.average_responses(-groups.sum_tokens(advantage_BT * streams["logp"])))
 
 
-def fpa(
-    streams: Streams,
-    batch: Batch,
-    *,
-    extrapolation: Annotated[
-        float, Option("λ: how far beyond π, seen from the reference, the future policy lies", "ratio", ge=0)
-    ] = 1.0,
-) -> Terms:
-    """−A c log π of each response, averaged over its tokens, with c = exp(mean log π̂), a constant: the
-    geometric mean of the token's probabilities under π̂ ∝ π (π/π_ref)^λ (FPA, arXiv 2509.19893).
-
-    π̂ has the logits (1 + λ) z − λ z_ref. It is where the policy is going, so that a response that is pushed
-    down counts less before its tokens are improbable, and those that it shares with right ones are kept.
-    λ = 0 is SimPER (arXiv 2502.00883), whose loss −Σ A exp(mean log π) has this gradient. There and in the
-    paper's experiments responses are judged in pairs, A = ±1; here A = r_i − r̄_{-i}, which of a pair with
-    rewards 1 and 0 is the same.
-    """
-    groups = Groups.of(batch)
-    advantage_N = groups.reward - groups.mean_others(groups.reward)
-    future_BT = streams["logp" if extrapolation == 0 else "future"]
-    coefficient_N = groups.mean_tokens(future_BT.detach()).exp()
-    gain_N = advantage_N * coefficient_N
-    surrogate = groups.average_responses(-gain_N * groups.mean_tokens(streams["logp"]))
-    return Terms(groups.average_responses(-gain_N), surrogate)
-
-
-def _fpa_needs(options: Options) -> set[Need]:
-    """λ = 0 needs no reference."""
-    strength = options["extrapolation"]
-    return {REWARD, GROUPS} if strength == 0 else {REWARD, GROUPS, changed(FUTURE, strength=strength)}
-
-
 VALUED = ("value_loss", "value_mean")
-_grouped = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 ENTRIES: dict[str, Objective] = {
     "tbrm": Objective(
         tbrm,
@@ -270,12 +233,12 @@ ENTRIES: dict[str, Objective] = {
         ingredients=(),
         metrics=VALUED,
     ),
-    "fpa": _grouped(fpa, "FPA, arXiv 2509.19893, with SimPER's weights, arXiv 2502.00883", _fpa_needs),
-    "otb": _grouped(
+    "otb": Objective(
         otb,
         "OTB, arXiv 2602.07078",
         always(REWARD, GROUPS, changed(PROPOSAL, temperature=0.5)),
         coupling("group"),
+        ingredients=(IMITATION, SINGLETONS),
     ),
     "topr": Objective(
         topr,

@@ -12,7 +12,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
 from agro.objectives.ingredients import IMITATION, Ratio, log_ratio
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD
@@ -362,17 +362,16 @@ def nested_reft(
     return Terms(loss, metrics={"ratio_max": log_BT.exp().max()})
 
 
-def _opmd_conflict(options: Options) -> str:
-    if options["form"] == "simple":
-        return ""
-    return needing('form = "pairwise"', options, {"baseline": "mean"})
-
-
 _entry = partial(Objective, ingredients=(IMITATION, SINGLETONS))
 _masking = partial(_entry, metrics=("clipped_share", "ratio_max"))
 _of_groups = always(REWARD, GROUPS)
 ENTRIES: dict[str, Objective] = {
-    "opmd": _entry(opmd, "OPMD, arXiv 2509.24203", _of_groups, excludes=_opmd_conflict),
+    "opmd": _entry(
+        opmd,
+        "OPMD, arXiv 2509.24203",
+        _of_groups,
+        rules=(("form", ("pairwise",), {"baseline": ("mean",)}),),
+    ),
     "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", always()),
     "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", always(), metrics=("ratio_max",)),
     "rec": _masking(rec, "REC, arXiv 2509.24203", always()),

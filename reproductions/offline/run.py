@@ -42,7 +42,7 @@ from reproductions.offline import logs  # noqa: E402
 BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 RECIPE = "agro, the recipe"
 UNBOUNDED = "agro, the recipe without the bound"  # on the change of a step: train.step_kl
-FIXED = (RECIPE, UNBOUNDED, "agro, the earlier recipe")  # their settings aren't chosen here
+FIXED = (RECIPE, UNBOUNDED)  # their settings aren't chosen here
 RATES, OTHER_RATES, FRESH_RATES = (3e-5, 1e-4, 3e-4, 1e-3), ("1e-4", "1e-3"), ("1e-4", "3e-4")
 NEAR = 0.15  # methods that end further below the recipe have no further seeds
 LAST = 20  # steps at the end over which what the batches show is averaged

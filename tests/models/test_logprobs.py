@@ -17,15 +17,13 @@ from agro.models.logprobs import STREAMS, Head, keys, token_streams, uniforms
 from agro.models.packing import PackedRows
 from agro.models.policy import Policy
 from agro.models.reference import frozen
-from agro.objectives.needs import FUTURE, PROPOSAL, PROPOSAL_MEAN, changed
+from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN, changed
 from agro.types import KeptSets
 
 B, T, H, V = 3, 11, 8, 37
 KAPPA = 1.5
 TEMPERED = tuple(changed(need, temperature=KAPPA) for need in (PROPOSAL, PROPOSAL_MEAN))
-STRENGTH = 0.7
-BEYOND = changed(FUTURE, strength=STRENGTH)
-EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:8], BEYOND)
+EVERY = (*STREAMS[:3], *TEMPERED, *STREAMS[5:])
 
 
 @pytest.fixture(params=[8, 1000])
@@ -62,7 +60,6 @@ def naive(hidden, head, tokens, temperature, reference, inside=None):
 
     own, other = logits(hidden, head).log_softmax(-1), logits(*reference).log_softmax(-1)
     kept = own if inside is None else own.masked_fill(~inside[:, 1:], -torch.inf).log_softmax(-1)
-    future = ((1 + STRENGTH) * own - STRENGTH * other).detach()
     q = torch.softmax(own.detach() / KAPPA, -1)
     return {
         "proposal": q.gather(2, tokens[:, 1:, None])[..., 0],
@@ -71,7 +68,6 @@ def naive(hidden, head, tokens, temperature, reference, inside=None):
         "ref_mean": (other.exp() * (own - other)).sum(-1),
         "ref_square": (other.exp() * (own - other).square() / 2).sum(-1),
         "normalizer": logits(hidden, head).logsumexp(-1),
-        "future": future.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0],
         "entropy": -(own.exp() * own).sum(-1),
         "kl": (own.exp() * (own - other)).sum(-1),
     }
@@ -101,7 +97,7 @@ def check_streams(want, settings, chunk, *, with_bias=True, keeps=False):
         assert torch.equal(found[s].isnan(), ~mask)
         inner = expected[s][at]
         torch.testing.assert_close(found[s][:, 1:][at], inner.to(dtype), **tolerance(dtype, inner))
-        if s not in ("proposal", "future"):  # which are constants
+        if s != "proposal":  # which is a constant
             factor = torch.randn((B, T), dtype=dtype, generator=torch.Generator().manual_seed(i))
             total = total + (found[s] * factor)[mask].sum()
             right = right + (expected[s] * factor[:, 1:])[at].sum()
@@ -114,7 +110,7 @@ def check_streams(want, settings, chunk, *, with_bias=True, keeps=False):
     "want",
     [
         *(("logp",), ("entropy",), ("kl",), TEMPERED, ("logp", *TEMPERED), STREAMS[5:7]),
-        *(("logp", "normalizer"), ("logp", BEYOND), EVERY),
+        *(("logp", "normalizer"), EVERY),
     ],
 )
 @pytest.mark.parametrize(
@@ -292,9 +288,8 @@ def test_what_cannot_be_computed_is_refused():
         token_streams((hidden, head), tokens, mask | True)
     with pytest.raises(ValueError, match=r"expected some of logp, entropy, kl, .*got value"):
         token_streams((hidden, head), tokens, mask, want=["value"])
-    for stream in ("kl", "future"):
-        with pytest.raises(ValueError, match="needs a reference"):
-            token_streams((hidden, head), tokens, mask, want=[stream])
+    with pytest.raises(ValueError, match="needs a reference"):
+        token_streams((hidden, head), tokens, mask, want=["kl"])
     with pytest.raises(Refused, match="vocabulary of 37 tokens, got 36"):
         token_streams((hidden, head), tokens, mask, want=["kl"], reference=(hidden, Head(weight[1:])))
 

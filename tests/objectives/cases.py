@@ -24,8 +24,7 @@ from agro.objectives.ingredients import BASELINE_SHIFT, KL_TERM, WEIGHT, WEIGHT_
 FIELDS = ("ref_logp", "behavior_logp", "old_logp")
 DRAWN = (*FIELDS, "old_value")
 TOKEN_STREAMS = (
-    *("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean"),
-    *("normalizer", "future"),
+    *("logp", "kl", "ref_mean", "ref_square", "prefix_value", "proposal", "proposal_mean", "normalizer"),
 )
 EXTRA = (
     *("token_reward", "stored_value", "stored_quantile", "hinted", "meaning"),
@@ -56,7 +55,7 @@ def values_of(kind: Any, number: float = NUMBER) -> list[Any]:
 def declared(function: Any) -> dict[str, list[Any]]:
     """By option of an objective's function the values to try, the default first.
 
-    They include 0 where β may be 0, and without extrapolation.
+    They include 0 where β may be 0.
     """
     out = {}
     hints = get_type_hints(function, include_extras=True)
@@ -64,7 +63,7 @@ def declared(function: Any) -> dict[str, list[Any]]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             kind, option = get_args(hints[key])
             values = values_of(kind, NUMBER + (option.gt or 0.0))
-            if key in ("beta", "extrapolation") and option.ge == 0:
+            if key == "beta" and option.ge == 0:
                 values.append(0.0)
             if parameter.default is not parameter.empty:
                 values = [parameter.default, *(v for v in values if v != parameter.default)]
@@ -105,7 +104,7 @@ def differing(of_option: dict[str, list[Any]], places: int) -> list[dict[str, An
 
 
 def fits(entry: objectives.Objective, options: dict[str, Any]) -> bool:
-    return not entry.conflict(entry.defaults() | options, options)
+    return not entry.conflict(entry.defaults() | options)
 
 
 def variants_of_ingredients(name: str, entry: objectives.Objective) -> list[dict[str, Any]]:
@@ -131,19 +130,15 @@ def variants_of_all(entry: objectives.Objective, weighs: bool, imitates: bool) -
         out.append({"weight": "mismatch", "weight_level": "token", "weight_max": None})
         out.append({"weight": "behavior", "weight_level": "mean", "weight_rule": "mask", **bounds})
     if WEIGHT_BASELINE in entry.ingredients:
-        for kind in ("lower", "weighted", "optimal", "balanced"):
-            out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": kind})
+        out.append({"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"})
         out.append({"weight": "reference", "weight_normalize": "group", "weight_baseline": "optimal"})
         out.append({"weight_baseline": "optimal"})
-        out.append({"weight_baseline": "balanced"})
     if BASELINE_SHIFT in entry.ingredients:
         out.append({"baseline_shift": NUMBER})
         out.append({"baseline_shift": NUMBER, "weight": "reference"})
     if KL_TERM in entry.ingredients:
         for kl in ({}, {"kl": "k2"}, {"kl": "k2", "unbiased_kl": True}):
             out.append({"beta": NUMBER} | kl)
-    if imitates:
-        out.append({"imitation": 1 + NUMBER, "imitation_reward": NUMBER})
     if imitates and weighs:
         out.append({"imitation": NUMBER, "weight": "reference"})
     return out
@@ -255,7 +250,6 @@ def _drawn(seed: int, shape: Shape) -> bytes:
         ref_mean=masked(-late.random((B, T))),
         ref_square=masked(late.random((B, T))),
         normalizer=masked(last.normal(size=(B, T))),
-        future=masked(-np.exp(last.normal(size=(B, T)))),
         stored_quantile=[quantiles[y] for y in response],
         reward_parts=[parts[y] for y in response],
         part_weights=[[1.0, 0.5] for _ in response],

@@ -254,7 +254,7 @@ def away_from_kinks(seed: int, episodes: bool) -> Case:
 
 
 # Parts of their losses are constants.
-DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "fpa", "otb")
+DETACHED = ("chord", "guide", "tempsamp_r1", "otr", "distill", "hnpg", "oorl", "otb")
 
 
 @pytest.mark.test

@@ -282,7 +282,7 @@ def test_the_most_that_rows_may_couple() -> None:
 
 def test_streams_come_in_one_order_and_two_are_of_the_value() -> None:
     of_policy = ["logp", "kl", "ref_mean", "ref_square", "entropy", "proposal", "proposal_mean"]
-    others = ["normalizer", "future", "value", "prefix_value", "observed_logp"]
+    others = ["normalizer", "value", "prefix_value", "observed_logp"]
     assert wanted_streams(NEEDS) == of_policy + others
     assert {"value", "prefix_value"} == VALUES == set(provided_by("value_head", NEEDS))
 
@@ -328,41 +328,29 @@ def imitating(rewards: list[float], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "options", "added"),
+    ("rewards", "added"),
     [
         # of `a` the second, of 2 tokens, and of `b`, which counts three times, none: its rewards are equal
-        ([0, 1, 0, 2, 2], {}, [0, -1 / 4, 0, 0, 0]),
+        ([0, 1, 0, 2, 2], [0, -1 / 4, 0, 0, 0]),
         # of `b` the last one: 2 tokens of weight 1 and 2 of weight 3
-        ([0, 1, 0, 1, 2], {}, [0, -1 / 16, 0, 0, -3 / 16]),
-        # 2 + 3 · 1 + 3 · 2 = 11
-        ([0, 1, 0, 2, 2], {"imitation_reward": 1.0}, [0, -1 / 22, 0, -3 / 22, -3 / 22]),
+        ([0, 1, 0, 1, 2], [0, -1 / 16, 0, 0, -3 / 16]),
     ],
 )
-def test_what_is_imitated(rewards: list[float], options: dict[str, float], added: list[float]) -> None:
-    found, mean = imitating(rewards, **options)
+def test_what_is_imitated(rewards: list[float], added: list[float]) -> None:
+    found, mean = imitating(rewards)
     assert found == pytest.approx([0.5, *added], abs=1e-15)
     assert mean == pytest.approx(1.0, abs=1e-15)
 
 
 def test_where_nothing_is_imitated_nothing_is_added() -> None:
-    for options in ({}, {"imitation_reward": 3}):
-        found, mean = imitating([1, 1, 1, 2, 2], **options)
-        assert found == [0.0] * 6
-        assert np.isnan(mean)
+    found, mean = imitating([1, 1, 1, 2, 2])
+    assert found == [0.0] * 6
+    assert np.isnan(mean)
 
 
-def test_a_least_reward_of_imitation_needs_a_share() -> None:
-    """A schedule may pass through a share of 0."""
-    entry, given = objectives.get("agro"), {"beta": 0.1, "imitation_reward": 1.0}
-    with pytest.raises(Refused, match=r"imitation_reward = 1\.0 .* imitation isn't set"):
-        entry.resolve("agro", given)
-    assert entry.resolve("agro", given | {"imitation": 0.0})["imitation"] == 0.0
-
-
-def test_imitation_of_pairs_by_reward_needs_rewards() -> None:
-    entry = objectives.get("dpo")
-    assert "reward" not in entry.needed({"beta": 0.1, "imitation": {"start": 1, "end": 0, "steps": 9}})
-    assert "reward" in entry.needed({"beta": 0.1, "imitation": 1.0, "imitation_reward": 0.5})
+def test_imitation_of_pairs_needs_no_rewards() -> None:
+    needed = objectives.get("dpo").needed({"beta": 0.1, "imitation": {"start": 1, "end": 0, "steps": 9}})
+    assert "reward" not in needed
 
 
 def test_an_option_called_imitation_of_a_function_of_ones_own_is_its_own() -> None:

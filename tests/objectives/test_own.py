@@ -78,7 +78,7 @@ class PullToReference(Ingredient):
     def needs(self, options):
         return {REF_LOGP} if options["share"] else set()
 
-    def conflict(self, options, given):
+    def conflict(self, options):
         return "share is above 1; lower it" if options["share"] > 1 else ""
 
     def apply(self, options, logp_BT, batch, gradient):

@@ -36,7 +36,6 @@ STREAMS: dict[str, Any] = {
     "value": [0.5] * 6,
     "prefix_value": [[0.0, 0.3, 0.2]] * 6,
     "normalizer": [[0.0, 1.0, 2.0]] * 6,
-    "future": [[0.0, -1.2, -2.3]] * 6,
     "proposal": [[0.0, 0.3, 0.2]] * 6,
     "proposal_mean": [[0.0, -1.3, -1.2]] * 6,
     "ref_mean": [[0.0, -0.1, -0.2]] * 6,
@@ -262,7 +261,7 @@ def test_an_unknown_objective(act: Any) -> None:
     assert "did you mean agro?" in str(caught.value)
 
 
-NO_WEIGHT = 'is of a weight, but weight = "none"'
+NO_WEIGHT = 'weight = "none" needs weight_'
 BETA: dict[str, Any] = {"beta": 0.1}
 
 
@@ -295,12 +294,12 @@ BETA: dict[str, Any] = {"beta": 0.1}
         (
             "agro_onpolicy",
             BETA | {"squared": "local", "likelihood_ratio": "adaptive"},
-            ('squared = "local" ', '"adaptive"'),
+            ('likelihood_ratio = "adaptive" needs squared = "sequence", got "local"',),
         ),
         (
             "squared_consistency",
             BETA | {"baseline": "stored"},
-            ('scale = "half_variance" divides by n − 1',),
+            ('baseline = "stored" needs scale = "square" or "trajectory", got "half_variance"',),
         ),
         (
             "pair_consistency",

@@ -120,7 +120,7 @@ def teachers(path: Path, texts: dict[str, str]) -> str:
     return str(path)
 
 
-STORE = {"by": "store", "take": "right", "most": 2}
+STORE = {"by": "store", "most": 2}
 
 
 def test_teachers_come_only_where_failed_and_take_places_of_wrong_responses(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_the_teacher_comes_after_whose_reasoning_the_answer_is_likely(tmp_path: 
     assert {s.source for s in samples if s.role == "expert"} == {"understood"}
 
 
-@pytest.mark.parametrize("by", ["hint", "store", "policy"])
+@pytest.mark.parametrize("by", ["hint", "store"])
 def test_a_resumed_run_asks_the_same_groups_and_ends_with_the_same_bytes(tmp_path: Path, by: str) -> None:
-    again = {"hint": HINT, "store": STORE, "policy": {"by": "policy", "when": "equal"}}[by]
-    name = {"hint": "guide", "store": "ampo", "policy": "grpo"}[by]
+    again = {"hint": HINT, "store": STORE}[by]
+    name = {"hint": "guide", "store": "ampo"}[by]
 
     def config(part: str) -> RunConfig:
         path = teachers(tmp_path / f"{part}.db", {"long": "33{}", "short": "{}"})
@@ -195,19 +195,19 @@ def config_of(run: Path) -> RunConfig:
     return RunConfig.load(run / "config.json")
 
 
-def test_another_model_answers_in_the_role_of_an_expert(tmp_path: Path, repeating: str) -> None:
-    again = {"by": "model", "model": repeating, "take": "right", "right": 0.0, "n": 2}
-    again |= {"when": "equal", "most": 1}
-    config = with_hints(tmp_path, again=again, objective={"name": "luffy"}, train__steps=2)
+def test_another_model_writes_children_in_the_role_of_an_expert(tmp_path: Path, repeating: str) -> None:
+    again = {"by": "parents", "model": repeating, "template": "{hint}{prompt}", "n": 2}
+    config = with_hints(tmp_path, again=again, objective={"name": "sft"}, train__steps=2)
     run = Trainer(config, tmp_path / "run").run()
-    experts = [s for s in stored(run) if s.role == "expert"]
-    asked = sum(row["asked_again"] for row in steps(run))
-    assert len(experts) == 2 * asked > 0
-    assert {(s.source, s.version) for s in experts} == {(again["model"], -1)}
+    parents = [s for s in stored(run) if s.role == "policy" and s.response]
+    children = [s for s in stored(run) if s.role == "expert"]
+    assert sum(row["asked_again"] for row in steps(run)) == len({s.prompt_id for s in parents})
+    assert len(children) == 2 * len(parents) > 0
+    assert {(s.source, s.version) for s in children} == {(again["model"], -1)}
 
 
 def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_parent(tmp_path: Path) -> None:
-    again = {"by": "parents", "when": "always", "take": "shortest", "n": 3, "alpha": 0.3, "right": 0.5}
+    again = {"by": "parents", "n": 3, "alpha": 0.3, "right": 0.5}
     again["template"] = "{hint}{prompt}"
     sampler = {"n": 4, "max_new": 3}
     reward = {"name": f"{write_half(tmp_path)}:half"}
@@ -262,8 +262,8 @@ def write_half(folder: Path) -> Path:
             r"resample changes fresh samples, but data\.replay",
         ),
         ({"again": STORE}, r'resample with by = "store" needs data.store'),
-        ({"again": {**HINT, "most": 1}}, "resample has the option most, which belongs to take"),
-        ({"again": {"by": "model"}}, r'with by = "model" needs source.options.model'),
+        ({"again": {**HINT, "most": 1}}, "resample has the option most, which belongs to by"),
+        ({"again": {**HINT, "model": "m"}}, r'with by = "hint" asks no model'),
         ({"again": HINT, "source__kind": "elsewhere"}, "resample needs a source that samples to prompts"),
         ({"again": HINT, "objective": {"name": "agro_onpolicy", "beta": 0.1}}, "agro_onpolicy needs samples"),
     ],

@@ -53,7 +53,7 @@ RULES = {
     ),
     "dynamic sampling, DAPO (2503.14476)": "`data.spread = true`, recipe `dapo`",
     "ends of objectives without ratios, which are closer to μ than they seem (2605.28150)": (
-        "`agro prove kimi`, and nearer still `kimi_shifted`"
+        "`agro prove kimi`"
     ),
     "equivalence by a function, GEPO and OORL (2505.12723)": "`reward.meaning`, recipes `gepo` and `oorl`",
     "experience replay, first in first out (2604.08706)": '`data.order = "uniform"` with `data.max_age`',
@@ -125,10 +125,13 @@ UNREAD = {"2605.18899": "its text. Nothing of it was found to read but what othe
 # Of a method, or of a part of one: why it isn't here.
 NOT_CARRIED = {
     "DPO with images, OPA-DPO (2501.09695)": "text alone",
-    "FPA (2509.19893) inside DPO and RPO": (
-        "`fpa` has its weights with SimPER's loss, which is where the paper found most of it. The paper's "
-        "code isn't out: the extrapolation and the constant weights are from notes that quote the equations "
-        "of its first version, and that rewards take the place of judgments is reconstructed"
+    "FPA (2509.19893)": (
+        "its code isn't out: the extrapolation and the constant weights were known from notes alone, and "
+        "what was made of them, with rewards in the place of judgments, ended below the default on logs "
+        "(reproductions/panel)"
+    ),
+    "mean shifted by β (2605.28150)": (
+        "its text wasn't read: the abstract and a summary, which don't give the sign of the shift"
     ),
     "Missing old logits (2605.12070)": (
         "ratios to the trainer's own log-probs of the version that sampled, from a copy of its weights or a "

@@ -26,7 +26,6 @@ from agro.objectives.core import (
     always,
     couples_baseline,
     couples_regularized_reward,
-    needing,
     to_reference,
 )
 from agro.objectives.ingredients import BASELINE_SHIFT, IMITATION, WEIGHT, WEIGHT_BASELINE, squared_norm
@@ -366,23 +365,6 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-def _agro_conflict(options: Options) -> str:
-    """The other estimates are of sums, for samples of one policy, with the mean of the others."""
-    if options["regularizer"] == "sequence":
-        return ""
-    plain = {"baseline": "others", "weight": "none", "average": "sum"}
-    return needing(f'regularizer = "{options["regularizer"]}"', options, plain)
-
-
-def _onpolicy_conflict(options: Options) -> str:
-    if options["squared"] == "sequence" or options["likelihood_ratio"] != "adaptive":
-        return ""
-    return (
-        f'squared = "{options["squared"]}" drops what has zero mean, but likelihood_ratio = "adaptive" '
-        "weighs it by the response itself, and then it hasn't; set one of the two"
-    )
-
-
 ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 
 
@@ -400,14 +382,11 @@ def squared_consistency(
         ),
     ] = "reference",
     baseline: Annotated[
-        Literal["mean", "reward", "lowered", "soft", "stored"],
+        Literal["mean", "reward", "soft", "stored"],
         Option(
-            "the group's mean of what is squared, or of the rewards alone, or this less beta, their soft "
-            "maximum, or one from data.value_store",
-            needs={
-                **dict.fromkeys(("mean", "reward", "lowered", "soft"), (GROUPS,)),
-                "stored": (STORED_VALUE,),
-            },
+            "the group's mean of what is squared, or of the rewards alone, their soft maximum, or one from "
+            "data.value_store",
+            needs={**dict.fromkeys(("mean", "reward", "soft"), (GROUPS,)), "stored": (STORED_VALUE,)},
         ),
     ] = "mean",
     value_beta: Annotated[
@@ -422,21 +401,19 @@ def squared_consistency(
 
     anchor: π_ref, or the behavior policy that the samples were drawn from, or that policy as the trainer
     computes it ("old"); the optimum is anchor · exp(r/β) / Z. b: the group's mean of r_i − β e_i, which alone
-    moves with the policy; the mean of r; that less β; its soft maximum, β₁ log mean exp(r/β₁), which is the
-    mean as β₁ → ∞ and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum
-    over samples of the anchor that were made before, which lets a group have one response. scale multiplies
-    the sum:
+    moves with the policy; the mean of r; its soft maximum, β₁ log mean exp(r/β₁), which is the mean as β₁ → ∞
+    and the maximum as β₁ → 0; or a "stored" one, `extra["stored_value"]` [B]: the soft maximum over samples
+    of the anchor that were made before, which lets a group have one response. scale multiplies the sum:
     "half_variance" 1/(2(n−1)), "square" 1/n, "pairs" n/(n−1), which makes it the sum over pairs of (a_i −
     a_j)²/(n−1), a = r − β e, "trajectory" 1/(n β²).
 
-    AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, kimi_shifted,
-    oapl, apo.
+    AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, oapl, apo.
     """
     groups = Groups.of(batch)
     anchor_BT = ANCHORS[anchor].of(batch)
     assert anchor_BT is not None
     u_N = groups.reward - beta * groups.sum_tokens(streams["logp"] - anchor_BT)
-    off_N = u_N - _baseline(groups, u_N, baseline, beta, value_beta or beta)
+    off_N = u_N - _baseline(groups, u_N, baseline, value_beta or beta)
     n_G = groups.n.to(u_N.dtype)
     factor_G = {
         "half_variance": 0.5 / (n_G - 1),
@@ -471,24 +448,15 @@ def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     return Terms(groups.average_responses(off_N.square()))
 
 
-def _baseline(groups: Groups, u_N: Tensor, baseline: str, beta: float, value_beta: float) -> Tensor:
+def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> Tensor:
     """[N] b."""
     if baseline == "mean":
         return groups.mean(u_N)
-    if baseline in ("reward", "lowered"):
-        return groups.mean(groups.reward) - (beta if baseline == "lowered" else 0.0)
+    if baseline == "reward":
+        return groups.mean(groups.reward)
     if baseline == "soft":
         return groups.soft_maximum(groups.reward, value_beta)
     return groups.batch.extra["stored_value"].double()[groups.first_row]
-
-
-def _squares_conflict(options: Options) -> str:
-    if options["baseline"] != "stored" or options["scale"] in ("square", "trajectory"):
-        return ""
-    return (
-        f'scale = "{options["scale"]}" divides by n − 1, but baseline = "stored" allows n = 1; '
-        'use scale = "square" or "trajectory"'
-    )
 
 
 ENTRIES: dict[str, Objective] = {
@@ -499,7 +467,14 @@ ENTRIES: dict[str, Objective] = {
         lambda options: (
             couples_baseline(options) if options["regularizer"] in ("sequence", "reference") else "row"
         ),
-        excludes=_agro_conflict,
+        # The other estimates are of sums, for samples of one policy, with the mean of the others.
+        rules=(
+            (
+                "regularizer",
+                ("triangular", "local", "reference"),
+                {"baseline": ("others",), "weight": ("none",), "average": ("sum",)},
+            ),
+        ),
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),
@@ -509,7 +484,8 @@ ENTRIES: dict[str, Objective] = {
         "AGRO, arXiv 2503.19612, eqs. 5 and 6",
         lambda options: {REWARD, FRESH} | _token_level(options, "squared"),
         couples_regularized_reward,
-        excludes=_onpolicy_conflict,
+        # The others drop what has zero mean; weighed by the response itself it hasn't.
+        rules=(("likelihood_ratio", ("adaptive",), {"squared": ("sequence",)}),),
         anchor=to_reference,
         warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),
         ingredients=(IMITATION, SINGLETONS),
@@ -529,7 +505,8 @@ ENTRIES: dict[str, Objective] = {
         "oapl and apo",
         always(REWARD),
         lambda options: "group" if options["baseline"] == "mean" else "row",
-        excludes=_squares_conflict,
+        # The other scales divide by n − 1.
+        rules=(("baseline", ("stored",), {"scale": ("square", "trajectory")}),),
         anchor=lambda options: ANCHORS[options.get("anchor", "reference")],
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling, needing
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
 from agro.objectives.ingredients import IMITATION, IMITATION_OF_WINNERS, WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -292,11 +292,6 @@ def online_dpo(
     return Terms(loss, metrics=ordered(pairs, margin_P))
 
 
-def _consistency_conflict(options: Options) -> str:
-    by_reward = options["gap"] == "reward"  # which knows the gap that votes estimate
-    return needing('gap = "reward"', options, {"votes": "ignore"}) if by_reward else ""
-
-
 ORDERED = ("ordered_share", "implicit_margin")
 RANKED = (*ORDERED, "ranked_share", "ranked_share_per_token", "ranked_share_anchor")
 
@@ -320,7 +315,7 @@ ENTRIES: dict[str, Objective] = {
         # By rewards it doesn't matter who won.
         lambda options: {PAIRS_AND_TIES, REWARD} if options["gap"] == "reward" else set(),
         coupling("group"),
-        excludes=_consistency_conflict,
+        rules=(("gap", ("reward",), {"votes": ("ignore",)}),),  # which estimate the gap that rewards give
         ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=RANKED,
     ),

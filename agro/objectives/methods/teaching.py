@@ -92,22 +92,14 @@ def _distill_needs(options: Options) -> set[Need]:
     return {REF_LOGP} if anchor is None else {REF_LOGP, anchor}
 
 
-def _distill_excludes(options: Options) -> str:
-    if options["over"] == "samples" or (options["divergence"], options["ratio"]) == ("reverse", "behavior"):
-        return ""
-    return (
-        'over = "vocabulary" is the exact KL(π ‖ teacher), without ratios; leave divergence and ratio out, '
-        'or set over = "samples"'
-    )
-
-
 ENTRIES: dict[str, Objective] = {
     "distill": Objective(
         distill,
         "on-policy distillation, arXiv 2306.13649 (GKD) and 2306.08543 (MiniLLM)",
         _distill_needs,
         ingredients=(),
-        excludes=_distill_excludes,
+        # Over the vocabulary it is the exact KL(π ‖ teacher), without ratios.
+        rules=(("over", ("vocabulary",), {"divergence": ("reverse",), "ratio": ("behavior",)}),),
         metrics=("ratio_max",),
     ),
     "sft": Objective(

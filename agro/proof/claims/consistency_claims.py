@@ -27,7 +27,7 @@ from agro.proof.claim import (
     pulled,
     weighted,
 )
-from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN, SHIFTED_LAMBERT
+from agro.proof.ends import LAMBERT, OF_SAMPLER, PER_TOKEN
 from agro.proof.formulas import CorrectionWeight, Situation, half_variance, square_to_reward
 from agro.proof.measuring import BETA
 
@@ -46,10 +46,6 @@ def soft(s: Situation, value_beta: float | None = None) -> Tensor:
     return formulas.soft_maxima(s, value_beta or s.beta)
 
 
-def to_reward(s: Situation, baseline: str) -> Tensor:
-    return square_to_reward(s, s.d, 1.0 if baseline == "lowered" else 0.0)
-
-
 def dro(s: Situation, scale: str) -> Tensor:
     return formulas.half_square_with_value(s, 1 / s.beta if scale == "reward" else 1.0)
 
@@ -59,7 +55,6 @@ of_tokens = of_options(in_rewards, FRESH, "optimum", 400, policy_gradient=one, e
 onpolicy = of_options(formulas.half_variance_on_policy, FRESH, "unknown", 400, noise=False, episodes=False)
 of_squares = of_options(squares, GROUPED, "optimum", 400)
 of_soft = of_options(soft, BEHAVIOR, "unknown", noise=False)
-of_reward = of_options(to_reward, GROUPED, reference_shift=False)
 # Policy and value learn at once, which takes long where the behavior policy hardly ever shows some response.
 of_dro = of_options(
     dro, (*REGULARIZED, "value"), "optimum", 600, shift=False, reference_shift=False, n=(1, 2)
@@ -100,26 +95,16 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         weighted(of_agro(), "reference"),
         weighted(of_agro(), "reference", 4.0),
         weighted(of_agro(), "behavior", 4.0, updates=0),
-        baseline_claims("lower", 1.0),
-        baseline_claims("lower", 2.0),
-        baseline_claims("weighted", 1.0, 0.5),
-        baseline_claims("optimal", 1.0, 0.5),
-        baseline_claims("balanced", 1.0, 0.5),
-        baseline_claims("optimal", 1.0, 0.5, normalize="group"),
-        baseline_claims("optimal"),
-        baseline_claims("balanced"),
+        baseline_claims(2.0),
+        baseline_claims(1.0, 0.5),
+        baseline_claims(1.0, 0.5, normalize="group"),
+        baseline_claims(),
         *(
             corrected(of_agro(), CorrectionWeight("mismatch", 1.5, 0.6, level, rule))
             for level in ("token", "sequence", "mean")
             for rule in ("truncate", "mask")
         ),
         imitating(of_agro(), formulas.is_best),
-        imitating(
-            weighted(of_agro(), "reference"),
-            lambda s: (s.reward >= 0.5).double(),
-            shift=False,
-            imitation_reward=0.5,
-        ),
         pulled(of_agro(), lambda s: -0.3 * s.mean(s.policy.logp()), noise=True, baseline_shift=0.3),
         STORED,
         STEP,
@@ -163,8 +148,14 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             formulas.half_variance_to_behavior, "unknown", BEHAVIOR, {"anchor": "behavior"}, end=OF_SAMPLER
         ),
         Claims(formulas.half_variance_to_behavior, "unknown", OLD, {"anchor": "old"}, updates=0),
-        of_reward(baseline="reward", scale="square"),
-        of_reward(baseline="lowered", scale="square"),
+        Claims(
+            lambda s: square_to_reward(s, s.d),
+            "elsewhere",
+            GROUPED,
+            {"baseline": "reward", "scale": "square"},
+            reference_shift=False,
+            updates=0,
+        ),
         of_soft(updates=600, **SOFT),
         of_soft(**SOFT, value_beta=0.7),
         STORED_SQUARE,
@@ -190,15 +181,6 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "kimi": (
         Claims(
             lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
-        ),
-    ),
-    "kimi_shifted": (
-        Claims(
-            lambda s: square_to_reward(s, s.e_tokens.sum(2), 1.0),
-            "elsewhere",
-            BEHAVIOR,
-            updates=300,
-            end=SHIFTED_LAMBERT,
         ),
     ),
     "oapl": (preset(of_soft(updates=DESCENT), beta=BETA, value_beta=BETA),),

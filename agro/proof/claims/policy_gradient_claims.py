@@ -42,7 +42,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         Claims(lambda s: formulas.advantage(s, 0.0), "elsewhere", ("reward", "groups"), {"beta": 0.0}),
         Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED, policy_gradient=one),
         weighted(Claims(lambda s: formulas.advantage(s, s.beta), "optimum", GROUPED), "reference", 4.0, 0),
-        baseline_claims("lower", 2.0, updates=0),
+        baseline_claims(2.0, updates=0),
         STORED,
         STEP,
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -61,10 +60,11 @@ def quarter(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
     return s.beta**2 / 4 * square(s, ratio_XY, gap)
 
 
-def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
-    """The part of each response in β²/4 E (gap/β − h)² from a baseline of its pair, times w = min(1, √(π/f)).
+def square_from_baseline(s: Situation, gap: float = 0.5) -> Tensor:
+    """The part of each response in β²/4 E (gap/β − h)² from the optimal baseline of its pair, times w =
+    min(1, √(π/f)).
 
-    See `agro.proof.formulas.group_baseline`; here R of the winner is gap − βh above that of the loser.
+    See `agro.proof.formulas.optimal_baseline`; here R of the winner is gap − βh above that of the loser.
     """
     w_XY = (0.5 * s.d.detach()).exp().clamp(max=1.0)
     wg_XY = w_XY * formulas.squared_norm(s)
@@ -73,13 +73,8 @@ def square_from_baseline(s: Situation, kind: str, gap: float = 0.5) -> Tensor:
         0.5 * s.beta * (gap - s.beta * (d_XY[:, :, None] - d_XY[:, None]))
     )  # of the loser; −1 times it
 
-    def excess(share_XY: Tensor) -> Tensor:
-        won, lost = share_XY[:, :, None], share_XY[:, None]
-        return slope_XYY * (lost - won) / (lost + won)
-
-    excess_XYY = excess(wg_XY)
-    if kind == "balanced":
-        excess_XYY = torch.maximum(excess_XYY, excess(w_XY))
+    won, lost = wg_XY[:, :, None], wg_XY[:, None]
+    excess_XYY = slope_XYY * (lost - won) / (lost + won)
     won_XYY = w_XY[:, :, None] * (-slope_XYY - excess_XYY) * l_XY[:, :, None]
     lost_XYY = w_XY[:, None] * (slope_XYY - excess_XYY) * l_XY[:, None]
     p_XYY = s.p[:, :, None] * s.p[:, None]
@@ -143,7 +138,6 @@ def extremes(s: Situation, label_smoothing: float = 0.0) -> Tensor:
 OF_BEHAVIOR = ("pairs", "behavior_logp")
 VOTED = (*JUDGED, "votes")
 OPTIMAL: dict[str, Any] = {"weight": "reference", "weight_power": 0.5, "weight_baseline": "optimal"}
-BALANCED: dict[str, Any] = {**OPTIMAL, "weight_baseline": "balanced"}
 Ends = Literal["optimum", "elsewhere", "unknown"]
 
 
@@ -171,13 +165,8 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         weighted(RATED, "reference"),
         # IPO: judgments that are drawn by σ(r − r') say ½ (2σ − 1), which isn't r − r'.
         of_pairs(lambda s: quarter(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
-        # The optimal baseline doesn't read judgments, so it ends there too; the balanced one does.
-        moved(
-            of_pairs(
-                partial(square_from_baseline, kind="optimal"), "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL
-            )
-        ),
-        moved(of_pairs(partial(square_from_baseline, kind="balanced"), "unknown", **BALANCED)),
+        # The optimal baseline doesn't read judgments, so it ends there too.
+        moved(of_pairs(square_from_baseline, "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL)),
         # Three votes of four say ⅔ after the uniform prior.
         of_pairs(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
         of_pairs(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),

@@ -75,7 +75,6 @@ class Case:
     ref_mean: np.ndarray  # [B,T]
     ref_square: np.ndarray  # [B,T]
     normalizer: np.ndarray  # [B,T]
-    future: np.ndarray  # [B,T]
     stored_quantile: Sequence[float]  # [B], one value a response
     reward_parts: Sequence[Sequence[float]]  # [B][K], one value a response
     part_weights: Sequence[Sequence[float]]  # [B][K], the same in all rows
@@ -197,8 +196,7 @@ def weighted(
 ) -> Result:
     """[25, 26]: the part of response i in the gradient times w_i, a constant; see `ratio_weights`.
 
-    A group's R are compared with R̄, or with a mean of other weights: w for "weighted", w g for "optimal", g =
-    Σ_t (1 − exp l_t)². "lower" is the lower one of R̄ and "weighted", "balanced" that of the last two.
+    A group's R are compared with R̄, or for "optimal" with their mean by w g, g = Σ_t (1 − exp l_t)².
     """
     loss, grads = result
     w = np.ones_like(case.logp, dtype=float)
@@ -206,15 +204,11 @@ def weighted(
         w = ratio_weights(case, weight, **bounds)
     grad = grads["logp"].copy()
     for g in case.groups(1):
-        first = [y.places[0] for y in g.responses]
-        by_w = [float(w[p]) for p in first]
-        by_wg = [a * gradient_norm(case, y) for a, y in zip(by_w, g.responses, strict=True)]
-        below = [float(grads["logp"][p]) for p in first]  # R̄ − R_i, times a factor
-        excess = {"mean": 0.0, "weighted": mean_by(by_w, below), "optimal": mean_by(by_wg, below)}
-        excess["lower"] = max(0.0, excess["weighted"])  # the baseline is R̄ less this, times the factor
-        excess["balanced"] = max(excess["optimal"], excess["weighted"])
+        by_wg = [float(w[y.places[0]]) * gradient_norm(case, y) for y in g.responses]
+        below = [float(grads["logp"][y.places[0]]) for y in g.responses]  # R̄ − R_i, times a factor
+        excess = mean_by(by_wg, below) if weight_baseline == "optimal" else 0.0
         for p in (p for y in g.responses for p in y.places):
-            grad[p] = w[p] * (grad[p] - excess[weight_baseline])
+            grad[p] = w[p] * (grad[p] - excess)  # the baseline is R̄ less this, times the factor
     return loss, {**grads, "logp": grad}
 
 
@@ -381,19 +375,11 @@ def clipped(w: float, A: float, low: float, high: float, dual: float | None = No
     return -gain, -w * A if gain == w * A else 0.0
 
 
-def imitating(
-    case: Case,
-    result: Result,
-    judged: bool,
-    least: int,
-    imitation: float,
-    imitation_reward: float | None = None,
-) -> Result:
+def imitating(case: Case, result: Result, judged: bool, least: int, imitation: float) -> Result:
     """Plus `imitation` times the mean of -l over the tokens of the imitated responses.
 
     They are the winners where the objective is of judged pairs, else the best ones of groups with unequal
-    rewards; with `imitation_reward` those of that reward or more. Groups of fewer than `least` responses, or
-    without a pair where pairs are `judged`, aren't there.
+    rewards. Groups of fewer than `least` responses, or without a pair where pairs are `judged`, aren't there.
     """
     winners = {winner for winner, _ in case.pairs}
     chosen = []
@@ -402,9 +388,6 @@ def imitating(
         if judged and not names.keys() & winners:
             continue
         best = max(g.rewards) if max(g.rewards) > min(g.rewards) else math.inf
-        if imitation_reward is not None:
-            of_group = [y for y in g.responses if y.reward >= imitation_reward]
-        else:
-            of_group = [y for name, y in names.items() if (name in winners if judged else y.reward == best)]
+        of_group = [y for name, y in names.items() if (name in winners if judged else y.reward == best)]
         chosen.append(Group(g.weight, of_group))
     return combined((1.0, result), (imitation, imitated(case, chosen)))

@@ -201,11 +201,10 @@ def squared_consistency(
     """
     parts = []
     for g, a in residuals(case, anchor, beta, 1 if baseline == "stored" else 2):
-        n, r_mean = len(a), mean_of(g.rewards)
+        n = len(a)
         b = {
             "mean": mean_of(a),
-            "reward": r_mean,
-            "lowered": r_mean - beta,
+            "reward": mean_of(g.rewards),
             "soft": soft(g, value_beta or beta),
             "stored": case.stored(g),
         }[baseline]
@@ -297,11 +296,6 @@ def _to_value(
 def kimi(case: Case, beta: float) -> Result:
     """V is the mean reward, β = τ."""
     return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards))
-
-
-def kimi_shifted(case: Case, beta: float) -> Result:
-    """V is the mean reward less β."""
-    return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards) - beta)
 
 
 def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:

@@ -19,7 +19,6 @@ from independent.base import (
     power,
     regularized,
     shares,
-    total,
 )
 
 
@@ -104,18 +103,6 @@ def topr(
         return -signal * k * float(case.logp[place]), -signal * k
 
     return averaged(case, [(g, g.rewards) for g in case.groups(1)], "response", token)
-
-
-def fpa(case: Case, extrapolation: float = 1.0) -> Result:
-    """-(r_i - r̄_{-i}) c_i, c_i = exp(mean of log π̂), a constant; d/dl_it = -(r_i - r̄_{-i}) c_i / (n T_i)."""
-    future = case.logp if extrapolation == 0 else case.future
-
-    def token(A: float, y: Response, place: Place) -> Pair:
-        gain = A * exp(total(future, y) / len(y.places))
-        return -gain, -gain
-
-    loss, grads = averaged(case, advantages(case, "others"), "response", token)
-    return loss, grads if extrapolation == 0 else {**grads, "future": np.zeros(case.logp.shape)}
 
 
 def otb(case: Case) -> Result:
