@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from agro.models.pretrained import device_of, positions_of, without_bars
 from agro.rewards.protocol import Reward, Score, checked_options, score_known
 from agro.types import Sample, Text
 
-SETTINGS = "reward.json"  # beside a model that an earlier version of agro fitted: what its numbers mean
 TEMPLATES = ("auto", "chat", "plain")
 DTYPES = ("float32", "bfloat16", "float16")
 LENGTH, BATCH = 2**20, 16  # tokens of a sequence; sequences in one pass
@@ -26,7 +23,7 @@ LENGTH, BATCH = 2**20, 16  # tokens of a sequence; sequences in one pass
 class ModelReward(Reward):
     """The reward of a model, in this process. A response that is too long for it has none.
 
-    Of a model with one logit it is scale · logit + shift, of a classifier the probability of a label.
+    Of a model with one logit it is that logit, of a classifier the probability of a label.
     """
 
     name = "model"
@@ -66,12 +63,7 @@ class ModelReward(Reward):
                 "with model.safetensors (pickled weights are not read: convert them with save_pretrained); "
                 f"{error}"
             ) from None
-        fitted: dict[str, Any] = {}
-        if (Path(path) / SETTINGS).is_file():
-            fitted = json.loads((Path(path) / SETTINGS).read_text())["model"]
-        self.scale, self.shift = fitted.get("scale", 1.0), fitted.get("shift", 0.0)
-        self.template = fitted.get("template", template) if template == "auto" else template
-        self.max_length, self.batch = min(max_length, positions_of(model)), batch
+        self.template, self.max_length, self.batch = template, min(max_length, positions_of(model)), batch
         labels = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
         if model.config.num_labels > 1 and label not in labels:
             raise Refused(
@@ -120,7 +112,7 @@ class ModelReward(Reward):
         for start in range(0, len(order), self.batch):
             some = order[start : start + self.batch]
             logits = self._logits([rows[i] for i in some])
-            found = logits[:, 0] * self.scale + self.shift
+            found = logits[:, 0]
             if logits.shape[1] > 1:
                 found = logits.softmax(1)[:, self.label]
             for i, value in zip(some, found.tolist(), strict=True):

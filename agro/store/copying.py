@@ -29,7 +29,6 @@ from agro.io.files import replacing, writing
 from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
 from agro.io.strictjson import dumps
 from agro.store.database import (
-    CLUSTERS,
     DERIVED,
     LEDGERS,
     PAGE_ENTRIES,
@@ -244,9 +243,6 @@ def copy(source: Location, target: Location) -> None:
                             f"{old.path}: {table}: row {row[0]} isn't as it was written. {old.way_out()}"
                         )
                 new.insert(table, columns, page)
-        if old.has("clusters"):
-            new.run(CLUSTERS)
-            new.insert("clusters", ("run", "clusters"), old.run("SELECT run, clusters FROM clusters"))
         new.renumber([table for table in COLUMNS if table != "samples"])
 
 

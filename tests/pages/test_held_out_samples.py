@@ -21,13 +21,14 @@ from agro.pages.run.experience import HeldOutSamples, held_out_samples
 from agro.runs.folder import KEPT, Run
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import Answer, SideBySide
-from agro.types import Prompt, Sample
+from agro.types import Prompt, Sample, prompt_hash
 
 EVIL = "</script><script>window.HIT=1</script>"
 
 
 def answer(prompt: Any, response: str, reward: float | None, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "response": response, "reward": reward, **more}
+    values = {"prompt": prompt, "prompt_id": prompt_hash(prompt), "response": response, "reward": reward}
+    return values | more
 
 
 def write(folder: Path, evaluations: dict[int, list[dict[str, Any]]]) -> None:
@@ -92,11 +93,11 @@ def test_the_log_stands_beside_the_model_and_other_prompts_come_after(run_folder
 
 
 def test_two_prompts_of_one_text_stay_two(run_folder: Path) -> None:
-    """As those of an environment with different secrets; runs of earlier versions kept no ids."""
+    """As those of an environment with different secrets."""
     evaluations = {}
     for step in (0, 220):
         found = [answer("guess", f"{i} at {step}", 0, prompt_id=str(i)) for i in (1, 2)]
-        evaluations[step] = [*found, answer("old", "x", 0)]
+        evaluations[step] = [*found, answer("other", "x", 0)]
     write(run_folder, evaluations)
     shown = shown_of(run_folder)
     assert [p.responses[220].response for p in shown.prompts] == ["1 at 220", "2 at 220", "x"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -80,19 +79,12 @@ def test_texts_become_sequences(judge):
         loaded(judge, template="chat")
 
 
-def test_an_earlier_version_fitted_its_scale(judge, tmp_path):
-    """Of what it wrote beside the model: reward = scale · logit + shift. What is too long has no reward."""
-    shutil.copytree(judge, tmp_path / "fitted")
-    (tmp_path / "fitted/reward.json").write_text('{"model": {"scale": 2.0, "shift": 100.0}}')
-    samples = [Sample(">", "abc"), Sample(">", "a" * 40)]
-    values = []
-    for path in (judge, tmp_path / "fitted"):
-        chosen = config.RewardConfig(name="model", options={"path": str(path), "device": "cpu"})
-        with closing(load_reward(chosen)) as reward:
-            short, long = reward.score(samples)
-            values.append(short.value)
-            assert "tokens; the reward model takes" in long.error
-    assert values[1] == pytest.approx(100 + 2 * values[0])
+def test_what_is_too_long_has_no_reward(judge):
+    chosen = config.RewardConfig(name="model", options={"path": str(judge), "device": "cpu"})
+    with closing(load_reward(chosen)) as reward:
+        short, long = reward.score([Sample(">", "abc"), Sample(">", "a" * 40)])
+    assert short.value is not None
+    assert "tokens; the reward model takes" in long.error
 
 
 def test_a_classifiers_reward_is_the_probability_of_a_label(base, tmp_path):

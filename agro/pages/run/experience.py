@@ -26,7 +26,7 @@ from agro.runs.rundata import RunData, Values, to_array
 from agro.runs.side_by_side import Answer, SideBySide
 from agro.store import Draw, Store
 from agro.store.location import READ_SECONDS, Location, exists, located
-from agro.types import Text, prompt_hash
+from agro.types import Text
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -196,9 +196,7 @@ def _evaluated(path: Path) -> dict[str, PromptResponses]:
         try:
             row = loads(line.decode("utf-8"))
             for r in row["responses"]:
-                # Several prompts may have one text; runs of earlier versions have no ids.
-                key = str(r.get("prompt_id") or prompt_hash(r["prompt"]))
-                reward = r["reward"]
+                key, reward = str(r["prompt_id"]), r["reward"]  # several prompts may have one text
                 if reward is not None and not math.isfinite(float(reward)):
                     reward = None
                 answer = Answer(str(r["response"])[:LONGEST], reward, r.get("observations", []))
