@@ -137,7 +137,7 @@ class Seen(NamedTuple):
 
 
 class Candidates:
-    """The groups that one run may draw by one rule; see `agro.store.draw_rules.DrawableGroups`."""
+    """The groups that one run may draw by one rule."""
 
     def __init__(
         self, database: Database, rule: DrawRule, at: At, is_held_out: Callable[[str], bool], split: str
@@ -190,9 +190,11 @@ class Candidates:
             )
 
     def first(self, n: int) -> list[str]:
+        """The first groups in the order of the rule."""
         return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def of_version(self, version: int) -> list[str]:
+        """The groups whose newest samples have this version, by place."""
         return self._chosen("WHERE newest = ? ORDER BY place, prompt_id", version)
 
     def _chosen(self, clause: str, value: int) -> list[str]:
@@ -200,6 +202,8 @@ class Candidates:
         return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
+        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
+        `high`, by place."""
         group = (
             f"(SELECT prompt_id FROM {self._table} WHERE place BETWEEN ? AND ? "
             "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
