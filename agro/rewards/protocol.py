@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from agro.errors import Refused, without_secrets
 from agro.io.numbers import percent
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.types import Sample
 
 T = TypeVar("T")
@@ -114,8 +114,7 @@ def checked_options(reward: str, options: Mapping[str, Any], defaults: Mapping[s
     """
     for name, value in options.items():
         if name not in defaults:
-            near = nearest(name, defaults)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(defaults) or 'none'}"
+            hint = did_you_mean(name, defaults) or f"it has {', '.join(defaults) or 'none'}"
             raise Refused(f"reward.options.{name}: {reward} has no such option; {hint}")
         kind = defaults[name] if isinstance(defaults[name], type) else type(defaults[name])
         expected, allowed = _KINDS[kind]
