@@ -35,7 +35,6 @@ from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
 from agro.config.recipes import HELD_OUT
 from agro.errors import Refused
-from agro.io import peers
 from agro.io.files import new_run_folder, remove
 from agro.io.record_files import has_several_tables
 from agro.io.terminal import plain
@@ -161,7 +160,7 @@ def train(
     return Trained(folder, functions)
 
 
-THEIRS = {"train_dataset": "prompts", "output_dir": "out", "loss_type": "objective", "reward_funcs": "reward"}
+THEIRS = {"train_dataset": "prompts", "loss_type": "objective", "reward_funcs": "reward"}
 
 
 def _take_theirs(settings: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -173,8 +172,6 @@ def _take_theirs(settings: dict[str, Any], asked: dict[str, Any]) -> None:
             continue
         if theirs == "train_dataset" and _is_stored(value):
             ours = "log"
-        elif theirs == "loss_type":
-            value = peers.method(value)
         elif theirs == "reward_funcs" and isinstance(value, list | tuple):  # whose rewards TRL adds
             value = value[0] if len(value) == 1 else dict.fromkeys(value, 1.0)
         is_default = ours == "objective" and asked[ours] == "agro"

@@ -73,7 +73,7 @@ def configured(objective: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             key = name  # which the configuration knows
         elif "." not in key and name not in RunConfig.model_fields:
             if name not in describe(objective)["options"]:
-                unknown.append(name + _instead(name, value))
+                unknown.append(name + _instead(name))
             key = f"objective.{name}"
         put(values, key, value)
     if unknown:
@@ -103,18 +103,16 @@ def put(values: dict[str, Any], dotted: str, value: Any) -> None:
         target[key] = json_value(value)
 
 
-def _instead(name: str, value: Any) -> str:
+def _instead(name: str) -> str:
     """What an unknown argument may be here, in brackets; empty where nothing is near."""
-    theirs = peers.option(name, value)
-    if theirs:
-        return f" ({theirs})"
     ways = []
     for section, field in RunConfig.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields:
                 ways.append(f"{section}__{name}")
-    near = " or ".join(ways) or peers.near_alias(name)
-    return f" (did you mean {near}?)" if near else ""
+    near = f"did you mean {' or '.join(ways)}?" if ways else peers.did_you_mean(name, peers.ALIASES)
+    answer = peers.hint(name) or near
+    return f" ({answer})" if answer else ""
 
 
 LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}

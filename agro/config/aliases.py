@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,11 +30,7 @@ def without_aliases(values: Mapping[str, Any], location: str, config: type[BaseM
             ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
             theirs += [(result[section], key) for key in inside if key in peers.ALIASES and key not in ours]
     for within, theirs_name in theirs:
-        value = within.pop(theirs_name)
-        if not peers.ALIASES[theirs_name]:
-            note(f"TRL's {theirs_name} is not needed: {peers.UNUSED[theirs_name]}")
-            continue
-        setting, value = _ours(theirs_name, value)
+        setting, value = _ours(theirs_name, within.pop(theirs_name))
         section, _, key = setting.partition(".")
         target = result.setdefault(section, {})
         if key in target:
@@ -60,19 +57,10 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
         if is_theirs and (ours == name or name != "beta"):  # evaluate.beta is ours
             theirs = name
-            if not peers.ALIASES[name]:
-                note(f"TRL's {name} is not needed: {peers.UNUSED[name]}")
-                continue
-            if name == "reward_funcs":  # names, with brackets or without
-                names = [part.strip(" \"'") for part in value.strip().strip("[]").split(",")]
-                tables = ", ".join(f'{{ name = "{each}" }}' for each in names)
-                ours, value = peers.ALIASES[name], names[0]
-                if len(names) > 1:
-                    ours, value = "reward.functions", f"[{tables}]"
-            elif name == "train_dataset":
-                ours, _ = _ours(name, parse(value, "command line: train_dataset"))
-            else:
-                ours, value = _ours(name, value)
+            ours, meant = _ours(name, parse(value, f"command line: {name}"))
+            if ours == "reward.functions":
+                tables = (f"{{ name = {json.dumps(each['name'])} }}" for each in meant)
+                value = f"[{', '.join(tables)}]"
             say(name, ours)
             item = f"{ours}={value}"
         if called.setdefault(ours, theirs) != theirs:
@@ -84,29 +72,19 @@ def renamed(items: Iterable[str]) -> list[str]:
 
 
 def _ours(key: str, value: Any) -> tuple[str, Any]:
-    """agro's key and value: several rewards are added, as TRL does, a loss has its name here, and a data set
-    may be a store."""
+    """agro's key and value: several rewards are added, as TRL does, and a data set may be a store."""
     if key == "reward_funcs" and isinstance(value, list | tuple):
         return "reward.functions", [{"name": name} for name in value]
-    if key == "loss_type" and isinstance(value, str):
-        value = peers.method(value)
-    if key == "bf16":
-        value = "mixed" if str(value).lower() in ("true", "1") else "float32"
-    if key == "train_dataset":
+    if key == "train_dataset" and isinstance(value, str | Path):
         from agro.io.record_files import has_several_tables  # here: few runs have this name
 
-        paths = value if isinstance(value, list | tuple) else [value]
-        if paths and all(isinstance(path, str | Path) and has_several_tables(Path(path)) for path in paths):
+        if has_several_tables(Path(value)):
             return "data.store", value
     return peers.ALIASES[key], value
 
 
 def say(theirs: str, ours: str) -> None:
-    note(f"TRL's {theirs} is {ours} here")
-
-
-def note(text: str) -> None:
-    """Say it once a process."""
-    if text not in _said:
-        _said.add(text)
-        print(f"note: {text}", file=sys.stderr)
+    """Once a process."""
+    if theirs not in _said:
+        _said.add(theirs)
+        print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 
 LENGTH = ("steps", "epochs")  # of [train], which has one of them
 REPLACED = {  # what a recipe may have in place of a key, by the key
@@ -78,14 +78,10 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
     model = config
     for key in sections:
         model = section_at(model, key) or model  # a place in a list of sections is none
-    theirs = peers.setting(name, error["input"])
-    if theirs:
-        return f"{location}: unknown key {path}; {theirs}"
-    names = list(model.model_fields)
-    near = peers.near_alias(name) or nearest(name, names)
-    if near:
-        return f"{location}: unknown key {path}; did you mean {'.'.join([*sections, near])}?"
-    return f"{location}: unknown key {path}; known here: {', '.join(names)}"
+    names, prefix = list(model.model_fields), "".join(f"{section}." for section in sections)
+    near = did_you_mean(name, names, prefix) or did_you_mean(name, peers.ALIASES)
+    answer = peers.hint(name) or near or f"known here: {', '.join(names)}"
+    return f"{location}: unknown key {path}; {answer}"
 
 
 def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:

@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 from agro.errors import Refused
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.io.worker import explain, file_of, find
 
 Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "rewards", "sources"]
@@ -61,9 +61,9 @@ def unknown(kind: Kind, name: str, own: Sequence[str] = ()) -> str:
     if name in own or is_reference(name) or name in (others := installed(kind, tuple(own))):
         return ""
     known = [*own, *others]
-    near = nearest(name, known)
-    hint = f"; did you mean {near}?" if near else ""
-    return f"expected {', '.join([*known, 'module:NAME or file.py:NAME'])}, got {name!r}{hint}"
+    hint = did_you_mean(name, known)
+    expected = ", ".join([*known, "module:NAME or file.py:NAME"])
+    return f"expected {expected}, got {name!r}{hint and f'; {hint}'}"
 
 
 def load(kind: Kind, name: str, setting: str) -> Any:
@@ -106,8 +106,8 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
         return location
     path = Path(module).expanduser().resolve()
     if not path.is_file():
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.py")])
-        raise Refused(f"{setting}: there is no file {path}" + (f"; did you mean {near}?" if near else ""))
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.py")])
+        raise Refused(f"{setting}: there is no file {path}{near and f'; {near}'}")
     return f"{path}:{attribute}"
 
 
@@ -143,8 +143,7 @@ def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] =
         raise Refused(f"{what}: expected a {kind.__name__} of names, got {names!r:.80}")
     for name in names:
         if name not in known:
-            near = nearest(str(name), known, 0.4)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            hint = did_you_mean(str(name), known) or f"there are {', '.join(known)}"
             raise Refused(f"{what}: unknown name {name!r}; {hint}")
 
 

@@ -1,11 +1,12 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
 It is the child of a process that waits for it alone (`supervise`), so that what a function started ends with
-it. Standard library only: it starts in about 50 ms, and its crashes don't affect the trainer, which imports
-it only to call functions in its own process. The first line of its input is {"function", "path", "options",
-"limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key of `CALLS`.
-It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
-[[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
+it. Standard library alone until a name is wrong: it starts in about 50 ms, and its crashes don't affect the
+trainer, which imports it only to call functions in its own process. The first line of its input is
+{"function", "path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key
+of `CALLS`. It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id",
+"scores": [[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every
+batch.
 """
 
 from __future__ import annotations
@@ -96,15 +97,19 @@ def find(name: str) -> tuple[Any, str]:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
             import pkgutil
 
+            from agro.io.peers import did_you_mean
+
             modules = sorted({module.name for module in pkgutil.iter_modules()})
-            near = nearest(module_name, modules, 0.6, f"the working directory is {os.getcwd()}")
+            near = f"; {did_you_mean(module_name, modules) or f'the working directory is {os.getcwd()}'}"
         return None, f"{module_name} can't be imported: {explain(error, module_name)}{near}"
     try:
         return attrgetter(path)(module), ""
     except AttributeError:
+        from agro.io.peers import did_you_mean
+
         names = public_names(module, module_name)
-        it_has = f"it has {', '.join(names) or 'no public name'}"
-        return None, f"{module_name} has no {path!r}{nearest(path, names, 0.6, it_has)}"
+        near = did_you_mean(path, names) or f"it has {', '.join(names) or 'no public name'}"
+        return None, f"{module_name} has no {path!r}; {near}"
 
 
 def public_names(module: Any, path: str) -> list[str]:
@@ -129,13 +134,6 @@ def load_file(path: str) -> Any:
     sys.path.insert(0, os.path.dirname(path))
     spec.loader.exec_module(module)
     return module
-
-
-def nearest(name: str, names: list[str], least: float, otherwise: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, names, 3, least)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; {otherwise}"
 
 
 def describe(function: Function) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.json_values import syntax_problem, value_at
 from agro.io.jsonlines import Line
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.io.record_files import Block, on_hub, read_blocks, read_records, record_blocks
 from agro.logs.exchanges import joined_key
 from agro.logs.mapping import CellInterpreter, check_expressions, check_map, evaluated, expand
@@ -234,8 +234,7 @@ def get(name: str) -> Format:
         if isinstance(part, Format):
             return replace(part, name=name)  # by which other processes find it
         raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
-    near = nearest(name, FORMATS)
-    hint = f"did you mean {near}?" if near else f"the formats are {', '.join(FORMATS)}"
+    hint = did_you_mean(name, FORMATS) or f"the formats are {', '.join(FORMATS)}"
     raise Refused(f"--format {name}: unknown; {hint}. One of your own is FILE.toml or FILE.py:NAME")
 
 

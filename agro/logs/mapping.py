@@ -33,7 +33,7 @@ from agro.io.json_values import (
     unpacked,
     value_at,
 )
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.logs.interchange import FIELDS, PREFERENCE
 from agro.logs.protocol import Context, Item, Row
 from agro.logs.records import Record, exchange
@@ -64,8 +64,7 @@ def check_map(mapping: Mapping[str, str], where: str = "--map ") -> None:
     """Raise `Refused` for a field that the record doesn't have. `where`: what messages begin with."""
     for name, column in mapping.items():
         if name not in MAPPABLE and not (name.startswith("meta.") and name != "meta."):
-            near = nearest(name, MAPPABLE)
-            hint = f"did you mean {near}?" if near else f"the fields are {', '.join(MAPPABLE)}"
+            hint = did_you_mean(name, MAPPABLE) or f"the fields are {', '.join(MAPPABLE)}"
             raise Refused(
                 f"{where}{name}={column}: the record has no field {name}; {hint} (meta.{name} keeps the "
                 "column under its own name)"

@@ -93,9 +93,7 @@ class Result:
         """Raises `Refused` where the run has no held-out reward by prompt."""
         path = run.folder / FILE
         if not path.is_file():
-            measured = run.measures("eval_reward")
-            why = f"has no {FILE}, as runs of an earlier version" if measured else "measured none"
-            raise Refused(f"{run.folder}: expected held-out rewards by prompt; this run {why}. {WAY_OUT}")
+            raise Refused(f"{run.folder}: expected a run with held-out rewards ({FILE}). {WAY_OUT}")
         try:
             kept = HeldOutRewards.of(loads(path.read_bytes()), str(path))
         except (OSError, ValueError) as error:

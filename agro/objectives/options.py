@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agro.errors import Refused
 from agro.io import peers
-from agro.io.peers import nearest
 from agro.objectives.needs import (
     GROUPS,
     OBSERVED_LOGP,
@@ -226,9 +225,8 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            near = nearest(key, list(descriptions))
-            hint = f"did you mean {near}?" if near else f"it has: {', '.join(descriptions) or 'none'}"
-            hint = peers.option(key, values[key]) or hint
+            hint = peers.hint(key) or peers.did_you_mean(key, descriptions)
+            hint = hint or f"it has: {', '.join(descriptions) or 'none'}"
             raise Refused(f"objective {name}: unknown option {key}; {hint}")
         if key not in missing:
             expected = descriptions[key]["expected"]

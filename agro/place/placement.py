@@ -164,7 +164,6 @@ class PlacedRecord:
             content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        content.pop("url", None)  # of an owner, of earlier versions
         return cls(**content)
 
     def write(self, folder: Path) -> None:

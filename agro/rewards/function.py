@@ -32,7 +32,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.io.worker import CALLS, OneValue, describe, explain, file_of
 from agro.rewards.protocol import Score, score_known
 from agro.rewards.shaping import TOKEN, TURN, steps, turn_ends
@@ -144,8 +144,7 @@ class FunctionReward:
             )
         for option in self._options:
             if not self._pool.accepts(option):
-                near = nearest(option, parameters)
-                hint = f"did you mean {near}?" if near else f"it takes {', '.join(parameters)}"
+                hint = did_you_mean(option, parameters) or f"it takes {', '.join(parameters)}"
                 raise Refused(f"reward.options.{option}: {self.name} takes no such argument; {hint}")
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:

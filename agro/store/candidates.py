@@ -16,7 +16,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from agro.store.database import ORDERS, Database, Row, Statement
+from agro.store.database import Database, Row
 from agro.store.draw_rules import At, Candidate, DrawRule, place_of
 from agro.store.sample_rows import decode_text, ledger_of
 from agro.store.samples import WON, Clause, build_condition, chosen
@@ -137,7 +137,7 @@ class Seen(NamedTuple):
 
 
 class Candidates:
-    """The groups that one run may draw by one rule; see `agro.store.draw_rules.DrawableGroups`."""
+    """The groups that one run may draw by one rule."""
 
     def __init__(
         self, database: Database, rule: DrawRule, at: At, is_held_out: Callable[[str], bool], split: str
@@ -190,9 +190,11 @@ class Candidates:
             )
 
     def first(self, n: int) -> list[str]:
+        """The first groups in the order of the rule."""
         return self._chosen(f"ORDER BY {BY[self._rule.data.order]}, prompt_id LIMIT ?", n)
 
     def of_version(self, version: int) -> list[str]:
+        """The groups whose newest samples have this version, by place."""
         return self._chosen("WHERE newest = ? ORDER BY place, prompt_id", version)
 
     def _chosen(self, clause: str, value: int) -> list[str]:
@@ -200,6 +202,8 @@ class Candidates:
         return [decode_text(prompt_id) for (prompt_id,) in rows]
 
     def between(self, slots: Sequence[tuple[int, int, int]]) -> list[str | None]:
+        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
+        `high`, by place."""
         group = (
             f"(SELECT prompt_id FROM {self._table} WHERE place BETWEEN ? AND ? "
             "ORDER BY place, prompt_id LIMIT 1 OFFSET ?)"
@@ -221,21 +225,18 @@ class Candidates:
         Sets the number of the order: 0 where it isn't there. The version counts only where a draw depends
         on it.
         """
-        looks: list[Statement] = [(LOOK, [self._run, self._run, at.step])]
-        if self._db.has("orders"):
-            order = "SELECT number, sample, change, version FROM orders WHERE name = ?"
-            looks.append((order, [self._name]))
-        [(sample, change, oldest, waits, drawn)], *orders = self._db.run_all(*looks)
+        [(sample, change, oldest, waits, drawn)], orders = self._db.run_all(
+            (LOOK, [self._run, self._run, at.step]),
+            ("SELECT number, sample, change, version FROM orders WHERE name = ?", [self._name]),
+        )
         self._waits, self.is_drawn = bool(waits), bool(drawn)
-        seen = Seen(*orders[0][0]) if orders and orders[0] else Seen(0, 0, 0, 0)
+        seen = Seen(*orders[0]) if orders else Seen(0, 0, 0, 0)
         self._number = seen.number
         is_aged = self._rule.data.max_age is not None or self._rule.data.order == "age_weighted"
         return seen, Seen(self._number, sample, change, at.version if is_aged else 0), oldest
 
     def _make(self, fits: Clause) -> None:
         run = self._db.run
-        for table in () if self._db.has("orders") else ORDERS:
-            run(table)
         others = run("SELECT number, used FROM orders ORDER BY used DESC LIMIT 1000 OFFSET ?", [KEPT - 1])
         unused = [number for number, used in others if used < time.time() - LATELY]
         drop_orders(self._db, unused)
@@ -298,8 +299,6 @@ class Candidates:
 
 def drop_orders(database: Database, numbers: Collection[int] | None = None) -> None:
     """Remove orders; all of a store where none are named."""
-    if not database.has("orders"):
-        return
     if numbers is None:
         numbers = [number for (number,) in database.run("SELECT number FROM orders")]
     for number in numbers:

@@ -10,7 +10,6 @@ JSON; only a file with our mark in its schema has this column.
 from __future__ import annotations
 
 import gzip
-import math
 import shutil
 import sqlite3
 import tempfile
@@ -29,7 +28,6 @@ from agro.io.files import replacing, writing
 from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
 from agro.io.strictjson import dumps
 from agro.store.database import (
-    CLUSTERS,
     DERIVED,
     LEDGERS,
     PAGE_ENTRIES,
@@ -49,29 +47,19 @@ from agro.types.conversation import without_tools
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
 BLOCK = 1024  # rowids per query
-PAGE_SIZE = 4096  # of every store: SQLite's own choice when it makes one
 SMALLEST_ROW = 32  # bytes, pages and indexes included
-# Fields of a store's first page; see https://www.sqlite.org/fileformat2.html#the_database_header.
-CHANGE_COUNTER = slice(24, 28)
-PAGE_COUNT = slice(28, 32)
-PAGE_COUNT_VALID_FOR = slice(92, 96)  # the change counter with which SQLite believes the number of pages
-NOTHING = "{path}: no sample of a store can be read in it; go back to a copy"
+GAP = 1 << 16  # rowids without a row that can be read, after which none is looked for
 # Columns by table; the first is samples, which others name. Of a damaged store requests and the use of groups
 # are made from other tables, and cached log-probs are left out.
 COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
-SAMPLES_OF = {"pairs": ("winner", "loser"), "draws": ("sample",)}  # columns of small tables that name samples
-# Ways to the last rowid of a table besides its own pages: by an index, and by other tables that name it.
-LAST_ROWIDS = {
-    "samples": (
-        "SELECT max(id) FROM samples INDEXED BY samples_state WHERE state >= 0",
-        "SELECT max(sample) FROM draws",
-        "SELECT max(cursor) FROM commits",
-    ),
-    "draws": ("SELECT max(rowid) FROM draws INDEXED BY draws_sample WHERE sample >= 0",),
-    "commits": ("SELECT max(rowid) FROM commits INDEXED BY commits_run WHERE run >= ''",),
+# Columns that name samples.
+SAMPLES_OF = dict.fromkeys(RECOVERED, ()) | {
+    "samples": ("id",),
+    "pairs": ("winner", "loser"),
+    "draws": ("sample",),
 }
 
 
@@ -198,9 +186,9 @@ class RecoveryReport:
     """What was taken, and what is lost because it can't be read or isn't as it was written."""
 
     taken: Counter[str] = field(default_factory=Counter)  # rows, by table
-    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last
+    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last that is known
     lost_rows: Counter[str] = field(default_factory=Counter)  # by table, also with the rows of a lost sample
-    may_miss: list[str] = field(default_factory=list)  # tables whose number of rows is unknown
+    may_miss: list[str] = field(default_factory=list)  # tables whose last rows can't be read
 
     def to_json(self) -> dict[str, Any]:
         lost = {f"lost_{table}": self.lost_rows[table] for table in RECOVERED if table != "samples"}
@@ -214,7 +202,7 @@ class RecoveryReport:
             lines.append(f"lost samples: {len(self.lost)} (ids {first_of(self.lost, 10)})")
         lines += [f"lost {table}: {count}" for table, count in self.lost_rows.items() if count]
         if self.may_miss:
-            lines.append(f"unknown how many there were: {', '.join(self.may_miss)}")
+            lines.append(f"there may have been more: {', '.join(self.may_miss)}")
         return "\n".join(lines)
 
 
@@ -244,9 +232,6 @@ def copy(source: Location, target: Location) -> None:
                             f"{old.path}: {table}: row {row[0]} isn't as it was written. {old.way_out()}"
                         )
                 new.insert(table, columns, page)
-        if old.has("clusters"):
-            new.run(CLUSTERS)
-            new.insert("clusters", ("run", "clusters"), old.run("SELECT run, clusters FROM clusters"))
         new.renumber([table for table in COLUMNS if table != "samples"])
 
 
@@ -266,47 +251,46 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
     if target.exists():
         raise Refused(f"{target}: there is such a file; give another name")
     with writing(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        copied, new = Path(folder) / "copy.db", Path(folder) / "new.db"
+        copied, new, has_tables = Path(folder) / "copy.db", Path(folder) / "new.db", False
         for ending in ("", "-wal"):
             part = Path(f"{path}{ending}")
             if part.exists():
                 shutil.copyfile(part, f"{copied}{ending}")
-        fresh = Path(folder) / "fresh.db"
-        opened(fresh).close()
-        with (
-            opened(new) as store,
-            closing(_open(path, copied, fresh)) as damaged,
-        ):
-            report = _copy_all(damaged, store, copied.stat().st_size)
+        with opened(new) as store, closing(sqlite3.connect(copied, isolation_level=None)) as damaged:
+            damaged.text_factory = read_text
+            with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
+                has_tables = columns_fit(damaged)
+            report = _copy_all(damaged, store, copied.stat().st_size) if has_tables else RecoveryReport()
         if not report.taken["samples"]:
-            raise Refused(NOTHING.format(path=path))
+            raise Refused(f"{path}: no sample of a store can be read in it; go back to a copy")
         new.rename(target)
     return report
 
 
 def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> RecoveryReport:
     """`size`: of the damaged file, in bytes."""
-    report, ids = RecoveryReport(), set[int]()
+    report, ids, named = RecoveryReport(), set[int](), {0}
     with store.transaction():
         for table, columns in RECOVERED.items():
-            most = size // SMALLEST_ROW
-            last = _last_rowid(damaged, table, most)
+            last = _last_rowid(damaged, table, size // SMALLEST_ROW)
             if last is None:
                 report.may_miss.append(table)
-            insert = insert_into(table, columns)
-            naming = [columns.index(name) for name in SAMPLES_OF.get(table, ())]
-            for row in _rows(damaged, table, columns, most if last is None else last):
-                if row is not None and _is_whole(table, row) and {row[i] for i in naming} <= ids:
-                    with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
-                        store.run(insert, row)
-                        report.taken[table] += 1
-                        if table == "samples":
-                            ids.add(row[0])
-                        continue
-                report.lost_rows[table] += table != "samples" and last is not None
             if table == "samples":
-                last = max(ids, default=0) if last is None else last
-                report.lost = [i for i in range(1, last + 1) if i not in ids]
+                named.add(last or 0)
+            insert = insert_into(table, columns)
+            naming = [columns.index(name) for name in SAMPLES_OF[table]]
+            for row in _rows(damaged, table, columns, last):
+                if row is not None and _is_whole(table, row):
+                    samples = {row[i] for i in naming}
+                    named |= samples
+                    with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
+                        if table == "samples" or samples <= ids:
+                            store.run(insert, row)
+                            report.taken[table] += 1
+                            ids |= samples
+                            continue
+                report.lost_rows[table] += table != "samples" and last is not None
+        report.lost = [i for i in range(1, max(named) + 1) if i not in ids]
         for (run,) in store.run("SELECT DISTINCT run FROM draws"):
             recount_uses(store, decode_text(run))
         store.put("requests", store.run(_REQUESTS))
@@ -314,14 +298,12 @@ def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> Recove
 
 
 def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
-    """The last one of a table that anything in the store names; None where nothing can be read."""
-    rowids = []
-    for sql in (f"SELECT max(rowid) FROM {table}", *LAST_ROWIDS.get(table, ())):
-        with suppress(sqlite3.DatabaseError):
-            [(rowid,)] = damaged.execute(sql)
-            rowids.append(rowid or 0)
-    fit = (rowid for rowid in rowids if isinstance(rowid, int) and rowid <= most)
-    return max(fit, default=None)  # a damaged one is any number
+    """The last one of a table; None where it can't be read, or is above `most`, as a damaged one may be."""
+    with suppress(sqlite3.DatabaseError):
+        [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {table}")
+        if (rowid or 0) <= most:
+            return rowid or 0
+    return None
 
 
 def _is_whole(table: str, row: Row) -> bool:
@@ -337,51 +319,29 @@ WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
 """
 
 
-def _open(path: Path, copy: Path, fresh: Path) -> sqlite3.Connection:
-    """The copy of the damaged store.
-
-    Where its first page, which has the schema alone, can't be used, it is replaced by that of a new store.
-    """
-    for _ in range(2):
-        connection = sqlite3.connect(copy, isolation_level=None)
-        connection.text_factory = read_text
-        with suppress(sqlite3.DatabaseError, UnicodeDecodeError):  # the latter in SQLite's own message
-            with closing(sqlite3.connect(fresh)) as new:
-                same = _schema(connection) == _schema(new)
-            if same and columns_fit(connection):
-                return connection
-        connection.close()
-        page = bytearray(fresh.read_bytes()[:PAGE_SIZE])
-        page[PAGE_COUNT] = math.ceil(copy.stat().st_size / PAGE_SIZE).to_bytes(4, "big")  # its own
-        page[CHANGE_COUNTER] = page[PAGE_COUNT_VALID_FOR]
-        with copy.open("r+b") as file:
-            file.write(page)
-    raise Refused(NOTHING.format(path=path))
-
-
-def _schema(connection: sqlite3.Connection) -> list[Row]:
-    return connection.execute("SELECT name, rootpage FROM sqlite_master ORDER BY rootpage").fetchall()
-
-
 def _rows(
-    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], end: int
+    damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], end: int | None
 ) -> Iterator[Row | None]:
     """All rows up to rowid `end`, which is the first column; None for each that can't be read.
 
-    An interval of rowids that can't be read as one is halved, down to the single rows.
+    An interval of rowids that can't be read as one is halved, down to the single rows. Where no end is known
+    it is the first of `GAP` rowids without a row.
     """
     sql = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
-    intervals = [(start, min(start + BLOCK - 1, end)) for start in range(1, end + 1, BLOCK)]
-    intervals.reverse()  # a stack, whose top is the next one
-    while intervals:
-        low, high = intervals.pop()
-        try:
-            rows = damaged.execute(sql, [low, high]).fetchall()
-        except sqlite3.DatabaseError:
-            if low == high:
-                yield None
+    start, latest = 1, 0
+    while start <= (latest + GAP if end is None else end):
+        intervals = [(start, start + BLOCK - 1)]  # a stack, whose top is the next one
+        start += BLOCK
+        while intervals:
+            low, high = intervals.pop()
+            try:
+                rows = damaged.execute(sql, [low, high]).fetchall()
+            except sqlite3.DatabaseError:
+                if low == high:
+                    yield None
+                else:
+                    middle = (low + high) // 2
+                    intervals += [(middle + 1, high), (low, middle)]
             else:
-                middle = (low + high) // 2
-                intervals += [(middle + 1, high), (low, middle)]
-        else:
-            yield from rows
+                latest = rows[-1][0] if rows else latest
+                yield from rows

@@ -40,7 +40,7 @@ T = TypeVar("T")
 Part = TypeVar("Part", bound="HasDatabase")
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]  # and its arguments
-SCHEMA = 9
+SCHEMA = 10
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
 PAGE_ROWS = 256  # samples of a page
 PAGE_BYTES = 1 << 24  # a page ends where its rows have more
@@ -52,23 +52,11 @@ PAGE_ENTRIES = 4096  # rows of small tables, and what is known of samples
 # has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
 # counts the steps in draws, requests can be read off samples and draws, reference_logp can be computed again.
 # changes lists the groups whose stored samples, or uses, changed, the last ones alone, for the orders of
-# groups (agro.store.candidates), whose tables are made when a run draws. imports has the files, `options` as
-# JSON, `name` empty where all of the file was forgotten; identities the responses that other files may
-# repeat, and where they come from.
+# groups (agro.store.candidates): `sample` and `change` of orders are the newest ones that an order has seen,
+# `version` is the learner's when it last drew. imports has the files, `options` as JSON, `name` empty where
+# all of the file was forgotten; identities the responses that other files may repeat, and where they come
+# from.
 TABLES = (Path(__file__).parent / "tables.sql").read_text(encoding="utf-8")
-
-# Tables that a file has since it was first needed: of leases, of near-copies, and of orders of groups.
-LEASES = (
-    "CREATE TABLE IF NOT EXISTS leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL)"
-)
-CLUSTERS = "CREATE TABLE IF NOT EXISTS clusters (run TEXT PRIMARY KEY, clusters TEXT NOT NULL)"
-# `sample` and `change`: the newest ones that an order has seen. `version`: the learner's when it last drew.
-ORDERS = (
-    "CREATE TABLE orders (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, "
-    "used REAL NOT NULL, sample INTEGER NOT NULL, change INTEGER NOT NULL, version INTEGER NOT NULL)",
-    "CREATE TABLE order_versions (number INTEGER, newest INTEGER, groups INTEGER NOT NULL, "
-    "PRIMARY KEY (number, newest)) WITHOUT ROWID",
-)
 
 LEDGERS = {  # the small tables, and the columns that their checksums cover
     "pairs": ("winner", "loser", "votes_winner", "votes_loser"),
@@ -203,9 +191,6 @@ class Database(ABC):
     @abstractmethod
     def listed(self, values: Iterable[Any]) -> Any:
         """The argument of `IN (SELECT value FROM json_each(?))`."""
-
-    @abstractmethod
-    def has(self, table: str) -> bool: ...
 
     @abstractmethod
     def now(self) -> float:
@@ -401,9 +386,6 @@ class SqliteDatabase(Database):
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))
 
-    def has(self, table: str) -> bool:
-        return bool(self.run("SELECT 1 FROM sqlite_master WHERE name = ?", [table]))
-
     def now(self) -> float:
         return time.time()
 
@@ -504,11 +486,6 @@ class SqliteDatabase(Database):
         if application != APPLICATION_ID:
             raise Refused(
                 f"{self.path}: not a store: an SQLite file, but not one of agro's; give another path"
-            )
-        if self.has("shard"):
-            raise Refused(
-                f"{self.path}: one of several stores that were one, which aren't read any more. "
-                "What to do: agro store merge of all parts with the version of agro that wrote them"
             )
         if schema != SCHEMA:
             raise Refused(

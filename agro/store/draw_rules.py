@@ -12,11 +12,14 @@ from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
+
+if TYPE_CHECKING:
+    from agro.store.candidates import Candidates
 
 PLACE_BITS = 63  # of the place of a group: a hash that puts groups in an order, see `place_of`
 PER_INTERVAL = 32  # groups of an interval of places, on average 32 to 64
@@ -86,26 +89,6 @@ class Candidate(NamedTuple):
     newest: int = UNKNOWN_VERSION  # of the run's own eligible samples
 
 
-class DrawableGroups(Protocol):
-    """The groups that may be drawn: `Listed`, or a table of a store, `agro.store.candidates`."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def versions(self) -> Mapping[int, int]:
-        """How many groups have their newest samples of each version; -1: of unknown staleness."""
-
-    def first(self, n: int) -> list[str]:
-        """The first groups in the order of the rule."""
-
-    def between(self, asked: Sequence[tuple[int, int, int]]) -> list[str | None]:
-        """For each (low, high, n): group `n` (from 0) of those whose place is at least `low` and at most
-        `high`, by place."""
-
-    def of_version(self, version: int) -> list[str]:
-        """The groups whose newest samples have this version, by place."""
-
-
 def noise(seed: int, step: int, *item: str | int) -> int:
     """64 bits that depend on nothing but the arguments."""
     key = "/".join(map(str, (seed, step, *item)))
@@ -123,7 +106,7 @@ def place_of(candidate: Candidate, rule: DrawRule, seed: int) -> int:
     return noise(seed, epoch, "group", candidate.prompt_id) >> 1
 
 
-def pick_groups(groups: DrawableGroups, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
+def pick_groups(groups: Candidates, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
     """The prompt_ids of up to `rule.groups` groups by `data.order`, without those in `taken`.
 
     With `data.draws_candidates` `data.candidates` times as many, of which `pick_likely` chooses.
@@ -136,7 +119,7 @@ def pick_groups(groups: DrawableGroups, rule: DrawRule, at: At, taken: Collectio
     return _uniform(groups, n, at, taken)
 
 
-def _uniform(groups: DrawableGroups, n: int, at: At, taken: Collection[str]) -> list[str]:
+def _uniform(groups: Candidates, n: int, at: At, taken: Collection[str]) -> list[str]:
     """`n` groups, each set of so many with the same probability.
 
     Places are hashes, so intervals of 1/2^m of them have few groups each: one of the intervals and one of
@@ -164,7 +147,7 @@ def _uniform(groups: DrawableGroups, n: int, at: At, taken: Collection[str]) -> 
     return list(picked)[:n]
 
 
-def _by_age(groups: DrawableGroups, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
+def _by_age(groups: Candidates, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
     """`n` groups one after the other, each with a probability in proportion to (1 − decay)^staleness.
 
     Where the likely ones are few the newest of the others fill up.

@@ -182,7 +182,7 @@ class Draws:
         waits = bool(self._db.run(WAITS, [run]))
         rows = self._db.run(*drawable(rule, run, eligible(rule, run, version, waits=waits)))
         candidates = [Candidate(decode_text(prompt_id), uses, newest) for prompt_id, uses, newest in rows]
-        is_held_out = self._split.held_out(rule.data, run)
+        is_held_out = self._split.held_out(rule.data)
         return [c for c in candidates if not is_held_out(c.prompt_id)]
 
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
@@ -190,8 +190,7 @@ class Draws:
         self._db.check_once("structure", "group_uses")
         key = repr((at.run, at.seed, replace(rule, groups=1, fewer=False, wait=0.0)))
         if key not in self._orders:
-            split = self._split.name_of(rule.data, at.run)
-            is_held_out = self._split.held_out(rule.data, at.run)
+            split, is_held_out = self._split.name_of(rule.data), self._split.held_out(rule.data)
             self._orders[key] = Candidates(self._db, rule, at, is_held_out, split)
         candidates = self._orders[key]
         candidates.update(at)

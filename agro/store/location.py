@@ -17,12 +17,6 @@ _URL = re.compile(r"postgres(?:ql)?:(/+)(.+)")
 
 def url_of(location: Location) -> str | None:
     """The URL of a store in PostgreSQL; None for a file."""
-    if str(location).startswith(("http:/", "https:/")):
-        raise Refused(
-            f"{location}: expected a file or postgresql://USER@HOST/DATABASE, got the URL of an owner "
-            "(agro store serve), which earlier versions had. What to do: agro store copy FILE postgresql://… "
-            "of its file, and give that URL"
-        )
     url = _URL.fullmatch(str(location))
     if url is None:
         return None

@@ -37,12 +37,10 @@ except ImportError:
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from agro.store.database import Database, Statement, T
+from agro.store.database import SCHEMA, Database, Statement, T
 from agro.store.postgres_dialect import (
     DELETE_UNUSED_IDS,
     IS_MADE,
-    MADE,
-    SCHEMA,
     TEXT,
     Column,
     definitions,
@@ -290,11 +288,6 @@ class PostgresDatabase(Database):
         listed = list(values)
         kind = {int: "BIGINT", str: "TEXT"}.get(type(listed[0])) if listed else None
         return Column.of(kind, listed) if kind else listed
-
-    def has(self, table: str) -> bool:
-        if table in MADE:
-            return True
-        return self.run("SELECT to_regclass(?) IS NOT NULL", [f'"{self.schema}".{table}']) == [(True,)]
 
     def renumber(self, tables: Sequence[str]) -> None:
         for table in tables:

@@ -21,10 +21,9 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from agro.errors import Refused
-from agro.store.database import CLUSTERS, LEASES, LEDGERS, ORDERS, TABLES
+from agro.store.database import LEDGERS, SCHEMA, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
-SCHEMA = 10  # SQLite's tables of schema 9, and what is below
 # What the processes of a run share, see `agro.store.shared` (pieces are published again after a crash), the
 # last transactions of clients, and long ids.
 SHARED = """
@@ -35,8 +34,7 @@ CREATE UNLOGGED TABLE pieces (
   run TEXT, name TEXT, number INTEGER, content BLOB, PRIMARY KEY (run, name, number)
 )
 """
-DDL = ";".join((TABLES, SHARED, LEASES, CLUSTERS, *ORDERS))
-MADE = frozenset(re.findall(r"CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(\w+)", DDL))
+DDL = TABLES + SHARED
 # By the catalog's rows: what to_regclass remembers may be older than the lock.
 IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
 FUNCTIONS = (
@@ -136,7 +134,7 @@ IDS = ("prompt_id", "episode")  # the columns that may be long and are compared
 # These may be long and aren't compared; other columns have no longer ones.
 CONTENT = (
     *("text", "prompt", "messages", "response", "sampling", "meta"),
-    *("options", "license", "files", "clusters"),
+    *("options", "license", "files"),
 )
 # Of those that no sample has any more.
 DELETE_UNUSED_IDS = """

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from agro.errors import Refused
 from agro.io.files import remove, replacing, writing
-from agro.store.database import LEASES, Database, repeated
+from agro.store.database import Database, repeated
 from agro.store.location import Location, opened
 from agro.store.sample_rows import ledger_of
 from agro.store.samples import Experience
@@ -147,21 +147,17 @@ class Leases:
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
         with self._db.transaction():
-            self._db.run(LEASES)
             row = (name, self._clock() + seconds, seconds)
             self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
 
     @repeated
     def release(self, name: str) -> None:
         with self._db.transaction():
-            self._db.run(LEASES)
             self._db.run("DELETE FROM leases WHERE name = ?", [name])
 
     def alive(self, names: Collection[str]) -> list[str]:
         """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
         that was set back since."""
-        if not self._db.has("leases"):
-            return []
         now = self._clock()
         rows = self._db.run(
             "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "

@@ -27,7 +27,7 @@ from agro.errors import Refused
 from agro.io.files import write
 from agro.io.strictjson import loads
 from agro.io.terminal import plain
-from agro.store.database import CLUSTERS, Database, repeated
+from agro.store.database import Database
 from agro.store.draw_rules import is_held_out
 from agro.store.survey import Survey
 from agro.types import Text
@@ -56,59 +56,40 @@ class Split:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._clusters: Clusters | None = None
-        self._of_runs: dict[str, Clusters | None] = {}
         self._of_store: dict[float, Clusters] = {}
 
     def use(self, clusters: Clusters | None) -> None:
-        """Split by these where no run is named. They may have more prompts than the store."""
+        """Split by these, which may have more prompts than the store; None: by those of the store."""
         self._clusters = clusters
 
-    @repeated
-    def keep(self, run: str, clusters: Clusters) -> None:
-        """Split by these, in every process of the run."""
-        self.use(clusters)
-        with self._db.transaction():
-            self._db.run(CLUSTERS)
-            row = (run, json.dumps(dict(clusters)))
-            self._db.insert("clusters", ("run", "clusters"), [row], key=("run",))
-        self._of_runs.pop(run, None)
-
-    def of(self, run: str) -> Clusters | None:
-        """Those of a run; None where it keeps none."""
-        if run not in self._of_runs:
-            exists = self._db.has("clusters")
-            rows = exists and self._db.run("SELECT clusters FROM clusters WHERE run = ?", [run])
-            self._of_runs[run] = loads(rows[0][0]) if rows else None
-        return self._of_runs[run]
-
-    def held_out(self, data: DataConfig, run: str = "") -> Callable[[str], bool]:
+    def held_out(self, data: DataConfig) -> Callable[[str], bool]:
         """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself. None are
         while `data.hold_out_most` isn't resolved to a share, which a run does when it begins.
 
-        Near-copies are those that the run keeps (those in use where none is named), or else those of the
-        store as it is when this is first asked.
+        Near-copies are those in use, or else those of the store as it is when this is first asked.
         """
-        clusters = self._chosen(data, run)
+        clusters = self._chosen(data)
         if clusters is None:
             return lambda prompt_id: False
         return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out)
 
-    def name_of(self, data: DataConfig, run: str) -> str:
+    def name_of(self, data: DataConfig) -> str:
         """Of what `held_out` returns: another one where it holds out other prompts."""
-        clusters = self._chosen(data, run)
+        clusters = self._chosen(data)
         if clusters is None:
             return ""
         content = json.dumps([data.hold_out, sorted(clusters.items())])
         return blake2b(content.encode(), digest_size=8).hexdigest()
 
-    def _chosen(self, data: DataConfig, run: str) -> Clusters | None:
+    def _chosen(self, data: DataConfig) -> Clusters | None:
         """None where nothing is held out."""
         if not data.hold_out or data.hold_out_most is not None:
             return None
-        clusters = self.of(run) if run else self._clusters
-        if clusters is None and data.near_copies not in self._of_store:
+        if self._clusters is not None:
+            return self._clusters
+        if data.near_copies not in self._of_store:
             self._of_store[data.near_copies] = clusters_in(Survey(self._db).each_prompt(), data.near_copies)
-        return self._of_store[data.near_copies] if clusters is None else clusters
+        return self._of_store[data.near_copies]
 
 
 def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:

@@ -68,3 +68,12 @@ CREATE TABLE imports (
 CREATE TABLE identities (
   identity TEXT PRIMARY KEY, file TEXT NOT NULL, record INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
+CREATE TABLE orders (
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, used REAL NOT NULL, sample INTEGER NOT NULL,
+  change INTEGER NOT NULL, version INTEGER NOT NULL
+);
+CREATE TABLE order_versions (
+  number INTEGER, newest INTEGER, groups INTEGER NOT NULL,
+  PRIMARY KEY (number, newest)
+) WITHOUT ROWID;
+CREATE TABLE leases (name TEXT PRIMARY KEY, ends REAL NOT NULL, seconds REAL NOT NULL);

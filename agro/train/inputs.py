@@ -155,8 +155,6 @@ def hold_out(
     data, clusters, notes = config.data, budget.clusters, list[str]()
     if resumed is not None:
         clusters = read_clusters(resumed)
-        if clusters is None and (resumed / "metrics.jsonl").exists():
-            clusters = {}  # it began before near-copies were held out together
     warns = resumed is None and not budget.bounded and data.eval_prompts is None
     texts = _texts(prompts, location) if clusters is None or warns else {}
     if clusters is None:

@@ -234,7 +234,7 @@ class BaseTrainer:
     def _train(self) -> None:
         say = self.progress.say
         if self.config.data.hold_out:
-            self.store.split.keep(self.folder.id, self.clusters)
+            self.store.split.use(self.clusters)
             write_clusters(self.out, self.clusters)
             if self.set_aside:
                 inputs.write_set_aside(self.out, self.set_aside)

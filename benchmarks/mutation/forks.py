@@ -44,6 +44,7 @@ def named(folder: str, names: str) -> list[str]:
 
 STEP = named("train", "step")
 HF = named("engines", "hf fused")
+MIXTURE = named("train", "mixture_rules")
 OBJECTIVES = [
     *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests/objectives").glob("test_*.py"))),
     "tests/proof/test_expectation.py",
@@ -59,8 +60,15 @@ AREAS = {
     "agro/rollout/engines/hf.py": HF,
     "agro/rollout/engines/decoding_rows.py": HF,
     "agro/store/draw_rules.py": named("store", "draw_rules pairs drawing candidates split"),
-    "agro/train/collate.py": [*STEP, *named("train", "references value kept reward_parts feed preferences mixture")],
-    "agro/train/phases.py": named("train", "schedule plan trust_region feed consistency reward_parts mixture"),
+    "agro/train/collate.py": [
+        *STEP,
+        *MIXTURE,
+        *named("train", "references value kept reward_parts feed preferences"),
+    ],
+    "agro/train/phases.py": [
+        *MIXTURE,
+        *named("train", "schedule plan trust_region feed consistency reward_parts"),
+    ],
 }
 FILES = [p for area in AREAS for p in (sorted((ROOT / area).glob("*.py")) or [ROOT / area])]
 TESTS = list(dict.fromkeys(test for tests in AREAS.values() for test in tests))
@@ -72,9 +80,6 @@ MISPLACED = 70  # exit status of a fork that couldn't put its mutant in place
 LEFT_OUT = (
     *("memory_beside_logits", "peak_bytes", "threads_are_set"),
     *("the_path_is_that_of", "cannot_follow", "computed_once", "another_run", "killed_run"),
-    *("stopped_and_resumed", "share_of_each_role", "enough_have_a_spread", "recorded_log_probs", "has_left_is_dropped"),
-    *("weighs_what_it_draws", "neither_the_log_nor_fresh", "so_many_steps_and_draws", "where_the_store_grew", "of_their_own"),
-    *("replace_the_steps_of_a_recipe",),
 )
 OPTIONS = [
     "-o",

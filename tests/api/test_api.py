@@ -427,20 +427,19 @@ def test_a_store_in_the_place_of_prompts_is_the_log(objects, tmp_path, capsys) -
 
 
 def test_a_run_is_fitted_and_says_so(objects, monkeypatch, tmp_path, capsys) -> None:
-    """TRL's names that mean the same are taken, and out and what is written anyway."""
+    """TRL's names that mean the same are taken."""
     monkeypatch.chdir(tmp_path)
-    sizes = {"max_steps": 2, "train__groups": 4, "max_completion_length": 3, "num_generations": 2}
-    fitted = functools.partial(agro.train, objects, PROMPTS, counted, fit="1h", output_dir="run")
-    fitted(logging_steps=1, **sizes)
+    sizes = {"train__steps": 2, "train__groups": 4, "max_completion_length": 3, "num_generations": 2}
+    fitted = functools.partial(agro.train, objects, PROMPTS, counted, fit="1h", out="run")
+    fitted(**sizes)
     said = capsys.readouterr().err
     assert "--fit chose train.warmup" not in said  # there is none to shorten
     assert "--fit chose nothing" in said
     assert "2 steps take about" in said
-    assert "TRL's logging_steps is not needed: every step is written" in said
     config = config_of("run")
     assert (config["train"]["steps"], config["train"]["lr"]) == (2, "auto")
     # The same arguments continue it, though steps and groups had been chosen.
-    for name in ("max_steps", "train__groups"):
+    for name in ("train__steps", "train__groups"):
         del sizes[name]
     fitted(resume=True, **sizes)
     with pytest.raises(Refused, match=r"train\.groups was 4, now it is 5"):

@@ -66,7 +66,7 @@ SECTIONS = "|".join(RunConfig.model_fields.keys() - {"phases"})  # of which each
 def words() -> set[str]:
     """What a word with an underscore may be."""
     found = {*METRICS, *FOLLOWED, *MAPPABLE, *OWN.split(), *objectives.names(), *recipes()}
-    found |= {*FOREIGN.split(), *peers.OPTIONS, *peers.SETTINGS, *peers.ALIASES, *WITHOUT_EQUAL}
+    found |= {*FOREIGN.split(), *peers.SETTINGS, *peers.ALIASES, *WITHOUT_EQUAL}
     found |= {key.rsplit(".", 1)[-1] for key in KNOWN} | set(options_docs.sources_of_agro())
     found |= {need for n in objectives.names() for o in ({}, {"beta": 1.0}) for need in needs(n, o)}
     for room in ("agro", *(f"agro.{name}" for name in ROOMS.split())):
@@ -175,4 +175,4 @@ def test_the_table_of_metrics_is_up_to_date() -> None:
 
 def test_the_page_of_methods_has_all_options_of_peers() -> None:
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    assert [name for name in [*peers.OPTIONS, *peers.SETTINGS] if f"`{name}`" not in page] == []
+    assert [name for name in [*peers.ALIASES, *peers.SETTINGS] if f"`{name}`" not in page] == []

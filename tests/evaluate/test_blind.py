@@ -35,7 +35,7 @@ from agro.pages.run.verdict import Verdict
 from agro.rollout import Rollout
 from agro.types import Prompt, Sample
 
-ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6}
+ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6, "test": "sign"}
 ANSWERS = [Answers(f'say "{i}",\nplease', f"start {i}\r\nand more", f"result; {i}") for i in range(40)]
 
 
@@ -168,9 +168,9 @@ def test_rows_that_werent_written_are_refused(sheet: Path) -> None:
 
 def test_a_key_that_is_missing_or_broken_is_refused(sheet: Path) -> None:
     key = key_of(sheet)
-    assert read_key(sheet)["test"] == "sign"  # as in sheets of earlier versions
-    other_test = key.read_text().replace("{", '{"test": "other",', 1)
-    for text in ("", "[]", '{"rows": 1}', key.read_text().replace('"step"', '"other"'), other_test):
+    assert read_key(sheet)["test"] == "sign"
+    changed = [key.read_text().replace(name, '"other"') for name in ('"step"', '"test"', '"sign"')]
+    for text in ("", "[]", '{"rows": 1}', *changed):
         key.write_text(text)
         with pytest.raises(Refused, match="expected the key of a sheet"):
             read_ratings(sheet)
@@ -257,7 +257,7 @@ def test_ratings_of_a_run_are_kept(tmp_path: Path) -> None:
         ratings.save(tmp_path)
         assert Ratings.load(tmp_path) == ratings
     counts = '{"wins": 1, "losses": 0, "ties": 0, "unrated": 0, "step": 1'
-    (tmp_path / "ratings.json").write_text(counts + "}")  # of an earlier version
+    (tmp_path / "ratings.json").write_text(counts + "}")
     assert Ratings.load(tmp_path) == Ratings(1, 0, 0, 0, 1, "sign")
     more = [f"{counts}, {end}}}" for end in ('"test": "other"', '"x": 1')]
     for text in ("", "[]", "{}", counts.replace("1", "-1", 1) + "}", *more):

@@ -10,10 +10,9 @@ import pytest
 
 from agro.errors import remember_secret, without_secrets
 from agro.io.files import new_run_folder
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.io.strictjson import loads
 from agro.io.terminal import csv_cell, cut, drawn, plain, shown_safely, text_of_cell, visible
-from agro.objectives import names
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
@@ -59,24 +58,17 @@ def test_messages_are_one_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "answer"),
     [
-        ("gpro", "grpo"),  # swapped letters; difflib says gvpo
-        ("GPRO", "grpo"),
-        ("rlo", "rloo"),  # one letter less
-        ("dppo", "dpo"),  # one more: also ppo, and dpo comes first in FAMOUS
-        ("kro", "kto"),  # another one
-        ("reinforse", "reinforce"),
-        ("qqqqqq", None),
+        ("learning", "did you mean learn?"),
+        ("gpro", "did you mean gvpo, gspo or grpo?"),
+        ("kro", "did you mean kto?"),
+        ("qqqqqq", ""),
     ],
 )
-def test_slips(typed: str, meant: str | None) -> None:
-    assert nearest(typed, names()) == meant
-
-
-def test_without_a_slip_the_most_alike_name_counts() -> None:
-    assert nearest("learning", ["learn", "weight_decay"]) == "learn"
-    assert nearest("learning", ["weight_decay"], 0.6) is None
+def test_up_to_three_names_that_are_alike_are_named(typed: str, answer: str) -> None:
+    assert did_you_mean(typed, ["learn", "weight_decay", "grpo", "gvpo", "gspo", "kto"]) == answer
+    assert did_you_mean("b", ["beta", "b_"], "train.") == "did you mean train.b_?"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def _with_kept(tokens: np.ndarray, action: np.ndarray) -> dict[str, Any]:
 
 
 class Listed:
-    """The groups that may be drawn, as a list: the meaning of `agro.store.draw_rules.DrawableGroups`."""
+    """The groups that may be drawn, as a list: the meaning of `agro.store.candidates.Candidates`."""
 
     def __init__(self, candidates: Sequence[Candidate], rule: DrawRule, seed: int = 0) -> None:
         placed = [(place_of(c, rule, seed), c) for c in candidates]

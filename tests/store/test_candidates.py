@@ -145,8 +145,9 @@ def test_the_next_process_finds_the_order_that_this_one_kept(path: Any, monkeypa
     monkeypatch.setattr(Candidates, "_make", counted)
     rule = DrawRule(3, DataConfig(max_age=1, hold_out=0.3, order="newest"), min_group=2, fewer=True)
 
-    def drawn(step: int, version: int, rule: DrawRule = rule) -> None:
+    def drawn(step: int, version: int, rule: DrawRule = rule, clusters: dict[str, str] | None = None) -> None:
         with Store.open(path) as store:
+            store.split.use(clusters or {})
             at = At("r", step, 5, version)
             rows = group(f"p{step}", [0.0, 1.0], role="policy", version=version)
             store.append(rows, run="r", step=step)
@@ -154,15 +155,11 @@ def test_the_next_process_finds_the_order_that_this_one_kept(path: Any, monkeypa
             assert store.draws.pick(rule, at) == pick_groups(Listed(candidates, rule, 5), rule, at)
             store.draw(rule, at)
 
-    with Store.open(path) as store:
-        store.split.keep("r", {})
     for step, version in ((1, 1), (2, 2), (3, 3), (4, 2), (5, 4)):
         drawn(step, version)
     assert made == ["newest"]
     drawn(6, 4, DrawRule(3, DataConfig(), fewer=True))
-    with Store.open(path) as store:
-        store.split.keep("r", {"x": "y"})
-    drawn(7, 4)
+    drawn(7, 4, clusters={"x": "y"})
     assert made == ["newest", "least_used", "newest"]
     with Store.open(path) as store:
         store.append([sample("another")])

@@ -66,8 +66,6 @@ NOT_A_STORE: list[tuple[bytes | str, str]] = [
     ("PRAGMA application_id = 0", "not a store: an SQLite file, but not one of agro's"),
     ("PRAGMA application_id = 77", "not a store: an SQLite file, but not one of agro's"),
     *((f"PRAGMA user_version = {n}", f".*schema {SCHEMA}, got {n}") for n in (1, 2, SCHEMA + 1)),
-    # Earlier versions divided the prompts of one store among several files.
-    ("CREATE TABLE shard (number INTEGER, count INTEGER)", "one of several stores.*agro store merge"),
 ]
 
 

@@ -22,9 +22,9 @@ from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
 from agro.store.copying import copy
-from agro.store.database import SqliteDatabase
+from agro.store.database import SCHEMA, SqliteDatabase
 from agro.store.postgres import HOLD, PostgresDatabase
-from agro.store.postgres_dialect import LONG, SCHEMA, decoded, encoded, to_postgres
+from agro.store.postgres_dialect import LONG, decoded, encoded, to_postgres
 from agro.store.samples import OtherPrompt
 from agro.store.shared import DatabaseFolder, shared_runs
 
@@ -116,18 +116,16 @@ def test_what_a_lost_connection_wrote_counts_once(
         lambda: store.add_pairs([Pair(ids[0], ids[1])]),
         lambda: store.append([sample("b")]),
         lambda: store.requests.claim("r", "me", maximum=2, ahead=8),
-        lambda: store.split.keep("r", {"a": "b"}),
         lambda: len(store.draws.draw_picked([], At("r", 1, 0, 0), made=ids).samples),
     ):
         with monkeypatch.context() as patched:
             cuts = ends_at_commit(store, patched, after=after)
             results.append(write())
         assert len(cuts) == 1
-    assert results == [None, [4], [0, 1], None, 3]
+    assert results == [None, [4], [0, 1], 3]
     assert len(store.draws.drawn("r")) == 3
     assert len(list(store.pairs())) == 1
     assert [s.id for s in store.samples()] == [1, 2, 3, 4]
-    assert store.split.of("r") == {"a": "b"}
 
 
 def test_a_method_that_meets_another_writer_is_repeated(
@@ -225,7 +223,6 @@ def content(store: Store) -> tuple[Any, ...]:
         store.counts(),
         ledger.commits("r"),
         store.draws.drawn("r"),
-        store.split.of("r"),
     )
 
 
@@ -240,7 +237,6 @@ def test_a_copy_has_the_same_rows(tmp_path: Path, postgres_url: str) -> None:
         old.add_pairs([Pair(ids[0], ids[1], 2.0, None)])
         old.draw(rule, at)
         old.ledger.commit("r", 1, "digest", files={"a": "b"})
-        old.split.keep("r", {"a": "b"})
         expected = content(old)
     copy(first, postgres_url)
     copy(postgres_url, second)
@@ -312,8 +308,6 @@ def test_what_is_refused_by_name(postgres: str, postgres_url: str, monkeypatch: 
     monkeypatch.setattr("psycopg.ConnectionInfo.backend_pid", -1)
     with pytest.raises(Refused, match="got a pool of connections"):
         Store.open(postgres_url)
-    with pytest.raises(Refused, match="the URL of an owner"):
-        Store.open("http://127.0.0.1:8700")
 
 
 def test_what_the_server_refuses_isnt_waited_for(postgres_url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,18 +80,14 @@ def test_clusters_are_kept_and_read(tmp_path: Path) -> None:
             read_clusters(tmp_path)
 
 
-def test_every_process_draws_by_the_clusters_that_a_run_keeps(path: Any) -> None:
-    """They are those of the run, whatever near-copies the store has."""
+def test_draws_split_by_the_clusters_in_use(store: Store) -> None:
+    """Whatever near-copies the store has."""
     rule = DrawRule(1, DataConfig(replay=1.0, hold_out=0.5))
-    clusters = {f"{q}-{n}": "0-0" for n in range(COPIES) for q in range(QUESTIONS)}
-    with Store.open(path) as store:
-        fill(store)
-        store.split.keep("run", clusters)
-    with Store.open(path) as store:
-        drawn = len(store.draws.candidates(rule, "run", 0))
-        assert drawn == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
-        others = len(store.draws.candidates(rule, "another run", 0))
-        assert 0 < others < COPIES * QUESTIONS
+    fill(store)
+    assert 0 < len(store.draws.candidates(rule, "run", 0)) < COPIES * QUESTIONS
+    store.split.use({f"{q}-{n}": "0-0" for n in range(COPIES) for q in range(QUESTIONS)})
+    drawn = len(store.draws.candidates(rule, "run", 0))
+    assert drawn == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
 
 
 LEAST = 0.7

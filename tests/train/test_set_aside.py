@@ -299,16 +299,6 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     assert len(before or ()) == 80
 
 
-def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
-    """It has no near_copies.json: each prompt decided for itself."""
-    folder = tmp_path / "run"
-    interrupted(of_near_copies(tmp_path), folder, 2)
-    (folder / "near_copies.json").unlink()
-    BaseTrainer(of_near_copies(tmp_path), folder, resume=True).run()
-    held_out = sum(is_held_out(prompt_hash(text), 0.3) for q in QUESTIONS for text in copies(q))
-    assert metrics(folder)[-1]["eval_groups"] == held_out
-
-
 def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
     held = write(tmp_path / "held.jsonl", [text for question in QUESTIONS[:5] for text in copies(question)])
     asked = write(tmp_path / "asked.jsonl", QUESTIONS[10:])

@@ -219,7 +219,7 @@ def _pairs(rows: Mapping[str, str]) -> str:
 def _peers() -> str:
     """Names of others' options and settings by ours."""
     theirs: dict[str, list[str]] = {}
-    for name, ours in {**peers.OPTIONS, **peers.SETTINGS}.items():
+    for name, ours in {**peers.ALIASES, **peers.SETTINGS}.items():
         theirs.setdefault(ours.removesuffix(","), []).append(f"`{name}`")
     return PEERS + "".join(f"| {', '.join(names)} | {ours} |\n" for ours, names in theirs.items())
 

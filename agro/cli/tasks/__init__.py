@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -88,9 +88,9 @@ def create(folder: Path, name: str) -> list[Path]:
     """
     name = name.replace("_", "-")
     if name not in TASKS:
-        near = nearest(name, TASKS)
-        hint = f"; did you mean {near}?" if near else ""
-        raise Refused(f"--task: expected one of {', '.join(TASKS)}, got {name!r}{hint}")
+        raise Refused(
+            f"--task: expected one of {', '.join(TASKS)}, got {name!r}; {did_you_mean(name, TASKS)}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Refused(f"{folder}: expected an empty folder or a new one; give another name")
     task = TASKS[name]

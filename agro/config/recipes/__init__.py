@@ -13,7 +13,7 @@ from typing import Any
 
 from agro.errors import Refused
 from agro.io import plugins
-from agro.io.peers import nearest as near_name
+from agro.io.peers import did_you_mean
 from agro.objectives import Objective
 from agro.objectives.options import described
 from agro.objectives.table import entries
@@ -131,8 +131,8 @@ def nearest(name: str) -> str:
     """What to say of a name that there isn't: of a recipe, or of a file."""
     path = Path(name)
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
-    near = near_name(name, files or recipes())
-    return f"; did you mean {near}?" if near else ""
+    near = did_you_mean(name, files or recipes())
+    return near and f"; {near}"
 
 
 WIDTH = 110

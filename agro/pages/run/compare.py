@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from agro.config import deciding
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
-from agro.io.peers import nearest
+from agro.io.peers import did_you_mean
 from agro.io.terminal import csv_cell
 from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.pages.run import figures
@@ -389,9 +389,9 @@ def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison
     `metric`: a number of metrics.jsonl; without it held-out reward, or training reward where a run has none.
     """
     if metric is not None and (metric not in METRICS or not METRICS[metric].is_number):
-        near = nearest(metric, METRICS)
-        hint = f"; did you mean {near}?" if near else ""
-        raise Refused(f"--metric: expected a number of metrics.jsonl of these runs, got {metric!r}{hint}")
+        hint = did_you_mean(metric, METRICS)
+        expected = "a number of metrics.jsonl of these runs"
+        raise Refused(f"--metric: expected {expected}, got {metric!r}{hint and f'; {hint}'}")
     if len({f.resolve() for f in folders}) < len(folders):
         raise Refused(f"compare: expected different runs, got {', '.join(map(str, folders))}")
     runs = [load_run(folder) for folder in folders]

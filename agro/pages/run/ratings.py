@@ -136,7 +136,7 @@ def read_key(sheet: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
     try:
-        key = {"test": "sign"} | loads(path.read_bytes())
+        key = dict(loads(path.read_bytes()))
         complete = {"model", "against", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
         for row in key["rows"]:
             complete = complete and row["result"] in SIDES and isinstance(row["digest"], str)
@@ -144,7 +144,7 @@ def read_key(sheet: Path) -> dict[str, Any]:
         complete = False
     if not complete:
         raise Refused(f"{path}: expected the key of a sheet, as --blind writes it; write a sheet again")
-    return dict(key)
+    return key
 
 
 def read_ratings(sheet: Path) -> NDArray[np.float64]:
@@ -162,7 +162,7 @@ def read_ratings(sheet: Path) -> NDArray[np.float64]:
     for i, (row, original) in enumerate(zip(rows, written, strict=True)):
         location = f"{sheet}: row {i + FIRST_ROW}"
         texts = [row[name] for name in COLUMNS[:3]]
-        # A sheet of an earlier version has no quotes before a formula; some spreadsheets drop them.
+        # Some spreadsheets drop the quotes before a formula.
         if original["digest"] not in (_digest(tuple(texts)), _digest(tuple(map(text_of_cell, texts)))):
             raise Refused(
                 f"{location}: prompt, left and right aren't what was written; keep the rows in order and "
