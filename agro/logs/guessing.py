@@ -288,8 +288,6 @@ def _tried(path: Path, options: Options) -> _Trial | None:
         found, _ = Reader(options, {}).read(file, Known({}, {}), record_block(lines))
     except Refused:
         return None
-    if found.absent():
-        return None
     trial = _Trial([], [], [], [refusal.reason for _, refusal in found.refused])
     for entry in found.entries:
         first = len(trial.samples)

@@ -37,7 +37,7 @@ from agro.io.json_values import problem_of
 from agro.io.record_files import Block, encoding_of, fingerprint, is_table, on_hub, read_records, record_block
 from agro.io.strictjson import dumps
 from agro.logs.format_table import Recognizer, blocks_of, format_at, joined, lines_of
-from agro.logs.mapping import MAPPABLE, OPTIONAL, check_expressions, check_map
+from agro.logs.mapping import MAPPABLE, check_expressions, check_map
 from agro.logs.reading import Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.logs.values import scale_of
 from agro.rollout.prompts import load_prompts
@@ -90,9 +90,8 @@ class ImportReport(Counts):
 
     def to_json(self) -> dict[str, Any]:
         values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
-        values |= {"columns_left": list(self.columns_left), "without_column": self.without_column}
-        for name in ("columns", "parts", "kinds", "worded"):
-            del values[name]
+        values["columns_left"] = list(self.columns_left)
+        del values["kinds"]
         if self.refused_count <= LISTED:
             del values["refused_file"]
         return values
@@ -149,7 +148,7 @@ LINES = {  # of a printed report, by what is counted, of several things by their
     "redacted": "redacted {}: {} times",
     "tokens_dropped": "tokens dropped, since their text was changed: of {} samples",
     "left_out": "left out: {1} records: {0}",
-    "without_column": "{}: {} records don't have its column: unknown",
+    "without_value": "--map {}: {} records have no value there: unknown",
 }
 
 
@@ -180,8 +179,7 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     for path, digest in files:
         writer.check(path, digest)
     center_by = options.get("center_by")
-    may_refuse = options.get("reward_map") or not set(OPTIONAL).isdisjoint(mapping)  # see `_check_used`
-    is_whole = options.get("strict") or options.get("replace") or center_by or may_refuse
+    is_whole = options.get("strict") or options.get("replace") or center_by
     # Other processes read, but where it takes one that has seen all records before, or few.
     others = 0 if workers == 1 or join is not None or limit is not None else workers
     current = LogFile("", "", None)
@@ -207,8 +205,6 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         report.recognized += ", mapped" if mapping else ""
         if report.samples and not (report.scored or report.pairs):
             report.unused = [name for name in _ratings(Path(paths[0])) if name not in mapping.values()]
-        if limit is None:
-            _check_used(options, report)
         _check_taken(report, paths, strict=options.get("strict", False))
         if center_by and limit is None:
             report.normalized = center_rewards(store, center_by, digests)
@@ -258,20 +254,6 @@ def _ratings(path: Path) -> list[str]:
             if (name == "reward" or name not in MAPPABLE) and scale_of(value) is not None:
                 names[name] = None
     return list(names)
-
-
-def _check_used(options: Options, report: ImportReport) -> None:
-    """Raise `Refused` where no record has a mapped column, or a reward that is a word of --reward-map."""
-    mapping, word_rewards = options.get("mapping") or {}, options.get("reward_map")
-    for name in report.absent():
-        raise Refused(
-            f"--map {name}={mapping[name]}: no record has this column; correct it, or leave {name} out"
-        )
-    if word_rewards and report.parts and not report.worded:
-        raise Refused(
-            f"--reward-map: no record has a reward that is {' or '.join(word_rewards)}; name its column "
-            "with --map reward=COLUMN, or leave --reward-map out"
-        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -82,19 +82,11 @@ def check_expressions(mapping: Mapping[str, str], where: str, names: Collection[
             )
 
 
-State = Literal["found", "missing", "lacks key"]
-"""Of a column: whether a row has it, or lacks it, or has the object in which the column's key is missing."""
-
-
 class Part(NamedTuple):
-    """One record of a row. `columns`: those of its fields that have another name in the row.
-
-    `states`: of the mapped fields of `OPTIONAL`; one inside of a null has none.
-    """
+    """One record of a row. `columns`: those of its fields that have another name in the row."""
 
     record: dict[str, Any]
     columns: Mapping[str, str] = MappingProxyType({})
-    states: Mapping[str, State] = MappingProxyType({})
     problem: str = ""  # why this record is refused
 
     def column(self, name: str) -> str:
@@ -130,13 +122,7 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     """
     if not mapping:
         return [Part(dict(row))]
-    fields, states = dict[str, _Matches](), dict[str, State]()
-    for name, column in mapping.items():
-        fields[name] = _values(row, name, column)
-        if name in OPTIONAL:
-            if state := _state(row, column, fields[name]):
-                states[name] = state
-            fields[name] = fields[name] or {None: _Match(column, None)}
+    fields = {name: _values(row, name, column) for name, column in mapping.items()}
     used = {*mapping, *heads(mapping.values())}
     common = {name: row[name] for name in MAPPABLE if name in row and name not in used}
     has_several = any(len(fields.get(name, ())) > 1 for name in ("response", "chosen", "messages"))
@@ -150,34 +136,21 @@ def expand(row: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Part]:
     keys = dict.fromkeys(key for matches in fields.values() for key in matches if key is not None)
     parts = []
     for key in keys or (None,):
-        record, columns, known = dict(common), dict[str, str](), dict(states)
+        record, columns = dict(common), dict[str, str]()
         for name, matches in fields.items():
             match = matches.get(key) or matches.get(None)
             if match is None and name not in OPTIONAL:
                 absent = mapping[name].replace("*", str(key), 1)
                 parts.append(Part({}, problem=f"{name}: no column {absent}, which other fields have"))
                 break
-            if match is None:
-                known[name] = "missing"
             columns[name], record[name] = match or _Match(mapping[name], None)
         else:
             if isinstance(key, str) and "source" not in mapping:
                 record["source"] = key
-            parts += _in_step(Part(record, columns, known))
+            parts += _in_step(Part(record, columns))
     if len(parts) == 1 and parts[0].problem:
         raise Refused(parts[0].problem)
     return parts
-
-
-def _state(row: Mapping[str, Any], column: str, matches: _Matches) -> State | None:
-    if matches:
-        return "found"
-    tree = compiled(column).parsed
-    if row.keys().isdisjoint(heads([column])):
-        return "missing"
-    if _lacks_key(row, tree):
-        return "lacks key"
-    return None if tree["type"] in _PATHS else "found"  # an expression of columns that are there gives null
 
 
 def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
@@ -201,17 +174,6 @@ def _values(row: Mapping[str, Any], name: str, column: str) -> _Matches:
     problem = problem_of(column)
     hint = f"as a JMESPath expression: {problem}" if problem else "an item of a list is LIST[0]"
     raise Refused(f"{name}: no column {column}; there are {', '.join(row) or 'none'} ({hint})")
-
-
-def _lacks_key(value: Any, tree: Mapping[str, Any]) -> bool:
-    """Whether a path leads to an object without its next key; not where it leads to null."""
-    for step in tree["children"] if tree["type"] in _PATHS else [tree]:
-        inner = unpacked(value)
-        is_key = step["type"] == "field" and isinstance(inner, dict)
-        if (is_key and step["value"] not in inner) or (step["type"] in _PATHS and _lacks_key(inner, step)):
-            return True
-        value = KleeneInterpreter().visit(step, inner)
-    return False
 
 
 def _in_step(part: Part) -> list[Part]:
@@ -398,7 +360,6 @@ _SEVERAL = (
     *("comparator", "not_expression", "and_expression", "or_expression", "function_expression"),
     *("multi_select_list", "multi_select_dict"),
 )
-_PATHS = ("subexpression", "index_expression")
 _CONDITIONS = ("comparator", "not_expression")
 _LOGIC = ("and_expression", "or_expression", *_CONDITIONS)
 _TEXT_FUNCTIONS = ("contains", "starts_with", "ends_with")

@@ -32,7 +32,7 @@ from agro.io.record_files import Block, on_hub
 from agro.logs.exchanges import settle
 from agro.logs.format_table import Recognizer, get
 from agro.logs.interchange import RECORD, from_record
-from agro.logs.mapping import Part, State, expand, unmapped
+from agro.logs.mapping import OPTIONAL, Part, expand, unmapped
 from agro.logs.privacy import Privacy
 from agro.logs.protocol import Context, Format, Item, Judgment, Row, SkipRecord, Tokenizer
 from agro.logs.records import summed
@@ -76,16 +76,14 @@ class Counts:
     """What readers count, each of some of the records."""
 
     left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
-    columns: Counter[tuple[str, State]] = field(default_factory=Counter)  # records by the field of --map
+    without_value: Counter[str] = field(default_factory=Counter)  # records by the FIELD=COLUMN of --map
     columns_left: dict[str, None] = field(default_factory=dict)  # that the mapping doesn't name
     dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
     redacted: Counter[str] = field(default_factory=Counter)  # by kind
     unknown_ends: Counter[str] = field(default_factory=Counter)  # samples, by what is said of their end
     cut: int = 0  # samples whose record says so
     tokens_dropped: int = 0  # samples without their tokens, since their text was changed
-    parts: int = 0  # records, also those within one
     kinds: dict[str, None] = field(default_factory=dict)  # the names of their formats
-    worded: int = 0  # whether a reward was a word of --reward-map: above 0
 
     def count(self, other: Counts) -> None:
         """Add those of records that follow."""
@@ -95,24 +93,6 @@ class Counts:
                 setattr(self, each.name, value + more)
             else:
                 value.update(more)
-
-    @property
-    def without_column(self) -> Counter[str]:
-        """The records without its column, by the field of --map."""
-        counts = Counter[str]()
-        for (name, state), count in self.columns.items():
-            if state != "found":
-                counts[name] += count
-        return counts
-
-    def absent(self) -> list[str]:
-        """The fields of --map whose column no record has; one that is null has it perhaps."""
-        names = list[str]()
-        for name, count in self.without_column.items():
-            is_wrong_key = self.columns[name, "lacks key"] and not self.columns[name, "found"]
-            if count == self.parts or is_wrong_key:
-                names.append(name)
-        return names
 
 
 @dataclass
@@ -218,17 +198,16 @@ class Reader:
                 self._read_part(part, line)
         result.dropped, result.redacted = self._privacy.dropped, self._privacy.redacted
         result.tokens_dropped = self._privacy.tokens
-        result.worded = int("words" in self._context.notes)
         return result, Known(self._context.notes, self._recognizer.known)
 
     def _read_part(self, part: Part, line: Line) -> None:
         result = self._result
-        result.parts += 1
-        for name, state in part.states.items():
-            result.columns[name, state] += 1
         try:
             if part.problem:
                 raise Refused(part.problem)
+            for name in OPTIONAL:
+                if name in self._mapping and is_unknown(part.record.get(name)):
+                    result.without_value[f"{name}={self._mapping[name]}"] += 1
             format = self._format(part)
             items = self._items(format, part, line)
             same = None  # what tells the response of a record, see `Format.identity`

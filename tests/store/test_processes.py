@@ -132,11 +132,13 @@ def test_a_process_that_is_killed_leaves_what_it_appended_and_nothing_of_what_it
 def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch, packed: str) -> None:
     """Killed inside of the third transaction of 8 records: two are stored, and a second import adds the rest.
 
-    Every fifth record is a pair: four of the first 16 records, so 20 samples; six of all 30, so 36.
+    Every fifth record is a pair: four of the first 16 records, so 20 samples; six of all 30, so 36. The others
+    have ratings from the 21st on.
     """
     rows = []
     for i in range(30):
         answers = {"chosen": f"good {i}", "rejected": "bad"} if i % 5 == 0 else {"response": f"answer {i}"}
+        answers |= {"score": i} if i >= 20 and i % 5 else {}
         rows.append({"prompt": f"Q{i % 7}", **answers})
     log = write_lines(tmp_path / f"log.jsonl{packed}", *rows)
     monkeypatch.setattr("agro.io.record_files.CHUNK", 8)
@@ -150,14 +152,14 @@ def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypat
     def imported() -> None:
         monkeypatch.setattr(Imports, "note_identities", note)
         with Store.open(tmp_path / "killed.db") as store:
-            import_files(store, [log])
+            import_files(store, [log], mapping={"reward": "score"})
 
     killed(imported)
     with Store.open(tmp_path / "killed.db") as store, Store.open(tmp_path / "whole.db") as whole:
         assert store.counts().samples == 20
-        again = import_files(store, [log])
-        assert (again.samples, again.duplicates, again.pairs) == (16, 20, 2)
-        report = import_files(whole, [log])
+        again = import_files(store, [log], mapping={"reward": "score"})
+        assert (again.samples, again.duplicates, again.pairs, again.scored) == (16, 20, 2, 8)
+        report = import_files(whole, [log], mapping={"reward": "score"})
         assert (report.samples, report.groups, report.pairs, report.repeats) == (36, 7, 6, 0)
         assert list(store.samples()) == list(whole.samples())
         assert list(store.pairs()) == list(whole.pairs())
