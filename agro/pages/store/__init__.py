@@ -174,13 +174,11 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
         )
     recorded, truncated = survey.total("ended"), survey.total("truncated")
     if truncated > MANY_TRUNCATED * recorded:
-        text = f"{percent(truncated / recorded)} of the responses were cut off before their end."
-        cut, complete = (
-            spread(rewards)["mean"] for rewards in (survey.truncated_rewards, survey.complete_rewards)
+        yield DataVerdict(
+            "warning",
+            f"{percent(truncated / recorded)} of the responses were cut off before their end.",
+            "A larger length, or a reward that is low for them.",
         )
-        if cut is not None and complete is not None and cut >= complete:
-            text += f" Their mean reward, {cut:.3g}, is not lower than that of the others, {complete:.3g}."
-        yield DataVerdict("warning", text, "A larger length, or a reward that is low for them.")
     held_out = survey.held_out
     if held_out is not None and held_out.exact + held_out.near:
         yield DataVerdict(
@@ -240,15 +238,12 @@ def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
             "A model memorizes so few; hold some out (data.hold_out), and stop early (evaluate.patience).",
         )
     if REWARD in needs and survey.equal:
-        levels = (("lowest", "at the lowest reward"), ("highest", "at the highest"))
-        parts = [f"{count(survey.equal_at[at])} {words}" for at, words in levels if survey.equal_at[at]]
-        levels_of = f" ({', '.join(parts)})" if parts else ""
         many = survey.equal > MANY_EQUAL * survey.scored_groups
         yield DataVerdict(
             "warning" if many else "note",
             f"In {percent(survey.equal / survey.scored_groups)} of the groups with two or more rewards "
-            f"({count(survey.equal)} of {count(survey.scored_groups)}) all rewards are equal"
-            f"{levels_of}: {equal_means(entry, report.options)}.",
+            f"({count(survey.equal)} of {count(survey.scored_groups)}) all rewards are equal: "
+            f"{equal_means(entry, report.options)}.",
             "Few groups teach: data.spread = true draws the others only; better are prompts of middle "
             "difficulty, or a graded reward."
             if many
@@ -362,8 +357,7 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     if survey.sizes:
         smallest, largest = min(survey.sizes), max(survey.sizes)
         numbers = str(smallest) if smallest == largest else f"{smallest} to {largest}"
-        sizes = f"of {numbers} responses, {count(survey.sizes[1])} of one; {count(survey.mixed)} "
-        sizes += "with several sources"
+        sizes = f"of {numbers} responses, {count(survey.sizes[1])} of one"
     yield "groups", sizes
     scored, unscored = count(counts.scored), count(counts.unscored)
     yield "rewards", f"{scored} scored, {unscored} unscored, {count(counts.failed)} failed"
@@ -403,7 +397,7 @@ def survey_lines(report: Report) -> Iterator[tuple[str, str]]:
     of = {0: "none", counts.samples: "all"}
     yield "known", ", ".join(f"{name} of {of.get(part, count(part))}" for name, part in parts.items())
     if survey.copies is not None and survey.copies.prompts:
-        yield "near-copies", str(survey.copies)
+        yield "near-copies", f"{count(survey.copies.prompts)} in {count(survey.copies.clusters)} clusters"
     if survey.held_out is not None:
         copied = len(survey.held_out.exact) + len(survey.held_out.near)
         yield "held-out", f"{copied} of {survey.held_out.prompts} prompts are in the store, or a near-copy is"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from agro.io.numbers import count
-from agro.io.terminal import cut, plain
+from agro.io.terminal import plain
 from agro.logs.importing import Components, Statistics
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
-from agro.store.split import cluster_names, clusters, normalized
+from agro.store.split import clusters, normalized
 from agro.store.survey import SurveyRow
 from agro.types import Prompt, Text, end_in
 
@@ -47,37 +46,22 @@ def spread(numbers: Sequence[float]) -> dict[str, Any]:
     }
 
 
-NAMED, SHOWN = 3, 60  # clusters and prompts that are named, and characters of a prompt
+NAMED = 3  # prompts
 
 
 @dataclass(frozen=True)
 class PromptCopies:
-    """Clusters of near-equal prompts. `prompts`: how many are in one of two or more.
-
-    `largest`: sizes of the largest clusters, and in each the smallest id and the text of its prompt.
-    """
+    """Clusters of near-equal prompts. `prompts`: how many are in one of two or more."""
 
     prompts: int
     clusters: int
-    largest: tuple[tuple[int, str, str], ...]
 
     @classmethod
-    def of(cls, texts: Mapping[str, str], least: float) -> PromptCopies:
-        """`texts`: of prompts by their ids. `least`: as of data.near_copies."""
-        sizes = Counter(cluster_names(texts, least).values())
-        copied = sorted((-size, name) for name, size in sizes.items() if size > 1)
-        largest = tuple((-size, name, texts[name]) for size, name in copied[:NAMED])  # the largest first
-        return cls(-sum(size for size, _ in copied), len(copied), largest)
-
-    def __str__(self) -> str:
-        """With the largest clusters."""
-        named = ", ".join(f"{size} of {cut(text, SHOWN)!r} ({name})" for size, name, text in self.largest)
-        more = ", …" if self.clusters > len(self.largest) else ""
-        return f"{count(self.prompts)} in {count(self.clusters)} clusters: {named}{more}"
-
-    def to_json(self) -> dict[str, Any]:
-        largest = [{"size": size, "prompt_id": name, "prompt": text} for size, name, text in self.largest]
-        return {"prompts": self.prompts, "clusters": self.clusters, "largest": largest}
+    def of(cls, texts: Sequence[str], least: float) -> PromptCopies:
+        """`least`: as of data.near_copies."""
+        sizes = np.unique(clusters(texts, least), return_counts=True)[1]
+        copied = sizes[sizes > 1]
+        return cls(int(copied.sum()), len(copied))
 
 
 @dataclass(frozen=True)
@@ -156,8 +140,6 @@ class StoreSurvey:
     there are two or more.
     """
 
-    lowest: float = 0.0  # of the rewards
-    highest: float = 1.0
     held_out: Contamination | None = None
     copies: PromptCopies | None = None
     groups: int = 0
@@ -165,13 +147,9 @@ class StoreSurvey:
     sizes: Counter[int] = field(default_factory=Counter)  # groups by responses
     scored_groups: int = 0  # with two or more scored responses
     equal: int = 0  # of those, with equal rewards
-    equal_at: Counter[str] = field(default_factory=Counter)  # of those: all lowest, all highest, between
-    mixed: int = 0  # groups with several sources
     repeats: int = 0  # responses equal to an earlier one of their group
     quality: array[float] = field(default_factory=numbers)
     coverage: array[float] = field(default_factory=numbers)
-    truncated_rewards: array[float] = field(default_factory=numbers)  # rewards
-    complete_rewards: array[float] = field(default_factory=numbers)
     sources: dict[str, SourceSurvey] = field(default_factory=lambda: defaultdict(SourceSurvey))
 
     def add(self, rows: Sequence[SurveyRow]) -> None:
@@ -191,38 +169,27 @@ class StoreSurvey:
                 source.tokens.append(row.length)
             if row.reward is not None:
                 source.rewards.append(row.reward)
-                if end == "cut":
-                    self.truncated_rewards.append(row.reward)
-                elif end == "finished":
-                    self.complete_rewards.append(row.reward)
         episodes: dict[int | str, list[SurveyRow]] = defaultdict(list)
         for row in rows:
             episodes[row.id if row.episode is None else row.episode].append(row)
         self.groups += 1
         self.responses += len(episodes)
         self.sizes[len(episodes)] += 1
-        self.mixed += len({row.source for row in rows}) > 1
         scored = [[row.reward for row in of if row.reward is not None] for of in episodes.values()]
-        self._rewards([of[0] for of, all_of in zip(scored, episodes.values()) if len(of) == len(all_of)])
+        rewards = [of[0] for of, all_of in zip(scored, episodes.values()) if len(of) == len(all_of)]
+        if len(rewards) > 1:
+            self.scored_groups += 1
+            lowest, highest = min(rewards), max(rewards)
+            if lowest < highest:
+                mean = sum(rewards) / len(rewards)
+                self.quality.append((mean - lowest) / (highest - lowest))
+            else:
+                self.equal += 1
         if len(episodes) > 1:
             responses = [of[-1].response for of in episodes.values()]
             distinct = len(set(responses))
             self.repeats += len(responses) - distinct
             self.coverage.append(distinct / len(responses))
-
-    def _rewards(self, rewards: Sequence[float]) -> None:
-        """Of the scored responses of one group."""
-        if len(rewards) < 2:
-            return
-        self.scored_groups += 1
-        lowest, highest = min(rewards), max(rewards)
-        if lowest < highest:
-            mean = sum(rewards) / len(rewards)
-            self.quality.append((mean - lowest) / (highest - lowest))
-            return
-        self.equal += 1
-        levels = {self.highest: "highest", self.lowest: "lowest"}  # where all are equal, the lowest
-        self.equal_at[levels.get(lowest, "between")] += 1
 
     def total(self, name: str) -> int:
         """Over all sources."""
@@ -233,16 +200,12 @@ class StoreSurvey:
             "responses": self.responses,
             "sizes": {str(size): count for size, count in sorted(self.sizes.items())},
             "groups_equal": self.equal,
-            "groups_equal_at": dict(self.equal_at),
             "groups_of_one": self.sizes[1],
-            "groups_mixed": self.mixed,
             "groups_with_rewards": self.scored_groups,
-            "near_copies": None if self.copies is None else self.copies.to_json(),
+            "near_copies": None if self.copies is None else asdict(self.copies),
             "repeats": self.repeats,
             "trajectory_quality": spread(self.quality),
             "coverage": spread(self.coverage),
-            "reward_of_truncated": spread(self.truncated_rewards),
-            "reward_of_ended": spread(self.complete_rewards),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
             "held_out": None if self.held_out is None else self.held_out.to_json(),
         }
@@ -251,12 +214,11 @@ class StoreSurvey:
 def survey(store: Store, held_out: Path | None = None, near_copies: float = 1.0) -> StoreSurvey:
     """`held_out`: a file of prompts that the store shouldn't have. `near_copies`: as of the configuration's
     data."""
-    lowest, highest = store.survey.spread_of_rewards() or (0.0, 1.0)
-    result = StoreSurvey(lowest, highest)
-    prompts = dict(store.survey.each_prompt())
-    result.copies = PromptCopies.of({key: plain(text) for key, text in prompts.items()}, near_copies)
+    result = StoreSurvey()
+    prompts = [prompt for _, prompt in store.survey.each_prompt()]
+    result.copies = PromptCopies.of([plain(prompt) for prompt in prompts], near_copies)
     if held_out is not None:
-        result.held_out = Contamination.of(load_prompts(held_out), list(prompts.values()), near_copies)
+        result.held_out = Contamination.of(load_prompts(held_out), prompts, near_copies)
     for rows in store.survey.each_group_rows():
         result.add(rows)
     return result
