@@ -134,7 +134,7 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
     out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
     assert out.grads["logp"][2:, 1].isfinite().all()
-    said = r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+    said = r"isn't finite in a \(a ratio that overflows\?\)\. What to do"
     with pytest.raises(NotFinite, match=said):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
 

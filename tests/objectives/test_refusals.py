@@ -214,21 +214,20 @@ def test_a_second_logp_among_the_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "far", "said"),
+    ("options", "field", "far"),
     [
-        ({}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
-        ({"ratio": "old"}, "old_logp", -800.0, "largest |logp - old_logp| 798. What to do"),
-        ({"std": False}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
-        ({"beta": 0.1}, "logp", -803.0, "largest |logp - ref_logp| 802"),
+        ({}, "behavior_logp", -800.0),
+        ({"ratio": "old"}, "old_logp", -800.0),
+        ({"std": False}, "behavior_logp", -800.0),
+        ({"beta": 0.1}, "logp", -803.0),
     ],
 )
-def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: float, said: str) -> None:
+def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: float) -> None:
     values = [list(row) for row in (LOGP if field == "logp" else SIX[field])]
     values[2][2] = far
     found = refusal("grpo", options, **{field: values})
     assert "objective grpo" in found
-    assert "sample 3" in found
-    assert f"(a ratio that overflows?), {said}" in found
+    assert "sample 3 (a ratio that overflows?). What to do: " in found
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def agro_onpolicy(
     return loss, {"logp": grad} | ({"kl": np.zeros(case.logp.shape)} if squared == "local" and beta else {})
 
 
-def dro(case: Case, beta: float, scale: str = "reward") -> Result:
+def dro(case: Case, beta: float) -> Result:
     """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows.
 
-    d/dl_t = -β (…), or without the β; d/dV = -(…).
+    d/dl_t = -β (…), here without the β; d/dV = -(…).
     """
     groups = case.groups(1)
     value, value_grad, parts = np.array(case.value), np.zeros(len(case.mask)), []
@@ -124,20 +124,20 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
         for y, R in zip(g.responses, regularized(case, g, beta)):
             off = R - mean_of(value[y.rows].tolist())
             loss += 0.5 * off * off / n
-            slopes.append(-off / n * (beta if scale == "loss" else 1.0))
+            slopes.append(-off / n)
             value_grad[y.rows] = g.weight / W / n * -off / len(y.rows)
         parts.append((g, loss, slopes))
     loss, grads = descended(case, parts)
     return loss, {**grads, "value": value_grad}
 
 
-def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared: str = "pairs") -> Result:
+def prefix_consistency(case: Case, beta: float, compared: str = "pairs") -> Result:
     """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair; with "end"
     over those with the last one, in which the ρ of i alone has a derivative.
 
     C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in
-    the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for
-    the tokens t before k.
+    the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β, here -1, for the tokens t
+    before k.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
     for share, y in responses(case):
@@ -156,7 +156,7 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared:
             if j < K:
                 value_grad[y.places[j]] -= share * off
             for t in range(i, j if compared == "pairs" else i + 1):  # C_j has these tokens' ρ, C_i hasn't
-                grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
+                grad[y.places[t]] += share * off
     return loss, {"logp": grad, "prefix_value": value_grad}
 
 
