@@ -21,7 +21,6 @@ checkpoints, as the state of a monitor.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -309,11 +308,7 @@ class FlowSource(Monitor):
     def fill(self, wanted: FillRequest) -> CollectResult:
         filled = self.sampler.fill(wanted)
         self.newest = [*self.newest, *filled.ids][-self.flow.newest :]
-        auc = None
-        if self.rollout.flow is not None:
-            samples = list(self.sampler.store.samples(ids=filled.ids, skip_damaged=True))
-            auc = ranking(samples, [float(np.nanmean(s)) for s in self.rollout.flow.scores(samples)])
-        return replace(filled, measured={**filled.measured, "learned_auc": auc})
+        return filled
 
     def state(self) -> Any:
         flow = None if self.rollout.flow is None else to_text(self.rollout.flow.flow.state_dict())
@@ -324,25 +319,6 @@ class FlowSource(Monitor):
         if state["tensors"] is not None:
             tensors = from_text(state["tensors"])
             self.rollout.flow = FlowReward.load(self.policy, self.flow.layer, tensors)
-
-
-def ranking(samples: Sequence[Sample], errors: Sequence[float]) -> float | None:
-    """How often, of two responses to one prompt with unequal rewards, the better one has the smaller error.
-
-    Equal errors count as ½. None where there are no such two. Token rewards are scaled within a response, so
-    that their sums say nothing of this.
-    """
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for sample, error in zip(samples, errors, strict=True):
-        if sample.reward is not None:
-            groups[sample.prompt_id].append((sample.reward, error))
-    wins = [
-        float(np.sign(high[1] - low[1]) * np.sign(low[0] - high[0])) / 2 + 0.5
-        for group in groups.values()
-        for low, high in itertools.combinations(group, 2)
-        if low[0] != high[0]
-    ]
-    return float(np.mean(wins)) if wins else None
 
 
 FLOW_REWARD = SourceWrapper(

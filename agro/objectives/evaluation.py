@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from agro.objectives.core import (
     masked,
     wanted_streams,
 )
-from agro.objectives.needs import GROUPS, ColumnNeed, Need, grouping, judging, least_responses, ordered
+from agro.objectives.needs import GROUPS, Need, grouping, judging, least_responses, ordered
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch, Tensor
@@ -128,8 +127,7 @@ def differentiate(
     grads = gradients
     if keep is not None:  # 0 in the dropped rows
         grads = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
-    is_own_loss = not math.isfinite(loss) and not plugins.is_agros(objective.function)
-    _check_gradients(name, needs, grads, streams, batch, rows, is_own_loss=is_own_loss)
+    _check_gradients(name, grads, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
@@ -213,45 +211,17 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
     return leaf
 
 
-def _check_gradients(
-    name: str,
-    needs: set[Need],
-    grads: Streams,
-    streams: Streams,
-    batch: Batch,
-    rows: Tensor | None,
-    *,
-    is_own_loss: bool,
-) -> None:
-    """`is_own_loss`: whether a function of the user's returned a loss that isn't finite."""
+def _check_gradients(name: str, grads: Streams, batch: Batch, rows: Tensor | None) -> None:
     for stream, grad in grads.items():
         bad_B = ~grad.isfinite().view(len(grad), -1).all(1)
         if rows is not None:
             bad_B = bad_B & torch.zeros_like(bad_B).index_fill(0, rows, True)
         if bad_B.any():
-            row = int(bad_B.int().argmax())
-            if is_own_loss:
-                raise NotFinite(
-                    f"objective {name}: the loss of {name} isn't finite, nor is its gradient in "
-                    f"{batch.ids[row]}{_largest_ratios(needs, streams, batch, row)}"
-                )
             raise NotFinite(
-                f"objective {name}: the gradient of stream {stream} isn't finite in {batch.ids[row]} (a "
-                f"ratio that overflows?){_largest_ratios(needs, streams, batch, row)}. What to do: leave "
-                "such rows out (data.max_age), or use an objective without ratios, such as agro."
+                f"objective {name}: the gradient of stream {stream} isn't finite in "
+                f"{batch.ids[int(bad_B.int().argmax())]} (a ratio that overflows?). What to do: leave such "
+                "rows out (data.max_age), or use an objective without ratios, such as agro."
             )
-
-
-def _largest_ratios(needs: set[Need], streams: Streams, batch: Batch, row: int) -> str:
-    """How far the log-probs of a row are from those that it is compared with."""
-    text = ""
-    for need in ordered(needs):
-        if isinstance(need, ColumnNeed) and need.is_logp:
-            value = need.of(batch)
-            assert value is not None
-            far = float((streams["logp"][row] - value[row])[batch.mask[row]].abs().max())
-            text += f", largest |logp - {need}| {far:.4g}"
-    return text
 
 
 def as_stream(value: Any, name: str) -> Tensor:

@@ -6,8 +6,7 @@ that the samples are from, which stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -19,93 +18,43 @@ from agro.objectives import differentiate, get
 from agro.objectives.core import masked, wanted_streams
 from agro.proof.claim import End
 from agro.proof.enumerable import Enumerable, Space, kl, optimum
-from agro.proof.expectation import AllGroups, DataDistribution, drawn_groups, gradient
+from agro.proof.expectation import AllGroups, DataDistribution
 from agro.proof.formulas import Situation, wins
 from agro.proof.measuring import BETA, EXACT, FAR, INSTANCES, ProofRow, Subject, problem
 from agro.types import Batch
 
-
-@dataclass(frozen=True)
-class Path:
-    """What a descent passed through. Independent prompts of a table are independent instances."""
-
-    updates: Tensor  # [K] numbers of updates at which it was looked at
-    distance: Tensor  # [K,X] KL(π ‖ π*), nats
-    policy: Enumerable  # at the end
-
-
-@dataclass(frozen=True)
-class DescentSettings:
-    """How to descend: responses in a group, a seed to draw one group of each prompt at each update, Adam's
-    rate, second beta and the share of the rate that is left at the end.
-
-    Exact gradients have no noise to average over: a `beta2` of 0.95 and a rate that falls further end nearer.
-    """
-
-    n: int = 2
-    seed: int | None = None  # None: the expectation over all groups
-    updates: int = 1000
-    lr: float = 0.1
-    beta2: float = 0.999
-    final_share: float = 0.01
-    looks: int = 50  # numbers of updates at which the distance is measured
+RATE = 0.1  # of Adam
 
 
 def descend(
     start: Enumerable,
     reference: Enumerable,
     data: DataDistribution,
-    star: Tensor,
     name: str,
     options: Mapping[str, Any],
-    settings: DescentSettings,
-) -> Path:
-    """Follow the expected gradient, or with a seed that of drawn groups.
+    n: int,
+    updates: int,
+) -> None:
+    """Move `start` along the expected gradient over all groups of n, by Adam, whose rate falls over the last
+    two thirds.
 
-    `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log
-    π*.
+    Where `start` is `data.behavior` too, samples come from it as it is then. Exact gradients have no noise to
+    average over, so Adam's second beta is smaller than usual and the rate falls far: it ends nearer.
     """
     entry = get(name)
     resolved = entry.resolve(name, options)
     want = wanted_streams(entry.needs(resolved))
     moves = data.behavior is start or data.behavior.follows
-    n, seed = settings.n, settings.seed
-    every = AllGroups(data, reference, (n,)) if seed is None else None
-    generator = torch.Generator().manual_seed(seed or 0)
-    if every is None:  # published curves begin with the second draw
-        drawn_groups(data, reference, n, generator)
-
-    def backward(update: int) -> None:
-        if every is None:
-            gradient(start, reference, drawn_groups(data, reference, n, generator), name, options)
-        else:
-            batch = every.next_batch() if update and moves else every.batch
-            _gradient(start, reference, batch, name, resolved, want)
-
-    return follow(start, star, backward, settings)
-
-
-def follow(
-    policy: Enumerable, star: Tensor, backward: Callable[[int], None], settings: DescentSettings
-) -> Path:
-    """Adam on the gradients that `backward(update)` gives; its rate falls over the last two thirds."""
-    updates = settings.updates
-    optimizer = torch.optim.Adam(policy.parameters(), lr=settings.lr, betas=(0.9, settings.beta2), fused=True)
-    measured = sorted({round(updates * (i / settings.looks) ** 2) for i in range(settings.looks + 1)})
-    seen = []
-    for update in range(updates + 1):
-        if update in measured:
-            seen.append(kl(policy.logp().detach(), star))
-        if update == updates:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * settings.final_share ** max(0.0, 1.5 * update / updates - 0.5)
-        backward(update)
+    groups = AllGroups(data, reference, (n,))
+    optimizer = torch.optim.Adam(start.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
+    for update in range(updates):
+        optimizer.param_groups[0]["lr"] = RATE * 1e-5 ** max(0.0, 1.5 * update / updates - 0.5)
+        batch = groups.next_batch() if update and moves else groups.batch
+        put_gradient(start, reference, batch, name, resolved, want)
         optimizer.step()
-    return Path(torch.tensor(measured), torch.stack(seen), policy)
 
 
-def _gradient(
+def put_gradient(
     policy: Enumerable,
     reference: Enumerable,
     batch: Batch,
@@ -142,8 +91,7 @@ def tools(subject: Subject) -> Iterator[ProofRow]:
         star = _optimum_with_tool(reference, reward, chance_Y)
         start = Enumerable.table(space, 2)
         data = DataDistribution(reference, reward, noise=chance_Y.expand(6, -1))
-        settings = DescentSettings(updates=subject.claims.updates, beta2=0.95, final_share=1e-5)
-        descend(start, reference, data, star, subject.name, subject.options(), settings)
+        descend(start, reference, data, subject.name, subject.options(), 2, subject.claims.updates)
         logp = start.logp().detach()
         value = (chance_Y * logp.exp() * (logp - star)).sum(1).median().item()
         setting = f"{output} output between two actions, data from reference, median of 6 instances"
@@ -173,9 +121,9 @@ def _selection(subject: Subject) -> Iterator[ProofRow]:
         data = DataDistribution(other, mean, spread=spread)
         if rewards == "noisy":
             data = DataDistribution(other, binary, twice, chance, spread=spread)
-        start, settings = Enumerable.table(space, 2), DescentSettings(updates=600, final_share=1e-5)
-        options = {**subject.options(), "beta": beta}
-        distance = descend(start, reference, data, star, subject.name, options, settings).distance[-1]
+        start, options = Enumerable.table(space, 2), {**subject.options(), "beta": beta}
+        descend(start, reference, data, subject.name, options, 2, updates=600)
+        distance = kl(start.logp().detach(), star)
         drawn = "groups of unequal rewards alone" if spread else "all groups"
         setting = f"{rewards} rewards, {drawn}, n = 2, β = {beta}, median of 8 instances"
         if rewards == "noisy" and spread:
@@ -259,9 +207,10 @@ def ends(subject: Subject) -> Iterator[ProofRow]:
     elsewhere."""
     if not subject.claims.updates:
         return
-    for source, start in _descents(subject):
+    logp, star = _descent(subject)
+    distances = kl(logp, star).split(INSTANCES.prompts)
+    for (source, start), distance in zip(_descents(subject), distances, strict=True):
         claim = "unknown" if source == "lacks support" else subject.claims.ends
-        distance = end(subject, source, start).distance[-1]
         value, which, upper, lower = distance.median(), "median", None, None
         if claim == "optimum":
             # What a policy hardly ever samples it learns slowly: from afar on its own samples it takes
@@ -280,25 +229,17 @@ def own_ends(subject: Subject) -> Iterator[ProofRow]:
     if subject.claims.end is None:
         return
     _, reference, behaviors, reward = problem(INSTANCES)
-    reached = _descent(subject).policy.logp().detach()
-    for i, (source, start) in enumerate(_descents(subject)):
+    reached = _descent(subject)[0].split(INSTANCES.prompts)
+    for (source, start), logp in zip(_descents(subject), reached, strict=True):
         if source in ("policy", "lacks support"):
             continue
         policy = behaviors[source]  # an end doesn't depend on the policy that is trained
         situation = Situation(policy, reference, behaviors[source], reward, BETA, subject.claims.n[0])
         claimed = subject.claims.end.of(situation).detach()
-        part = slice(i * INSTANCES.prompts, (i + 1) * INSTANCES.prompts)
-        value = kl(reached[part], claimed).max().item()
+        value = kl(logp, claimed).max().item()
         setting = f"data from {source}, start at {start}, worst of {INSTANCES.prompts} instances"
         title = f"KL to {subject.claims.end.name} at the end of descent"
         yield subject.row(title, setting, max(value, 0.0), upper=NEAR)
-
-
-def end(subject: Subject, source: str, start: str = "reference") -> Path:
-    """Descent on data of that behavior."""
-    path = _descent(subject)
-    offset = _descents(subject).index((source, start)) * INSTANCES.prompts
-    return replace(path, distance=path.distance[:, offset : offset + INSTANCES.prompts])
 
 
 def _descents(subject: Subject) -> list[tuple[str, str]]:
@@ -308,8 +249,9 @@ def _descents(subject: Subject) -> list[tuple[str, str]]:
 
 
 @cache
-def _descent(subject: Subject) -> Path:
-    """All of them at once: prompts of a table are independent, so each has its own part of one table."""
+def _descent(subject: Subject) -> tuple[Tensor, Tensor]:
+    """[X,Y] log π at the end, and log π*. All of them at once: prompts of a table are independent, so each
+    descent has its own part of one table."""
     _, reference, behaviors, reward = problem(INSTANCES)
     descents = _descents(subject)
     times = len(descents)
@@ -320,10 +262,9 @@ def _descent(subject: Subject) -> Path:
     reference, reward = Enumerable.joined([reference] * times), reward.repeat(times, 1)
     star = optimum(reference.logp().detach(), reward, BETA)
     data = subject.data(behavior, reward, reference)
-    settings = DescentSettings(
-        n=subject.claims.n[0], updates=subject.claims.updates, beta2=0.95, final_share=1e-5
-    )
-    return descend(initial, reference, data, star, subject.name, subject.options(), settings)
+    n, updates = subject.claims.n[0], subject.claims.updates
+    descend(initial, reference, data, subject.name, subject.options(), n, updates)
+    return initial.logp().detach(), star
 
 
 def _lambert(s: Situation) -> Tensor:

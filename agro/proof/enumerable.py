@@ -168,18 +168,6 @@ class Enumerable:
         return cls(space, Network(space, scale, generator), TabularValues(space, scale, generator))
 
     @classmethod
-    def of(cls, space: Space, logp: Tensor) -> Enumerable:
-        """The table that gives responses these log-probs [X,Y]."""
-        policy = cls.table(space, scale=0.0)
-        with torch.no_grad():
-            logits = policy.weights()["logits"]
-            for c, prefix in enumerate(space.contexts):
-                for v in range(space.vocabulary):
-                    begins = [y[: len(prefix) + 1] == (*prefix, v) for y in space.responses]
-                    logits[:, c, v] = logp[:, begins].logsumexp(1)
-        return policy
-
-    @classmethod
     def joined(cls, tables: Sequence[Enumerable]) -> Enumerable:
         """Tables over spaces that differ in their prompts alone, as one over all their prompts; a copy."""
         spaces = [t.space for t in tables]

@@ -149,7 +149,7 @@ class AllGroups:
             staleness=torch.full((len(prompt),), self.data.staleness, dtype=torch.float64),
             weight=self._weight(),
             **judgments,
-            **_rows(self.data, self.reference, prompt, outcome),
+            **columns(self.data, self.reference, prompt, outcome),
         )
         return batch if self._comes is None else batch.rows(self._comes)
 
@@ -214,19 +214,6 @@ def in_two_rows(batch: Batch) -> Batch:
     return rows.replace(**columns)
 
 
-def drawn_groups(data: DataDistribution, reference: Enumerable, n: int, generator: torch.Generator) -> Batch:
-    """One group of n outcomes of every prompt, drawn at random: an estimate of what `AllGroups` is the
-    expectation of."""
-    assert not data.judged
-    assert data.expert is None
-    prompt = torch.arange(data.behavior.space.prompts).repeat_interleave(n)
-    outcome = torch.multinomial(data.probability(), n, replacement=True, generator=generator)
-    staleness = torch.full((len(prompt),), data.staleness, dtype=torch.float64)
-    return Batch.of(
-        group=prompt.tolist(), staleness=staleness, **_rows(data, reference, prompt, outcome.flatten())
-    )
-
-
 def meaning_of(outcome: Tensor) -> Tensor:
     """The number of a response's meaning: the first two responses are two spellings of one, and so on."""
     return outcome // 2
@@ -240,7 +227,7 @@ def parts_of(rewards: Tensor) -> Tensor:
     return torch.stack([rewards, rewards.roll(-1, 1)], 2)
 
 
-def _rows(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
+def columns(data: DataDistribution, reference: Enumerable, prompt: Tensor, outcome: Tensor) -> dict[str, Any]:
     """The columns of a batch for these outcomes of these prompts, [B] each."""
     space, response = data.behavior.space, data.outcomes[outcome]
     no_mask = torch.zeros(len(prompt), 1, dtype=torch.bool)

@@ -216,7 +216,7 @@ def square_of_quantile(s: Situation) -> Tensor:
     return s.mean((q - s.beta * log_Z - s.beta * s.d).square())
 
 
-def half_square_with_value(s: Situation, slope: float = 1.0) -> Tensor:
+def half_square_with_value(s: Situation, slope: float) -> Tensor:
     """½ E_μ (r − βd − V)² (DRO); the part that goes to the policy times `slope`."""
     return 0.5 * s.mean((s.reward - s.beta * sloped(s.d, slope) - s.value).square())
 

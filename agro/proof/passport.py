@@ -9,23 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
 
 from agro.errors import Refused
-from agro.objectives import Need, NotFinite, differentiate, get
-from agro.objectives.core import STREAMS, Ingredient
-from agro.objectives.ingredients import (
-    IMITATION,
-    IMITATION_OF_WINNERS,
-    KL_TERM,
-    WEIGHT,
-    WEIGHT_BASELINE,
-    WEIGHT_BASELINE_OF_PAIRS,
-)
+from agro.objectives import Need, NotFinite, differentiate
+from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
 from agro.proof.claims import claims_of
 from agro.proof.ends import ends, own_ends, tools
@@ -46,16 +36,6 @@ from agro.proof.measuring import (
 )
 from agro.types import Batch
 
-# The objective that claims the options of an ingredient for all that have it.
-CLAIMED_BY: dict[Ingredient, str] = {
-    WEIGHT: "agro",
-    WEIGHT_BASELINE: "agro",
-    WEIGHT_BASELINE_OF_PAIRS: "agro",
-    IMITATION: "agro",
-    IMITATION_OF_WINNERS: "agro",
-    KL_TERM: "grpo",
-}
-
 
 def passport(name: str) -> Iterator[ProofRow]:
     """All rows of an objective, claim by claim."""
@@ -67,7 +47,6 @@ def passport(name: str) -> Iterator[ProofRow]:
         subject = Subject(name, claims)
         for measure_property in measurements:
             yield from measure_property(subject)
-    yield unclaimed(name)
 
 
 def expectations(subject: Subject) -> Iterator[ProofRow]:
@@ -262,44 +241,6 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
     except Refused:
         enough = False
     yield subject.row("what it is claimed to need is enough", setting, float(enough), lower=1.0)
-
-
-def unclaimed(name: str) -> ProofRow:
-    """The choices of options that no claim makes, and the options whose numbers are their defaults in all
-    claims. The options of ingredients, which several objectives share, are those of one of them; those of a
-    preset are those of the objective that it is of."""
-    entry, missing = get(name), []
-    subjects = [Subject(name, claims) for claims in claims_of(name)]
-    settings = [entry.defaults() | subject.options() for subject in subjects]
-    if any(claims.grouped for claims in claims_of(name)):
-        settings.append({"singletons": "drop"})  # measured with the expected gradient
-        settings.append({"singletons": "pool"})  # no group of the enumeration has one response; see the tests
-    shared = {"advantage": "rec", "observations": ""}  # nothing is observed in the enumeration; see the tests
-    for ingredient, owner in CLAIMED_BY.items():
-        if ingredient in entry.ingredients:
-            shared |= dict.fromkeys(ingredient.options, owner)
-    for key, option in entry.options.model_fields.items():
-        if entry.of or shared.get(key, name) != name:
-            continue
-        values = [options[key] for options in settings if key in options]
-        choices, is_number = _choices(option.annotation)
-        missing += [f"{key}={choice}" for choice in choices if choice not in values]
-        if is_number and all(v in choices or v is None or v == option.default for v in values):
-            missing.append(key)
-    listed = ", ".join(missing) or "none"
-    return ProofRow(name, "options without a claim", listed, float(len(missing)), None, None, None)
-
-
-def _choices(kind: Any) -> tuple[list[Any], bool]:
-    """The choices that a type gives, and whether it also takes numbers."""
-    if kind is bool:
-        return [False, True], False
-    if get_origin(kind) is Literal:
-        return list(get_args(kind)), False
-    if get_origin(kind) in (Union, UnionType):
-        members = [_choices(member) for member in get_args(kind) if member is not NoneType]
-        return [c for choices, _ in members for c in choices], any(is_number for _, is_number in members)
-    return [], True
 
 
 def measure(name: str) -> list[ProofRow]:

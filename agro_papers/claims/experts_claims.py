@@ -105,13 +105,12 @@ def chord(
     mu: float = 0.1,
     expert_weight: str = "phi",
     clip: Clip = (0.2, 0.2),
-    std: bool = True,
 ) -> Tensor:
     """(1 − μ) of clipped gains over the mean length of own responses, μ of −φ log π over that of the
     expert's (CHORD)."""
     space, first_K = s.policy.space, s.groups[:, 0]
     r_XKn = s.reward[:, s.groups]
-    A = (standardized if std else centered)(r_XKn)[..., :1]
+    A = standardized(r_XKn)[..., :1]
     gains = gain(s.e_tokens.exp()[:, first_K], A, clip) * space.mask[first_K]
     T_XY = space.lengths.double().expand_as(s.p)
     sampled = -s.mean_groups(gains.sum(-1)) / s.mean(T_XY)
@@ -123,27 +122,21 @@ def chord(
 
 
 def luffy(
-    s: Situation,
-    gamma: float = 0.1,
-    clip: Clip | None = None,
-    dual_clip: float | None = None,
-    std: bool = False,
+    s: Situation, gamma: float = 0.1, clip: Clip | None = None, dual_clip: float | None = None
 ) -> Tensor:
     """The expert's tokens with p/(p + γ) (LUFFY)."""
     p = s.policy.logp_tokens().exp()
-    advantage = standardized if std else centered
-    return mixed(s, advantage, p / (p + gamma), lambda w, A: gain(w, A, clip, dual_clip))
+    return mixed(s, centered, p / (p + gamma), lambda w, A: gain(w, A, clip, dual_clip))
 
 
-def guide(s: Situation, gamma: float | None = None, clip: Clip = (0.2, 0.2), std: bool = True) -> Tensor:
+def guide(s: Situation, gamma: float | None = None, clip: Clip = (0.2, 0.2)) -> Tensor:
     """Hinted tokens with w/(w + γ), γ the 0.9 quantile of w (Guide)."""
     assert s.expert is not None
     w = (s.policy.logp_tokens() - s.expert.logp_tokens().detach()).exp()
     if gamma is None:
         here = s.policy.space.mask.expand_as(w)
         gamma = float(quantile(w.detach()[here], q_of(s)[..., None].expand_as(w)[here], 0.9))
-    advantage = standardized if std else centered
-    return mixed(s, advantage, w / (w + gamma), lambda w, A: gain(w, A, clip))
+    return mixed(s, standardized, w / (w + gamma), lambda w, A: gain(w, A, clip))
 
 
 def tempsamp(s: Situation, fix: str, fix_at: float | None = None, clip: Clip = (0.2, 0.2)) -> Tensor:
@@ -197,17 +190,17 @@ PROPOSALS = ("proposal", "proposal_mean")
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "chord": (
         of_chord(updates=100),
-        of_chord(OLD, **_OLD, mu=0.4, expert_weight="probability", std=False),
+        of_chord(OLD, **_OLD, mu=0.4, expert_weight="probability"),
         of_chord(mu=0.7, expert_weight="none"),
     ),
     "luffy": (
         replace(of_luffy(updates=100), noise=True),
-        of_luffy(OLD, **_OLD, gamma=0.3, dual_clip=1.5, std=True),
+        of_luffy(OLD, **_OLD, gamma=0.3, dual_clip=1.5),
     ),
     "ampo": (preset(of_luffy(clip=(0.2, 0.2), dual_clip=3.0)),),
     "guide": (
         of_guide(("reward", "behavior_logp", "groups", "hinted"), 100),
-        of_guide((*OLD, "hinted"), **_OLD, gamma=0.4, std=False),
+        of_guide((*OLD, "hinted"), **_OLD, gamma=0.4),
     ),
     "tempsamp_r1": (
         fixed(updates=100, beta=0.0, fix="shape"),

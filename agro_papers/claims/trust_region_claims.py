@@ -27,13 +27,7 @@ def log_ratio(s: Situation) -> Tensor:
     return s.e_tokens if s.old is None else s.drawn_tokens
 
 
-def deepseek(
-    s: Situation,
-    clip: Limits = (0.2, 0.2),
-    off_policy: float = 0.5,
-    std: bool = False,
-    average: Average = "response",
-) -> Tensor:
+def deepseek(s: Situation, clip: Limits = (0.2, 0.2), off_policy: float = 0.5) -> Tensor:
     """Without responses with A < 0 whose mean log μ/π is above a limit (DeepSeek-V3.2)."""
     plain = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1])
     far_XY = -s.e_tokens.sum(2) / s.policy.space.lengths > off_policy
@@ -41,20 +35,20 @@ def deepseek(
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         return plain(A, first_K) * ~((A < 0) & far_XY[:, first_K, None])
 
-    return first_response_loss(s, term, std, average)
+    return first_response_loss(s, term, std=False)
 
 
-def pulled(s: Situation, pull: float = 1e-3, std: bool = False, average: Average = "token") -> Tensor:
+def pulled(s: Situation, pull: float = 1e-3) -> Tensor:
     """−w A + τ e² (Kimi K2.5)."""
     e = s.e_tokens
-    return first_response_loss(
-        s, lambda A, first_K: pull * e[:, first_K].square() - A * e[:, first_K].exp(), std, average
-    )
+
+    def term(A: Tensor, first_K: Tensor) -> Tensor:
+        return pull * e[:, first_K].square() - A * e[:, first_K].exp()
+
+    return first_response_loss(s, term, std=False, average="token")
 
 
-def gated(
-    s: Situation, temperature: Limits = (1.0, 1.05), std: bool = True, average: Average = "response"
-) -> Tensor:
+def gated(s: Situation, temperature: Limits = (1.0, 1.05), average: Average = "response") -> Tensor:
     """−A (4/τ) / (1 + exp(−τ (w − 1))) (SAPO)."""
     w_XYT = log_ratio(s).exp()
 
@@ -63,14 +57,13 @@ def gated(
         up, down = (4 / tau / (1 + (-tau * (w - 1)).exp()) for tau in temperature)
         return -A * torch.where(A > 0, up, down)
 
-    return first_response_loss(s, term, std, average)
+    return first_response_loss(s, term, average=average)
 
 
 def divergent(
     s: Situation,
     divergence: Literal["tv", "kl"] = "tv",
     limit: float = 0.2,
-    std: bool = False,
     average: Average = "token",
 ) -> Tensor:
     """−w A, and 0 where π − μ has the sign of A and the divergence is above the limit (DPPO)."""
@@ -84,10 +77,10 @@ def divergent(
         away = (A * (q - p)[:, first_K] > 0) & far_XYT[:, first_K]
         return -w_XYT[:, first_K] * A * ~away
 
-    return first_response_loss(s, term, std, average)
+    return first_response_loss(s, term, std=False, average=average)
 
 
-def mixed(s: Situation, clip: Limits = (0.2, 0.2), std: bool = True, average: Average = "token") -> Tensor:
+def mixed(s: Situation, clip: Limits = (0.2, 0.2)) -> Tensor:
     """−min(w A, clamp(w, κ − ε_low, κ + ε_high) A), κ = π_old/μ (ReMix)."""
     w_XYT, kappa_XYT = s.e_tokens.exp(), (s.e_tokens - s.drawn_tokens).exp().detach()
 
@@ -95,7 +88,7 @@ def mixed(s: Situation, clip: Limits = (0.2, 0.2), std: bool = True, average: Av
         w, kappa = w_XYT[:, first_K], kappa_XYT[:, first_K]
         return -torch.minimum(w * A, w.clamp(kappa - clip[0], kappa + clip[1]) * A)
 
-    return first_response_loss(s, term, std, average)
+    return first_response_loss(s, term, average="token")
 
 
 def convex_kl(s: Situation, share: float) -> Tensor:
@@ -185,33 +178,28 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "deepseek_v32": (
         deepseek_v32(updates=DESCENT, beta=0.0),
         deepseek_v32(clipped_claims.REGULARIZED, penalty=clipped_claims.unbiased_k3),
-        deepseek_v32(
-            DRAWN, beta=0.0, ratio="old", clip=(0.1, 0.4), off_policy=0.2, std=True, average=1.5, drifted=True
-        ),
-        deepseek_v32(beta=0.0, average="token"),
+        deepseek_v32(DRAWN, beta=0.0, ratio="old", clip=(0.1, 0.4), off_policy=0.2, drifted=True),
     ),
     "kimi_k25": (
         _linear(kimi_k25(updates=DESCENT)),
-        kimi_k25(pull=0.3, std=True, average="response"),
-        _linear(kimi_k25(pull=0.3, average=1.5)),
+        _linear(kimi_k25(pull=0.3)),
     ),
     "sapo": (
         sapo(updates=DESCENT, beta=0.0),
-        sapo(OLD, **clipped_claims.PLAIN, temperature=(0.5, 2.0), average=1.5),
+        sapo(OLD, beta=0.0, ratio="old", temperature=(0.5, 2.0), average=1.5),
         sapo(beta=0.0, average="token"),
     ),
     "dppo": (
         dppo(updates=DESCENT, beta=0.0),
         dppo(beta=0.0, divergence="kl", limit=0.05),
-        dppo(beta=0.0, limit=0.1, std=True, average="response"),
+        dppo(beta=0.0, limit=0.1, average="response"),
         dppo(beta=0.0, average=1.5),
     ),
     "dppo_kl": (preset(dppo(updates=DESCENT, divergence="kl", limit=0.05), beta=0.0),),
     "remix": (
         remix(DRAWN, DESCENT, beta=0.0, drifted=True),
         remix((*DRAWN, "ref_logp"), base_share=0.7, penalty=lambda s: convex_kl(s, 0.7), drifted=True),
-        remix(DRAWN, beta=0.0, clip=(0.1, 0.4), std=False, average="response", drifted=True),
-        remix(DRAWN, beta=0.0, average=1.5, drifted=True),
+        remix(DRAWN, beta=0.0, clip=(0.1, 0.4), drifted=True),
     ),
     "props": (of_props(updates=DESCENT), of_props(clip=0.1)),
     "bapo": (

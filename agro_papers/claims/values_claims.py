@@ -49,9 +49,9 @@ def residuals_to_end(s: Situation, slope: float) -> Tensor:
     return s.mean(total_XY)
 
 
-def consistent(s: Situation, scale: str = "reward", compared: str = "pairs") -> Tensor:
+def consistent(s: Situation, compared: str = "pairs") -> Tensor:
     residuals = prefix_residuals if compared == "pairs" else residuals_to_end
-    return residuals(s, 1 / s.beta if scale == "reward" else 1.0)
+    return residuals(s, 1 / s.beta)
 
 
 def tapered(
@@ -112,11 +112,7 @@ topr = of_options(tapered, ("reward", "behavior_logp"), shift=False, noise=False
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "tbrm": (tbrm(updates=600),),
     "hnpg": (hnpg(updates=DESCENT), hnpg(offline=0.4)),
-    "prefix_consistency": (
-        prefix_consistency(updates=1000, scale="loss"),
-        prefix_consistency(scale="reward"),
-        prefix_consistency(scale="loss", compared="end"),
-    ),
+    "prefix_consistency": (prefix_consistency(updates=1000), prefix_consistency(compared="end")),
     "oreo": (preset(prefix_consistency(updates=1000, compared="end")),),
     "otb": (otb(),),
     "maxrl": (advantage_claims("maxrl", updates=DESCENT),),

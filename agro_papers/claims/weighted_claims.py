@@ -133,13 +133,11 @@ def mirrored(s: Situation, step_size: float = 1.0, kl: str = "weighted") -> Tens
     return weighed(s, "mean", lambda w, A: w) + per_token(s, kl_XYT) / step_size
 
 
-def within_budget(
-    s: Situation, budget: float = 0.04, tokens: str = "all", advantage: str = "standardized"
-) -> Tensor:
+def within_budget(s: Situation, budget: float = 0.04, tokens: str = "all") -> Tensor:
     """−E[Σ_t M w A] over the mean number of tokens; the squared log-ratios from some value on are masked
     (M2PO)."""
     first_K = s.groups[:, 0]
-    A_XK1 = advantage_of_first(s, advantage)[..., None]
+    A_XK1 = advantage_of_first(s, "standardized")[..., None]
     e_XKT = s.e_tokens.detach()[:, first_K]
     counts = s.policy.space.mask[first_K].expand_as(e_XKT)
     if tokens == "harmful":
@@ -223,16 +221,16 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "aipo": (preset(cispo(updates=DESCENT, clip=(1.0, 3.0), advantage="mean", noise=True)),),
     "minpro": (
         minpro(updates=DESCENT),
-        minpro(OLD, cap_at_one=True, ratio="old", clip=(0.1, 0.4), advantage="mean", noise=True),
+        minpro(OLD, cap_at_one=True, ratio="old", clip=(0.1, 0.4)),
     ),
     "vespo": (
         vespo(updates=DESCENT),
-        vespo(OLD, ratio="old", positive=(1.5, 1.0), negative=(1.0, 2.5), advantage="mean"),
+        vespo(OLD, ratio="old", positive=(1.5, 1.0), negative=(1.0, 2.5)),
     ),
     "m2po": (
-        m2po(updates=DESCENT, budget=0.5, tokens="all", advantage="standardized"),
-        m2po(budget=0.5, tokens="harmful", advantage="mean"),
-        m2po(OLD, budget=0.5, tokens="all", advantage="standardized", ratio="old"),
+        m2po(updates=DESCENT, budget=0.5),
+        m2po(budget=0.5, tokens="harmful"),
+        m2po(OLD, budget=0.5, ratio="old"),
     ),
     "raft_pp": (
         raft(updates=DESCENT, least_reward=None),

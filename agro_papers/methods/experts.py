@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.advantage import Std, relative, standardized
+from agro.objectives.advantage import centered, standardized
 from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.ingredients import Ratio
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
@@ -29,15 +29,14 @@ from agro.objectives.needs import (
     except_experts,
 )
 from agro.objectives.options import Beta, Option
-from agro.objectives.reduce import Groups, center, mean_over, quantile, standardize, token_mean
+from agro.objectives.reduce import Groups, mean_over, quantile, standardize, token_mean
 from agro.types import Batch, Tensor
 
 
-def policy_advantage(groups: Groups, std: bool) -> Tensor:
-    """[N] r − r̄ among the group's own responses, over (std + 1e-6) with `std`; 0 for an expert's."""
-    compare = standardize if std else center
+def policy_advantage(groups: Groups) -> Tensor:
+    """[N] (r − r̄)/(std + 1e-6) among the group's own responses; 0 for an expert's."""
     # Experts' responses are compared among themselves.
-    off_N = compare(groups.reward, 2 * groups.group + groups.by_expert)
+    off_N = standardize(groups.reward, 2 * groups.group + groups.by_expert)
     return torch.where(groups.by_expert, 0.0, off_N)
 
 
@@ -94,13 +93,12 @@ def chord(
     ] = "phi",
     ratio: PolicyRatio = "behavior",
     clip: Clip = (0.2, 0.2),
-    std: Std = True,
 ) -> Terms:
     """CHORD (arXiv 2508.11408): (1 − μ) · mean of −min(w A, clamp(w) A) over own tokens + μ · mean of
     −φ(p) log p over the expert's tokens, φ(p) = p (1 − p) without gradient.
 
     Each mean is over all such tokens of the step; without any it is 0. A is (r − r̄)/(std + 1e-6) among the
-    group's own responses, or r − r̄ without `std`; rewards of an expert aren't read. `mu` may be a schedule:
+    group's own responses; rewards of an expert aren't read. `mu` may be a schedule:
     the paper's is {start = 0.9, end = 0.05, steps = 200, shape = "cosine", warmup = 0} with expert_weight
     "none" (CHORD-μ), and 0.1 with "phi" (CHORD-φ). φ ≤ ¼, so at equal μ its term is at least four times
     weaker. "probability" is the code's "sft_is". Its cutoff of the probability isn't here: 1 by default.
@@ -108,7 +106,7 @@ def chord(
     groups, logp_BT = Groups.of(batch), streams["logp"]
     by_expert_BT = groups.at_tokens(groups.by_expert)
     policy_BT, expert_BT = batch.mask & ~by_expert_BT, batch.mask & by_expert_BT
-    advantage_BT = groups.at_tokens(policy_advantage(groups, std))
+    advantage_BT = groups.at_tokens(policy_advantage(groups))
     w_BT = policy_log_ratio(streams, batch, ratio, policy_BT).exp()
     gain_BT = policy_gain(w_BT, advantage_BT, clip)
     p_BT = torch.where(batch.mask, logp_BT.detach().exp(), 0.0)
@@ -132,7 +130,6 @@ def luffy(
     ratio: PolicyRatio = "behavior",
     clip: OptionalClip = None,
     dual_clip: DualClip = None,
-    std: Std = False,
 ) -> Terms:
     """LUFFY (ElliottYan/LUFFY, policy shaping): Σ over tokens of −A p/(p + γ) on an expert's responses and of
     −A w on own ones, w = π/μ; mean in a group, then over groups.
@@ -143,7 +140,7 @@ def luffy(
     """
     groups, logp_BT = Groups.of(batch), streams["logp"]
     expert_BT = groups.at_tokens(groups.by_expert)
-    advantage_BT = groups.at_tokens(relative(groups, std))
+    advantage_BT = groups.at_tokens(centered(groups))
     w_BT = policy_log_ratio(streams, batch, ratio, batch.mask & ~expert_BT).exp()
     gain_BT = policy_gain(w_BT, advantage_BT, clip, dual_clip)
     shaped_BT = shaped(logp_BT, math.log(gamma))
@@ -165,7 +162,6 @@ def guide(
     ] = "quantile",
     ratio: Ratio = "behavior",
     clip: Clip = (0.2, 0.2),
-    std: Std = True,
 ) -> Terms:
     """Guide (arXiv 2506.13923): Σ over tokens of −A w/(w + γ) on hinted responses, w = π(y_t | x)/μ(y_t | x,
     hint), and of −min(w A, clamp(w) A) on the others; mean in a group, then over groups.
@@ -177,7 +173,7 @@ def guide(
     """
     groups = Groups.of(batch)
     hinted_B1 = (batch.extra["hinted"] > 0)[:, None]
-    advantage_BT = groups.at_tokens(relative(groups, std))
+    advantage_BT = groups.at_tokens(standardized(groups))
     log_w_BT = policy_log_ratio(streams, batch, ratio, batch.mask)
     w_BT = torch.where(hinted_B1, 0.0, log_w_BT).exp()
     gain_BT = policy_gain(w_BT, advantage_BT, clip)
@@ -244,7 +240,7 @@ def tempsamp_r1(
 def _fixed_advantage(groups: Groups, fix: str, fix_value: float) -> Tensor:
     """[N] of own responses and the expert's."""
     if fix == "anchor":
-        policy_N = policy_advantage(groups, True)
+        policy_N = policy_advantage(groups)
         best_G = groups.largest(torch.where(groups.by_expert, -math.inf, policy_N))
         return torch.where(groups.by_expert, fix_value * best_G[groups.group], policy_N)
     r_N = groups.reward

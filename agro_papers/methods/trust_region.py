@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.advantage import Std, relative, standardized
+from agro.objectives.advantage import centered, standardized
 from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
 from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
 from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited
@@ -45,8 +45,6 @@ def deepseek_v32(
     *,
     ratio: Ratio = "behavior",
     clip: Clip = (0.2, 0.2),
-    std: Std = False,
-    average: Average = "response",
     off_policy: Annotated[
         float,
         Option(
@@ -62,22 +60,21 @@ def deepseek_v32(
     KL term. The report gives neither clip nor δ; TRL's guide suggests δ = 0.5.
     """
     groups = Groups.of(batch)
-    advantage_N = relative(groups, std)
+    advantage_N = centered(groups)
     behind_N = -groups.mean_tokens(log_ratio(streams, batch, "behavior").detach())
     dropped_N = (advantage_N < 0) & (behind_N > off_policy)
     advantage_BT = groups.at_tokens(torch.where(dropped_N, 0.0, advantage_N))
     w_BT = log_ratio(streams, batch, ratio).exp()
     gain_BT = clipped_gain(w_BT, advantage_BT, 1 - clip[0], 1 + clip[1])
     stopped_BT = (w_BT * advantage_BT > gain_BT) | groups.at_tokens(dropped_N)
-    return limited(average_tokens(groups, -gain_BT, average), batch, stopped_BT, w_BT)
+    loss = groups.average_responses(groups.mean_tokens(-gain_BT))
+    return limited(loss, batch, stopped_BT, w_BT)
 
 
 def kimi_k25(
     streams: Streams,
     batch: Batch,
     *,
-    std: Std = False,
-    average: Average = "token",
     pull: Annotated[
         float, Option("times the squared log-ratio of each token", "loss per square nat of a token", ge=0)
     ] = 1e-3,
@@ -93,8 +90,8 @@ def kimi_k25(
     groups = Groups.of(batch)
     e_BT = log_ratio(streams, batch, "behavior")
     w_BT = e_BT.exp()
-    loss_BT = -w_BT * groups.at_tokens(relative(groups, std)) + pull * e_BT.square()
-    return Terms(average_tokens(groups, loss_BT, average), metrics={"ratio_max": w_BT.max()})
+    loss_BT = -w_BT * groups.at_tokens(centered(groups)) + pull * e_BT.square()
+    return Terms(token_mean(batch, loss_BT), metrics={"ratio_max": w_BT.max()})
 
 
 def sapo(
@@ -105,7 +102,6 @@ def sapo(
     temperature: Annotated[
         tuple[float, float], Option("τ of the gate where A > 0, and elsewhere", "per ratio", gt=0)
     ] = (1.0, 1.05),
-    std: Std = True,
     average: Average = "response",
 ) -> Terms:
     """SAPO (arXiv 2511.20347, eqs. 5 and 6): −(4/τ) σ(τ (w − 1)) A, a soft gate in the place of the clip.
@@ -115,7 +111,7 @@ def sapo(
     the step.
     """
     groups = Groups.of(batch)
-    advantage_BT = groups.at_tokens(relative(groups, std))
+    advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
     tau_BT = torch.full_like(w_BT, temperature[1]).masked_fill(advantage_BT > 0, temperature[0])
     # Of a logarithm, because the gradient of the sigmoid itself loses its digits where it is near 1.
@@ -134,7 +130,6 @@ def dppo(
     limit: Annotated[
         float, Option("largest divergence of a token that is still moved away", "divergence", ge=0)
     ] = 0.2,
-    std: Std = False,
     average: Average = "token",
 ) -> Terms:
     """DPPO (arXiv 2602.04879): −M w A of each token, M = 0 where the gradient leads away from μ and D > δ.
@@ -146,7 +141,7 @@ def dppo(
     """
     groups = Groups.of(batch)
     assert batch.behavior_logp is not None
-    advantage_BT = groups.at_tokens(relative(groups, std))
+    advantage_BT = groups.at_tokens(centered(groups))
     e_BT = log_ratio(streams, batch, "behavior")
     w_BT = e_BT.exp()
     mu_BT = torch.where(batch.mask, batch.behavior_logp, 0.0)
@@ -161,8 +156,6 @@ def remix(
     batch: Batch,
     *,
     clip: Clip = (0.2, 0.2),
-    std: Std = True,
-    average: Average = "token",
     beta: Beta = 0.0,
     base_share: Annotated[
         float, Option("of the KL to the reference in the KL term; the rest is to π_old", "share", ge=0, le=1)
@@ -177,7 +170,7 @@ def remix(
     isn't said; k3 is GRPO's.
     """
     groups = Groups.of(batch)
-    advantage_BT = groups.at_tokens(relative(groups, std))
+    advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, "behavior").exp()
     u_BT = log_ratio(streams, batch, "old")
     kappa_BT = (log_ratio(streams, batch, "behavior") - u_BT).detach().exp()
@@ -188,7 +181,7 @@ def remix(
         assert batch.ref_logp is not None
         d_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
         loss_BT = loss_BT + beta * (base_share * _k3(d_BT) + (1 - base_share) * _k3(u_BT))
-    return limited(average_tokens(groups, loss_BT, average), batch, w_BT * advantage_BT > gain_BT, w_BT)
+    return limited(token_mean(batch, loss_BT), batch, w_BT * advantage_BT > gain_BT, w_BT)
 
 
 def props(

@@ -31,7 +31,7 @@ from agro.objectives.needs import (
     changed,
     except_experts,
 )
-from agro.objectives.options import Beta, BetaAbove0, Option, Scale
+from agro.objectives.options import Beta, BetaAbove0, Option
 from agro.objectives.reduce import Groups, refuse_several_rows
 from agro.types import Batch, Tensor
 
@@ -62,7 +62,6 @@ def prefix_consistency(
     batch: Batch,
     *,
     beta: Beta,
-    scale: Scale = "reward",
     compared: Annotated[
         Literal["pairs", "end"],
         Option("positions that agree: any two, or each with the end, later log-ratios being constant"),
@@ -76,7 +75,8 @@ def prefix_consistency(
     With compared = "end" (OREO, arXiv 2412.16145) it is the mean of ½ (C_{T+1} − C_t)² over t, in which the
     policy's gradient goes through ρ_t alone, and not through the later ones. A group counts as one. Rewards
     of tokens are `extra["token_reward"]` [B,T] where the batch has it (NaN: none); what of a response's
-    reward they don't cover comes at its last token. `scale` is as of `dro`.
+    reward they don't cover comes at its last token. The policy's part of the gradient is divided by β, as of
+    `dro`.
 
     Only where the policy writes all tokens: V* holds on average alone across a tool's random output.
     Path consistency: Nachum et al., arXiv 1702.08892.
@@ -87,7 +87,7 @@ def prefix_consistency(
     dense_BT = (
         torch.zeros_like(streams["logp"]) if token_reward is None else token_reward.double().nan_to_num()
     )
-    penalty_BT = masked(batch, regularizer(streams["logp"], batch, beta, scale))
+    penalty_BT = masked(batch, regularizer(streams["logp"], batch, beta))
     total_B = batch.reward.double() - penalty_BT.sum(1)  # C after the last token, where the value is 0
     prefix_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
     C_BT = torch.where(mask_BT, prefix_BT + streams["prefix_value"], 0.0)

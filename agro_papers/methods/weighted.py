@@ -64,7 +64,6 @@ def token_quadratic(
         float, Option("strength of the squares of the log-ratios", "reward per nat²", ge=0)
     ] = 0.1,
     ratio: Ratio = "behavior",
-    advantage: Advantage = "mean",
 ) -> Terms:
     """The "dro" of tinker and verl: −A log π + ½ c (log π − log μ)² token by token, c = `pull`, mean over all
     tokens.
@@ -73,7 +72,7 @@ def token_quadratic(
     squares of tokens have no cross terms, so that its end depends on how a response is cut into tokens.
     tinker takes the sum for the mean.
     """
-    advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
+    advantage_B1 = advantages.of_tokens(Groups.of(batch), "mean")
     square_BT = log_ratio(streams, batch, ratio).square()
     return Terms(token_mean(batch, -advantage_B1 * streams["logp"] + 0.5 * pull * square_BT))
 
@@ -89,7 +88,6 @@ def mdpo(
         Literal["weighted", "square"], Option("the estimate of each token's KL: w log w, or half (log w)²")
     ] = "weighted",
     ratio: Ratio = "behavior",
-    advantage: Advantage = "mean",
 ) -> Terms:
     """Mirror descent policy optimization (MDPO, arXiv 2005.09814): −w A + (1/t_k) KL(π ‖ μ)
     token by token, w = π/μ, mean over all tokens; no clip.
@@ -98,7 +96,7 @@ def mdpo(
     an unbiased estimate of the KL at each prefix, which the authors compute in closed form; half (log w)² is
     right near π_k alone. The first update is the policy gradient. The authors anneal t_k to 0: a schedule.
     """
-    advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
+    advantage_B1 = advantages.of_tokens(Groups.of(batch), "mean")
     log_BT = log_ratio(streams, batch, ratio)
     w_BT = log_BT.exp()
     kl_BT = w_BT * log_BT if kl == "weighted" else 0.5 * log_BT.square()
@@ -199,7 +197,6 @@ def minpro(
     *,
     ratio: Ratio = "behavior",
     clip: WeightClip = (1.0, 0.28),
-    advantage: Advantage = "standardized",
     cap_at_one: Annotated[bool, Option("limit the smallest ratio before a token to 1")] = False,
 ) -> Terms:
     """MinPRO (arXiv 2601.22718): `cispo` with w_t · min_{s<t} w_s for w_t, the smallest ratio of an earlier
@@ -216,7 +213,7 @@ def minpro(
     previous_BT = torch.where(previous_BT.isinf(), 0.0, previous_BT)
     if cap_at_one:
         previous_BT = previous_BT.clamp(max=0.0)
-    return _weighed(streams, batch, (log_BT + previous_BT).exp(), clip, advantage)
+    return _weighed(streams, batch, (log_BT + previous_BT).exp(), clip, "standardized")
 
 
 def _weighed(streams: Streams, batch: Batch, weight_BT: Tensor, clip: Limits, advantage: str) -> Terms:
@@ -234,7 +231,6 @@ def vespo(
     ratio: Ratio = "behavior",
     positive: Gamma = (2.0, 3.0),
     negative: Gamma = (3.0, 2.0),
-    advantage: Advantage = "standardized",
 ) -> Terms:
     """VESPO (arXiv 2602.10693): −sg[φ(W)] A log π, φ(W) = e^λ W^k e^(−λW), W = π/μ of the complete response.
 
@@ -242,7 +238,7 @@ def vespo(
     `negative`. A as in `grpo`, mean over all tokens of the step. TRL clamps log W to between log 1e-8 and 20.
     """
     groups = Groups.of(batch)
-    advantage_N = advantages.advantage(groups, advantage)
+    advantage_N = advantages.standardized(groups)
     log_N = groups.sum_tokens(log_ratio(streams, batch, ratio).detach())
     up_N = (advantage_N >= 0).to(log_N.dtype)
     k_N, lambda_N = (up_N * up + (1 - up_N) * down for up, down in zip(positive, negative))
@@ -264,7 +260,6 @@ def m2po(
         Literal["all", "harmful"],
         Option("whose squares the budget limits: of all tokens, or as in the authors' code"),
     ] = "all",
-    advantage: Advantage = "standardized",
 ) -> Terms:
     """M2PO (arXiv 2510.01161): −M w A, w = π/μ token by token. M = 0 of the tokens with the largest (log w)²
     of the step, so many that the mean of (log w)² of the others is at most `budget`.
@@ -274,7 +269,7 @@ def m2po(
     and w < 1, and limits their mean with the masked squares counted as the least of them; it also never masks
     between 0.7 and 1.5, which isn't here.
     """
-    advantage_B1 = advantages.of_tokens(Groups.of(batch), advantage)
+    advantage_B1 = advantages.of_tokens(Groups.of(batch), "standardized")
     log_BT = log_ratio(streams, batch, ratio)
     counts_BT = batch.mask
     if tokens == "harmful":
@@ -341,7 +336,6 @@ def nested_reft(
         ),
     ] = "is",
     retrace: Annotated[float, Option("λ of λ min(1, w), the weight of retrace", "ratio", gt=0)] = 1.0,
-    advantage: Advantage = "standardized",
 ) -> Terms:
     """Nested-ReFT (arXiv 2508.10123): responses are drawn from the policy with some layers skipped; three
     rules for the mismatch.
@@ -352,7 +346,7 @@ def nested_reft(
     abstract.
     """
     groups = Groups.of(batch)
-    advantage_B1 = advantages.of_tokens(groups, advantage)
+    advantage_B1 = advantages.of_tokens(groups, "standardized")
     log_BT = log_ratio(streams, batch, "old" if mismatch == "ignore" else "behavior")
     if mismatch == "retrace":
         gain_BT = retrace * log_BT.detach().clamp(max=0.0).exp() * streams["logp"]
@@ -372,18 +366,18 @@ ENTRIES: dict[str, Objective] = {
         _of_groups,
         rules=(("form", ("pairwise",), {"baseline": ("mean",)}),),
     ),
-    "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", always()),
-    "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", always(), metrics=("ratio_max",)),
+    "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", _of_groups),
+    "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", _of_groups, metrics=("ratio_max",)),
     "rec": _masking(rec, "REC, arXiv 2509.24203", always()),
     "red_weight": _entry(red_weight, "RED-Weight, arXiv 2509.24203", _of_groups),
     "cispo": _masking(cispo, "CISPO, MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5", always()),
-    "minpro": _masking(minpro, "MinPRO, arXiv 2601.22718", always()),
-    "vespo": _entry(vespo, "VESPO, arXiv 2602.10693", always(), metrics=("weight_mean",)),
-    "m2po": _masking(m2po, "M2PO, arXiv 2510.01161", always(), coupling("step")),
+    "minpro": _masking(minpro, "MinPRO, arXiv 2601.22718", _of_groups),
+    "vespo": _entry(vespo, "VESPO, arXiv 2602.10693", _of_groups, metrics=("weight_mean",)),
+    "m2po": _masking(m2po, "M2PO, arXiv 2510.01161", _of_groups, coupling("step")),
     "raft_pp": _masking(
         raft_pp,
         "RAFT++, arXiv 2504.11343",
         lambda options: {REWARD, GROUPS} if options["least_reward"] is None else {REWARD},
     ),
-    "nested_reft": _entry(nested_reft, "Nested-ReFT, arXiv 2508.10123", always(), metrics=("ratio_max",)),
+    "nested_reft": _entry(nested_reft, "Nested-ReFT, arXiv 2508.10123", _of_groups, metrics=("ratio_max",)),
 }

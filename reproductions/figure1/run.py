@@ -24,11 +24,11 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.ends import DescentSettings, descend
-from agro.proof.ends import Path as Descent
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
+from reproductions.descent import DescentSettings, descend, table_of
+from reproductions.descent import Path as Descent
 
 FOLDER = Path(__file__).resolve().parent
 BEHAVIORS = ("reference", "uniform", "another", "mixture", "lacks support")
@@ -50,7 +50,7 @@ def problems(instances: int) -> tuple[Enumerable, Enumerable, torch.Tensor]:
     with torch.no_grad():  # the last token is never the first one
         lacking.weights()["logits"][:, 0, -1] = -math.inf
     reward = torch.rand(instances, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    tables = [reference, uniform, another, Enumerable.of(space, mixture), lacking]
+    tables = [reference, uniform, another, table_of(space, mixture), lacking]
     behavior = Enumerable.joined(tables)
     return Enumerable.joined([reference] * len(tables)), behavior, reward.repeat(len(tables), 1)
 

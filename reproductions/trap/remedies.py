@@ -18,11 +18,11 @@ from matplotlib.patches import Patch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from agro.proof.ends import DescentSettings, descend
-from agro.proof.ends import Path as Descent
 from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
+from reproductions.descent import DescentSettings, descend
+from reproductions.descent import Path as Descent
 
 LOOKS = 160  # of a descent
 NEAR = 1e-2  # nats: what is called reached

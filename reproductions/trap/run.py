@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agro.proof.ends import DescentSettings, descend
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
+from reproductions.descent import DescentSettings, descend
 from reproductions.trap import remedies
 
 FOLDER = Path(__file__).resolve().parent

@@ -134,7 +134,7 @@ def test_rows_that_a_micro_batch_does_not_hold_are_not_judged_by_it() -> None:
     logp = {"logp": torch.tensor([[0.0, -1.0]] * 4, dtype=torch.float64)}
     out = objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([2, 3]))
     assert out.grads["logp"][2:, 1].isfinite().all()
-    said = r"isn't finite in a \(a ratio that overflows\?\), largest \|logp - behavior_logp\| 799\."
+    said = r"isn't finite in a \(a ratio that overflows\?\)\. What to do"
     with pytest.raises(NotFinite, match=said):
         objectives.differentiate("grpo", entry, logp, batch, options, torch.tensor([0, 1]))
 
@@ -176,19 +176,12 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("agro_onpolicy", "likelihood_ratio", [0, 0.5, 1, 1.0, "adaptive"], [1.001, 2, -0.1, "adapted", True]),
     ("squared_consistency", "beta", [1e-6, 0.5, 2], [0, 0.0, -1, "1", True]),
     ("squared_consistency", "value_beta", [None, 1e-6, 0.5, 2], [0, -1, "1", True]),
-    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["means", None, True, False]),
+    ("reinforce", "baseline", ["none", "mean", 0, -1.5], ["others", None, True, False]),
     ("grpo", "ratio", ["behavior", "old"], ["reference"]),
     ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
     ("grpo", "std", [True, False], ["yes"]),
-    ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
     ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
-    ("dpo", "beta", [1e-6, 2], [0, -1]),
     ("dpo", "label_smoothing", [0, 0.1, 0.499], [0.5, 1, -0.1, "0"]),
-    ("dpo", "winner", [0, 1], [-0.1]),
-    ("slic", "margin", [0.5, 2], [0, -1]),
-    ("kto", "threshold", [-1, 0.5], ["0"]),
-    ("kto", "desirable", [0, 1.3], [-0.1]),
-    ("gepo", "variance", [0, 1.3], [-0.1]),
 ]
 
 

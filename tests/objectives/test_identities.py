@@ -27,14 +27,16 @@ def old_is_behavior(seed: int) -> Case:
 Row = tuple[Case, str, dict[str, Any], str, dict[str, Any], float]
 ROWS: list[Row] = [
     # w = 1: −A/(n T). GMPO's geometric mean and the slope of SAPO's gate, 4 σ(0)², are 1.
-    *((fresh(1), name, {"std": True}, "grpo", {}, 1.0) for name in ("gspo", "gmpo", "sapo", "deepseek_v32")),
-    # w = 1: −A over the number of all tokens, A = r − r̄. (The KL of mdpo has a gradient of 1 + log w.)
+    *((fresh(1), name, {}, "grpo", {}, 1.0) for name in ("gspo", "gmpo", "sapo")),
+    (fresh(1), "deepseek_v32", {}, "grpo", {"std": False}, 1.0),
+    # w = 1: −A over the number of all tokens. (The KL of mdpo has a gradient of 1 + log w.)
+    *(
+        (fresh(30, episodes=False), name, {}, "rec", {"advantage": "standardized"}, 1.0)
+        for name in ("cispo", "minpro", "vespo", "m2po")
+    ),
     *(
         (fresh(30, episodes=False), name, options, "rec", {}, 1.0)
-        for name, options in (
-            *((name, {"advantage": "mean"}) for name in ("cispo", "minpro", "vespo", "m2po")),
-            *(("aipo", {}), ("opmd_token", {}), ("mdpo", {"advantage": "mean", "kl": "square"})),
-        )
+        for name, options in (("aipo", {}), ("opmd_token", {}), ("mdpo", {"kl": "square"}))
     ),
     # No mismatch of engine and trainer.
     *(

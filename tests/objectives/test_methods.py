@@ -72,12 +72,13 @@ def test_m2po_without_a_kept_token_stands_still() -> None:
 
 
 def test_a_small_ratio_counts_for_every_later_token_of_minpro() -> None:
-    """Ratios 1, 0.01, 1 and 1.1, of which the bound holds all but the first at 0.8; A = ½ over 5 tokens."""
+    """Ratios 1, 0.01, 1 and 1.1, of which the bound holds all but the first at 0.8; A = 1/√2, of 5 tokens."""
     behavior = -60.0 - np.log([[1, 1, 0.01, 1, 1.1], [1] * 5])
     mask = [[0, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
     batch = Batch.of(mask=mask, reward=[1.0, 0.0], group=[0, 0], behavior_logp=behavior)
-    out = objectives.evaluate("minpro", np.full((2, 5), -60.0), batch, advantage="mean", clip=(0.2, 0.28))
-    np.testing.assert_allclose(out.grad[0, 1:] * -10, [1, 0.8, 0.8, 0.8], rtol=1e-12)
+    out = objectives.evaluate("minpro", np.full((2, 5), -60.0), batch, clip=(0.2, 0.28))
+    A = 0.5 / (0.5**0.5 + 1e-6)
+    np.testing.assert_allclose(out.grad[0, 1:] * -5 / A, [1, 0.8, 0.8, 0.8], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -214,21 +214,20 @@ def test_a_second_logp_among_the_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "far", "said"),
+    ("options", "field", "far"),
     [
-        ({}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
-        ({"ratio": "old"}, "old_logp", -800.0, "largest |logp - old_logp| 798. What to do"),
-        ({"std": False}, "behavior_logp", -800.0, "largest |logp - behavior_logp| 798. What to do"),
-        ({"beta": 0.1}, "logp", -803.0, "largest |logp - ref_logp| 802"),
+        ({}, "behavior_logp", -800.0),
+        ({"ratio": "old"}, "old_logp", -800.0),
+        ({"std": False}, "behavior_logp", -800.0),
+        ({"beta": 0.1}, "logp", -803.0),
     ],
 )
-def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: float, said: str) -> None:
+def test_what_overflows_names_the_row(options: dict[str, Any], field: str, far: float) -> None:
     values = [list(row) for row in (LOGP if field == "logp" else SIX[field])]
     values[2][2] = far
     found = refusal("grpo", options, **{field: values})
     assert "objective grpo" in found
-    assert "sample 3" in found
-    assert f"(a ratio that overflows?), {said}" in found
+    assert "sample 3 (a ratio that overflows?). What to do: " in found
 
 
 @pytest.mark.parametrize(
@@ -261,7 +260,6 @@ def test_an_unknown_objective(act: Any) -> None:
     assert "did you mean agro?" in str(caught.value)
 
 
-NO_WEIGHT = 'weight = "none" needs weight_'
 BETA: dict[str, Any] = {"beta": 0.1}
 
 
@@ -269,19 +267,18 @@ BETA: dict[str, Any] = {"beta": 0.1}
     ("name", "options", "words"),
     [
         ("agro", {}, ("beta", "no default")),
-        ("kl_pg", {}, ("beta", "no default")),
         ("agro", BETA | {"bta": 0.1}, ("unknown option bta", "did you mean beta")),
         ("agro", BETA | {"reward_scale": "loss"}, ("unknown option reward_scale; did you mean scale?",)),
         ("sft", BETA, ("unknown option beta; it has: weight",)),
         ("rloo", {"zeta_coefficient": 1}, ("it has: beta, baseline, normalize, weight",)),
-        ("agro_onpolicy", BETA | {"scale": "loss"}, ("unknown option scale",)),
+        ("dro", BETA | {"scale": "loss"}, ("unknown option scale",)),
         ("agro", {"beta": -0.1}, ("beta", "0 or more", "-0.1")),
         ("agro", {"beta": np.nan}, ("beta", "nan")),
         ("agro", {"beta": "0.1"}, ("beta", "a number", "'0.1'")),
         ("agro", BETA | {"scale": "rewards"}, ("scale", "'reward', 'loss'", "'rewards'")),
         ("agro", BETA | {"singletons": "keep"}, ("singletons", "'error', 'drop'", "'keep'")),
         ("agro_onpolicy", BETA | {"baseline": 1}, ("baseline", "False, True", "1")),
-        ("reinforce", {"baseline": "median"}, ("baseline", "'gdpo' or a number", "'median'")),
+        ("reinforce", {"baseline": "median"}, ("baseline", "'opo' or a number", "'median'")),
         ("grpo", {"clip": 0.2}, ("clip", "two numbers", "0.2")),
         ("grpo", {"clip": [0.2, -0.1]}, ("clip", "0 or more", "-0.1")),
         # of options that exclude each other
@@ -307,11 +304,8 @@ BETA: dict[str, Any] = {"beta": 0.1}
             ('gap = "reward" needs votes = "ignore", got "mean"',),
         ),
         ("opmd", {"form": "pairwise", "baseline": "soft"}, ('form = "pairwise"',)),
-        ("grpo", {"weight_level": "token"}, (NO_WEIGHT,)),
-        ("grpo", {"weight_min": 0.5}, (NO_WEIGHT,)),
-        ("grpo", {"weight_rule": "mask"}, (NO_WEIGHT,)),
+        ("grpo", {"weight_min": 0.5}, ('weight = "none" needs weight_min = 0.0, got 0.5',)),
         ("bapo", {"low": (0.9, 0.6, 0.1)}, ("low: expected start, maximum and step",)),
-        ("bapo", {"high": (1.2, 3.0, 0.0)}, ("high: expected start, maximum and step",)),
         ("bapo", {"low": (0.6, 1.5, 0.1)}, ("lower bound may go to 1.5, above the upper one, 1.2",)),
     ],
     ids=str,

@@ -20,7 +20,6 @@ from agro.store import Store
 from agro.train.check import check_config
 from agro.types import Sample
 from agro_papers.adversary import AdversaryOptions, Discriminator, Pool, is_held_out, slope_penalty
-from agro_papers.flow_reward import ranking
 
 ROUNDING = 1e-5
 REWARD = Path(__file__).parents[1] / "train/reward.py"
@@ -157,17 +156,6 @@ def test_a_flow_rewards_the_tokens_of_fresh_responses_and_is_fitted_again(tmp_pa
 
 def test_a_resumed_run_has_the_same_flow(tmp_path: Path) -> None:
     whole_and_resumed(flowing, tmp_path, 3)
-
-
-def test_the_ranking_of_errors() -> None:
-    """Of three responses to a prompt with rewards 1, 0 and 0, the right one against either."""
-
-    def samples(*rewards: float, prompts: str = "ppp") -> list[Sample]:
-        return [Sample(prompt, "x", reward=reward) for prompt, reward in zip(prompts, rewards)]
-
-    assert ranking(samples(1, 0, 0), [0.5, 1.0, 0.5]) == 0.75  # a win and a tie
-    assert ranking(samples(1, 0, 1, prompts="ppq"), [0.5, 0.25, 0.0]) == 0.0
-    assert ranking(samples(1, 1), [0.5, 0.25]) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
@@ -18,6 +19,15 @@ from agro import objectives
 from agro.cli import app
 from agro.models.policy import VALUES
 from agro.objectives import NotFinite, Objective, advantage, get, names, reduce, table
+from agro.objectives.core import Ingredient
+from agro.objectives.ingredients import (
+    IMITATION,
+    IMITATION_OF_WINNERS,
+    KL_TERM,
+    WEIGHT,
+    WEIGHT_BASELINE,
+    WEIGHT_BASELINE_OF_PAIRS,
+)
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, PAIRS, TRIPLES, provided_by
 from agro.objectives.reduce import Groups, Pairs
 from agro.proof import claims as of_agro
@@ -69,7 +79,7 @@ def test_agro_holds_all_that_is_claimed() -> None:
         assert len(found) == 2
         assert all(0 <= r["value"] <= 1e-12 and r["holds"] for r in found)
         weighted = [r for r in of if "weight=" in r["setting"]]
-        assert [r["value"] >= 0 and r["holds"] for r in weighted] == [True] * 8  # six with a baseline
+        assert [r["value"] >= 0 and r["holds"] for r in weighted] == [True] * 5  # three with a baseline
     biases = [r for r in rows if r["property"] == "expected gradient"]
     # Each claim for five behaviors, or the policy or the reference alone; three policies; each size of
     # groups. Of two of the five behaviors: all sizes together, groups of one dropped, and episodes where they
@@ -86,8 +96,6 @@ def test_agro_holds_all_that_is_claimed() -> None:
     for setting, count in counts.items():
         assert sum(setting in r["setting"] for r in biases) == count
     assert max(r["value"] for r in biases) <= 1e-12
-    unclaimed = [r["setting"] for r in rows if r["property"] == "options without a claim"]
-    assert unclaimed == ["baseline_shift=measured"]  # a run puts a number in its place
     estimated = "variance of the regularizer's estimate"
     estimates = [r["value"] for r in rows if r["property"].startswith(estimated)]
     assert len(estimates) == 3
@@ -214,21 +222,68 @@ def test_needs_other_than_the_claimed_are_named(changed, broken: str, monkeypatc
     assert [row.property for row in rows if not row.holds] == [broken]
 
 
-def test_options_without_a_claim_are_named(monkeypatch) -> None:
-    """Choices that nobody makes, and numbers that are always their default.
+# The objective that claims the options of an ingredient for all that have it.
+CLAIMED_BY: dict[Ingredient, str] = {
+    WEIGHT: "agro",
+    WEIGHT_BASELINE: "agro",
+    WEIGHT_BASELINE_OF_PAIRS: "agro",
+    IMITATION: "agro",
+    IMITATION_OF_WINNERS: "agro",
+    KL_TERM: "grpo",
+}
+
+
+def unclaimed(name: str) -> str:
+    """The choices of options that no claim makes, and the options whose numbers are their defaults in all
+    claims. The options of ingredients, which several objectives share, are those of one of them; those of a
+    preset are those of the objective that it is of."""
+    entry, missing = get(name), []
+    subjects = [Subject(name, claims) for claims in claims_of(name)]
+    settings = [entry.defaults() | subject.options() for subject in subjects]
+    if any(claims.grouped for claims in claims_of(name)):
+        settings.append({"singletons": "drop"})  # measured with the expected gradient
+        settings.append({"singletons": "pool"})  # no group of the enumeration has one response
+    shared = {"advantage": "rec", "observations": ""}  # nothing is observed in the enumeration
+    for ingredient, owner in CLAIMED_BY.items():
+        if ingredient in entry.ingredients:
+            shared |= dict.fromkeys(ingredient.options, owner)
+    for key, option in entry.options.model_fields.items():
+        if entry.of or shared.get(key, name) != name:
+            continue
+        values = [options[key] for options in settings if key in options]
+        choices, is_number = choices_of(option.annotation)
+        missing += [f"{key}={choice}" for choice in choices if choice not in values]
+        if is_number and all(v in choices or v is None or v == option.default for v in values):
+            missing.append(key)
+    return ", ".join(missing)
+
+
+def choices_of(kind: Any) -> tuple[list[Any], bool]:
+    """The choices that a type gives, and whether it also takes numbers."""
+    if kind is bool:
+        return [False, True], False
+    if get_origin(kind) is Literal:
+        return list(get_args(kind)), False
+    if get_origin(kind) in (Union, UnionType):
+        members = [choices_of(member) for member in get_args(kind) if member is not NoneType]
+        return [c for choices, _ in members for c in choices], any(is_number for _, is_number in members)
+    return [], True
+
+
+def test_every_option_has_a_claim(monkeypatch) -> None:
+    """Of choices that nobody makes, and of numbers that are always their default, there are two.
 
     `normalize` of rloo is compared with a second version, but its expectation isn't enumerated. A run puts
     a number in the place of "measured".
     """
-    settings = {name: module.unclaimed(name).setting for name in objectives.names()}
-    assert {name: setting for name, setting in settings.items() if setting != "none"} == {
+    found = {name: unclaimed(name) for name in objectives.names()}
+    assert {name: options for name, options in found.items() if options} == {
         "agro": "baseline_shift=measured",
         "rloo": "normalize=True",
     }
     first_claim(monkeypatch, "grpo")
-    row = module.unclaimed("grpo")
     options = "ratio=old, clip, dual_clip, std=False, average=token, average, beta, kl=k2, unbiased_kl=True"
-    assert (row.setting, row.value, row.holds) == (options, 9.0, None)
+    assert unclaimed("grpo") == options
 
 
 def _first_row_s_value(patch: pytest.MonkeyPatch) -> None:

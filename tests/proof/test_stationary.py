@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from agro.config import RunConfig
 from agro.proof.enumerable import Enumerable, Space, TabularValues
 from agro.proof.expectation import DataDistribution, all_groups, gradient
+from reproductions.descent import table_of
 
 BETA = 0.01  # of any size: r is a multiple of it
 
@@ -53,7 +54,7 @@ def roots(problem: Problem, **options: object) -> list[tuple[float, bool]]:
     )
     policy = Enumerable(space, Tilted(reference, shape, theta), TabularValues(space, 0.0, torch.Generator()))
     reward = (BETA * problem.star * shape).expand(len(theta), -1)
-    data, start = DataDistribution(Enumerable.of(space, behavior), reward), Enumerable.of(space, reference)
+    data, start = DataDistribution(table_of(space, behavior), reward), table_of(space, reference)
     batch = all_groups(data, start, 2)
     slope = gradient(policy, start, batch, "agro", {"beta": BETA, **options})[: len(theta)]
     at = (slope[:-1] * slope[1:] < 0).nonzero()[:, 0]
@@ -109,7 +110,7 @@ def test_a_lower_baseline_ends_where_the_reward_above_the_optimum_is_what_pulls_
 
     def slope(policy: Tensor, s: float) -> float:
         space = Space(4, 1, 1)
-        logp, ref, mu = (Enumerable.of(space, p.log()[None]) for p in (policy, reference, behavior))
+        logp, ref, mu = (table_of(space, p.log()[None]) for p in (policy, reference, behavior))
         batch = all_groups(DataDistribution(mu, reward[None]), ref, 2)
         found = gradient(logp, ref, batch, "agro", {"beta": beta, "baseline_shift": s})
         return float(found.abs().max())
@@ -133,7 +134,7 @@ def test_leaving_out_groups_of_equal_noisy_rewards_weakens_the_regularizer_alone
     space, reference, beta = Space(2, 1, 1), torch.tensor([[0.4, 0.6]]).double(), 0.5
     right = torch.tensor([0.2, 0.7]).double()
     binary, twice = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).double(), torch.arange(2).repeat(2)
-    behavior, start = Enumerable.of(space, torch.zeros(1, 2).double()), Enumerable.of(space, reference.log())
+    behavior, start = table_of(space, torch.zeros(1, 2).double()), table_of(space, reference.log())
 
     def slope(gap: float, spread: bool, beta: float) -> float:
         """In the direction of the log-ratio between the two, times the share of groups that are drawn."""
@@ -142,7 +143,7 @@ def test_leaving_out_groups_of_equal_noisy_rewards_weakens_the_regularizer_alone
         data = DataDistribution(behavior, binary, twice, chance, spread=spread)
         batch = all_groups(data, start, n)
         share = float(1 - ((0.5 * right).sum()) ** n - ((0.5 * (1 - right)).sum()) ** n) if spread else 1.0
-        return share * float(gradient(Enumerable.of(space, logits), start, batch, "agro", {"beta": beta})[1])
+        return share * float(gradient(table_of(space, logits), start, batch, "agro", {"beta": beta})[1])
 
     assert slope(1.0, True, 0.0) == pytest.approx(slope(1.0, False, 0.0), rel=1e-6)
     if n == 2:

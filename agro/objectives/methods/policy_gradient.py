@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from agro.objectives import advantage as advantages
-from agro.objectives.advantage import Kind
 from agro.objectives.core import (
     SINGLETONS,
     Objective,
@@ -54,12 +53,16 @@ def reinforce(
     batch: Batch,
     *,
     baseline: Annotated[
-        Literal["none", "stored", Kind] | float,
+        Literal["none", "stored", "mean", "maxrl", "opo"] | float,
         Option(
-            "b in r − b: none, the prompt's stored value, the group's mean, a number, or as the option "
-            "`advantage` has it",
+            "b in r − b: none, the prompt's stored value, the group's mean, a number, or as the method of "
+            "this name has it",
             "reward",
-            needs={**advantages.NEEDED, "none": (REWARD,), "stored": (REWARD, STORED_VALUE)},
+            needs={
+                "none": (REWARD,),
+                "stored": (REWARD, STORED_VALUE),
+                **dict.fromkeys(("mean", "maxrl", "opo"), (REWARD, GROUPS)),
+            },
         ),
     ] = "none",
     shift: Annotated[float, Option("what is added to b; below 0 imitates all responses", "reward")] = 0.0,
@@ -67,8 +70,8 @@ def reinforce(
     """REINFORCE (Williams 1992): −(1/n) Σ_i (r_i − b) log π(y_i); b is 0, the prompt's stored value, the
     group's mean reward, or a number.
 
-    Or with another advantage A for r − b, see `agro.objectives.advantage`. `shift` is added to b, so A −
-    shift: below 0 it adds |shift| times imitation of all responses (AsymRE).
+    Or with the advantage A of MaxRL or OPO for r − b, see `agro.objectives.advantage`. `shift` is added to b,
+    so A − shift: below 0 it adds |shift| times imitation of all responses (AsymRE).
     """
     groups = Groups.of(batch)
     if baseline == "none":

@@ -46,18 +46,21 @@ def soft(s: Situation, value_beta: float | None = None) -> Tensor:
     return formulas.soft_maxima(s, value_beta or s.beta)
 
 
-def dro(s: Situation, scale: str) -> Tensor:
-    return formulas.half_square_with_value(s, 1 / s.beta if scale == "reward" else 1.0)
-
-
 of_agro = of_options(in_rewards, GROUPED, "optimum", 400, policy_gradient=one)
 of_tokens = of_options(in_rewards, FRESH, "optimum", 400, policy_gradient=one, episodes=False)
 onpolicy = of_options(formulas.half_variance_on_policy, FRESH, "unknown", 400, noise=False, episodes=False)
 of_squares = of_options(squares, GROUPED, "optimum", 400)
 of_soft = of_options(soft, BEHAVIOR, "unknown", noise=False)
 # Policy and value learn at once, which takes long where the behavior policy hardly ever shows some response.
-of_dro = of_options(
-    dro, (*REGULARIZED, "value"), "optimum", 600, shift=False, reference_shift=False, n=(1, 2)
+DRO = Claims(
+    lambda s: formulas.half_square_with_value(s, 1 / s.beta),
+    "optimum",
+    (*REGULARIZED, "value"),
+    shift=False,
+    reference_shift=False,
+    policy_gradient=one,
+    n=(1, 2),
+    updates=600,
 )
 STORED_SQUARE = Claims(
     formulas.square_with_stored_value,
@@ -72,7 +75,6 @@ STORED_SQUARE = Claims(
 HALF_VARIANCE = replace(of_squares(scale="half_variance"), policy_gradient=itself)
 VARGRAD = replace(of_squares(scale="trajectory"), policy_gradient=lambda beta: 4 / 3 * beta**-1)
 COPG = replace(of_squares(scale="pairs"), policy_gradient=lambda beta: 6.0 * beta)
-DRO = replace(of_dro(scale="reward"), policy_gradient=one)
 SOFT = {"anchor": "behavior", "baseline": "soft", "scale": "square"}
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
@@ -196,9 +198,5 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             updates=DESCENT,
         ),
     ),
-    "dro": (
-        DRO,
-        replace(of_dro(scale="loss"), policy_gradient=itself),
-        weighted(DRO, "reference", updates=0),
-    ),
+    "dro": (DRO, weighted(DRO, "reference", updates=0)),
 }

@@ -14,16 +14,13 @@ def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options:
     """Of reinforce with an advantage."""
     if shift:
         options["shift"] = shift
-    sizes = {"red_drop": (3,), "reinforce_pp_baseline": (2,), "gdpo": (2,)}.get(kind, (2, 3))
-    needs = {"reinforce_pp": ("reward",), "gdpo": ("reward_parts", "part_weights", "groups")}
     return Claims(
         lambda s: formulas.summed(s, kind, shift),
         "elsewhere",
-        needs.get(kind, ("reward", "groups")),
+        ("reward", "groups"),
         options,
-        shift=kind not in ("maxrl", "reinforce_pp"),
-        noise=kind in ("mean", "others", "opo"),
-        n=sizes,
+        shift=kind != "maxrl",
+        noise=kind != "maxrl",
         updates=updates,
     )
 
@@ -33,9 +30,6 @@ reinforce = of_options(
     ("reward",),
     updates=400,
     shift=False,
-)
-ADVANTAGES = (
-    *("standardized", "others", "maxrl", "opo", "red_drop", "reinforce_pp", "reinforce_pp_baseline", "gdpo"),
 )
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "rloo": (
@@ -64,7 +58,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             ("reward", "groups"),
             {"baseline": "mean"},
         ),
-        *(advantage_claims(kind, baseline=kind) for kind in ADVANTAGES),
+        *(advantage_claims(kind, baseline=kind) for kind in ("maxrl", "opo")),
         advantage_claims("opo", shift=0.3, baseline="opo"),
     ),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.

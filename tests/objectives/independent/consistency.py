@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from math import exp, fsum, log
 
 import numpy as np
@@ -111,10 +110,10 @@ def agro_onpolicy(
     return loss, {"logp": grad} | ({"kl": np.zeros(case.logp.shape)} if squared == "local" and beta else {})
 
 
-def dro(case: Case, beta: float, scale: str = "reward") -> Result:
+def dro(case: Case, beta: float) -> Result:
     """½ (r - β Σ_t (l_t - f_t) - V)², V the mean over a response's rows.
 
-    d/dl_t = -β (…), or without the β; d/dV = -(…).
+    d/dl_t = -β (…), here without the β; d/dV = -(…).
     """
     groups = case.groups(1)
     value, value_grad, parts = np.array(case.value), np.zeros(len(case.mask)), []
@@ -124,20 +123,20 @@ def dro(case: Case, beta: float, scale: str = "reward") -> Result:
         for y, R in zip(g.responses, regularized(case, g, beta)):
             off = R - mean_of(value[y.rows].tolist())
             loss += 0.5 * off * off / n
-            slopes.append(-off / n * (beta if scale == "loss" else 1.0))
+            slopes.append(-off / n)
             value_grad[y.rows] = g.weight / W / n * -off / len(y.rows)
         parts.append((g, loss, slopes))
     loss, grads = descended(case, parts)
     return loss, {**grads, "value": value_grad}
 
 
-def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared: str = "pairs") -> Result:
+def prefix_consistency(case: Case, beta: float, compared: str = "pairs") -> Result:
     """Mean of ½ (C_i - C_j)² over the pairs of positions of a response, written out pair by pair; with "end"
     over those with the last one, in which the ρ of i alone has a derivative.
 
     C at the k-th token is V there, plus all token rewards before it in the row, minus β ρ of the tokens in
-    the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β (or -1, as `scale` says) for
-    the tokens t before k.
+    the mask before it. After the last one it is r - β Σ ρ. d C_k / d l_t = -β, here -1, for the tokens t
+    before k.
     """
     grad, value_grad, loss = np.zeros(case.logp.shape), np.zeros(case.logp.shape), 0.0
     for share, y in responses(case):
@@ -156,7 +155,7 @@ def prefix_consistency(case: Case, beta: float, scale: str = "reward", compared:
             if j < K:
                 value_grad[y.places[j]] -= share * off
             for t in range(i, j if compared == "pairs" else i + 1):  # C_j has these tokens' ρ, C_i hasn't
-                grad[y.places[t]] += share * off * (beta if scale == "loss" else 1.0)
+                grad[y.places[t]] += share * off
     return loss, {"logp": grad, "prefix_value": value_grad}
 
 
@@ -246,66 +245,34 @@ def descended(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Resu
 
 
 def gvpo(case: Case, beta: float = 0.1) -> Result:
-    """½ · sample variance, in its pairwise form; d/dl_i = -β/(n-1) (a_i - ā)."""
-    parts = []
-    for g, a in residuals(case, "behavior", beta):
-        parts.append((g, half_variance(a), [-beta / (len(a) - 1) * (x - mean_of(a)) for x in a]))
-    return descended(case, parts)
+    return squared_consistency(case, beta, anchor="behavior")
 
 
 def vargrad(case: Case, beta: float) -> Result:
-    """Mean of (log Z + ρ_i - r_i/β)², log Z = mean (r/β - ρ); d/dl_i = 2/n (…), as the … sum to 0."""
-    parts = []
-    for g, a in residuals(case, "reference", beta):
-        off = [mean_of(a) / beta - x / beta for x in a]
-        parts.append((g, mean_of([x * x for x in off]), [2 / len(a) * x for x in off]))
-    return descended(case, parts)
-
-
-def _all_pairs(case: Case, anchor: str, beta: float) -> Result:
-    """Σ_{i<j} (a_i - a_j)²/(n-1); d/dl_i = -2β/(n-1) Σ_j (a_i - a_j)."""
-    parts = []
-    for g, a in residuals(case, anchor, beta):
-        n = len(a)
-        loss = fsum((a[i] - a[j]) ** 2 for i in range(n) for j in range(i)) / (n - 1)
-        parts.append((g, loss, [-2 * beta / (n - 1) * fsum(x - y for y in a) for x in a]))
-    return descended(case, parts)
+    return squared_consistency(case, beta, scale="trajectory")
 
 
 def copg(case: Case, beta: float) -> Result:
-    """To the reference."""
-    return _all_pairs(case, "reference", beta)
+    return squared_consistency(case, beta, scale="pairs")
 
 
 def rebel(case: Case, beta: float) -> Result:
-    """To the policy before the update, β = 1/η."""
-    return _all_pairs(case, "old", beta)
-
-
-def _to_value(
-    case: Case, anchor: str, beta: float, value: Callable[[Group], float], least: int = 2
-) -> Result:
-    """Mean of (a_i - V)²; d/dl_i = -2β/n (a_i - V)."""
-    parts = []
-    for g, a in residuals(case, anchor, beta, least):
-        off = [x - value(g) for x in a]
-        parts.append((g, mean_of([x * x for x in off]), [-2 * beta / len(a) * x for x in off]))
-    return descended(case, parts)
+    """β = 1/η."""
+    return squared_consistency(case, beta, anchor="old", scale="pairs")
 
 
 def kimi(case: Case, beta: float) -> Result:
-    """V is the mean reward, β = τ."""
-    return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards))
+    """β = τ."""
+    return squared_consistency(case, beta, anchor="behavior", baseline="reward", scale="square")
 
 
 def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:
-    """V = β₁ log mean exp(r/β₁)."""
-    return _to_value(case, "behavior", beta, lambda g: soft(g, value_beta))
+    return squared_consistency(case, beta, "behavior", "soft", value_beta, "square")
 
 
 def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
-    """V is stored; β₁ is of the samples that it was made of."""
-    return _to_value(case, "reference", beta, lambda g: case.stored(g), 1)
+    """β₁ is of the samples that the stored value was made of."""
+    return squared_consistency(case, beta, baseline="stored", scale="square")
 
 
 def qrpo(case: Case, beta: float) -> Result:

@@ -1,47 +1,28 @@
-"""See `independent.base`."""
+"""See `independent.base`. The gradient of GRPO with ratios to the policy before the step, times a weight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import exp, fsum
+from typing import Any
 
-from independent.base import Case, Pair, Place, Response, Result, clipped, over_tokens, power
-
-# (the log-ratios o - b of a response by place, its place) -> the weight
-Weight = Callable[[dict[Place, float], Place], float]
+from independent.base import Case, Result, weighted
+from independent.clipped import grpo
 
 
-def _corrected(case: Case, weight: Weight) -> Result:
-    """-min(u A, clamp(u, 0.8, 1.2) A), u = exp(l - o); its slope, -u A or 0, times a weight of o - b."""
-
-    def token(A: float, y: Response, place: Place) -> Pair:
-        term, slope = clipped(case.ratio(place, "old"), A, 0.8, 1.2)
-        logs = {p: float(case.old_logp[p]) - float(case.behavior_logp[p]) for p in y.places}
-        return term, slope * weight(logs, place)
-
-    return over_tokens(case, token, True, "response")
+def _corrected(case: Case, **weight: Any) -> Result:
+    return weighted(case, grpo(case, ratio="old"), weight="mismatch", **weight)
 
 
 def tis(case: Case) -> Result:
-    """min(κ, 2) of a token."""
-    return _corrected(case, lambda logs, place: min(exp(logs[place]), 2.0))
+    return _corrected(case, weight_max=2.0, weight_level="token")
 
 
 def mis(case: Case) -> Result:
-    """κ of the response up to 3, else 0."""
-
-    def up_to_3(logs: dict[Place, float], _: Place) -> float:
-        w = power(fsum(logs.values()))
-        return w if w <= 3.0 else 0.0
-
-    return _corrected(case, up_to_3)
+    return _corrected(case, weight_max=3.0, weight_rule="mask")
 
 
 def icepop(case: Case) -> Result:
-    """κ of a token from 0.5 to 5, else 0."""
-    return _corrected(case, lambda logs, place: exp(logs[place]) if 0.5 <= exp(logs[place]) <= 5.0 else 0.0)
+    return _corrected(case, weight_min=0.5, weight_max=5.0, weight_level="token", weight_rule="mask")
 
 
 def decoupled_ppo(case: Case) -> Result:
-    """κ of a token."""
-    return _corrected(case, lambda logs, place: exp(logs[place]))
+    return _corrected(case, weight_max=None, weight_level="token")

@@ -35,7 +35,6 @@ def chord(
     expert_weight: str = "phi",
     ratio: str = "behavior",
     clip: Pair = (0.2, 0.2),
-    std: bool = True,
 ) -> Result:
     """(1-μ)/W Σ w_g u over own tokens + μ/V Σ -w_g φ l over the expert's, W and V the sums of w_g.
 
@@ -46,7 +45,7 @@ def chord(
         mine = of_own(g)
         if len(mine) == 1:  # left out, if it came so far
             continue
-        own.append((Group(g.weight, mine), standardized([y.reward for y in mine], std) if mine else []))
+        own.append((Group(g.weight, mine), standardized([y.reward for y in mine], True) if mine else []))
         theirs = [y for y in g.responses if y.role == "expert"]
         expert.append((Group(g.weight, theirs), [0.0] * len(theirs)))
 
@@ -69,7 +68,6 @@ def luffy(
     ratio: str = "behavior",
     clip: Pair = (1.0, math.inf),
     dual_clip: float | None = None,
-    std: bool = False,
 ) -> Result:
     """-A p/(p+γ) on the expert's tokens, whose derivative in log p is -A γ p/(p+γ)²; -A w on own ones."""
 
@@ -79,12 +77,12 @@ def luffy(
             return -A * f, -A * f * (1 - f)
         return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1], dual_clip)
 
-    return over_tokens(case, token, std, 1.0)
+    return over_tokens(case, token, False, 1.0)
 
 
 def ampo(case: Case) -> Result:
     """The code's numbers: clip 0.2 on both sides, c = 3, γ = 0.1, no standard deviation."""
-    return luffy(case, gamma=0.1, clip=(0.2, 0.2), dual_clip=3.0, std=False)
+    return luffy(case, gamma=0.1, clip=(0.2, 0.2), dual_clip=3.0)
 
 
 def guide(
@@ -92,7 +90,6 @@ def guide(
     gamma: str | float = "quantile",
     ratio: str = "behavior",
     clip: Pair = (0.2, 0.2),
-    std: bool = True,
 ) -> Result:
     """-A w/(w+γ) on hinted tokens, γ a constant: with f = w/(w+γ) its derivative in log w is -A f (1-f)."""
     hinted = [
@@ -112,7 +109,7 @@ def guide(
             return -A * f, -A * f * (1 - f)
         return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
-    return over_tokens(case, token, std, 1.0)
+    return over_tokens(case, token, True, 1.0)
 
 
 def tempsamp_r1(

@@ -8,7 +8,6 @@ from math import exp, fsum, inf, log
 from independent.advantages import advantages
 from independent.base import (
     Case,
-    Found,
     Pair,
     Place,
     Response,
@@ -44,15 +43,13 @@ def cispo(
 
 
 def aipo(case: Case) -> Result:
-    """k = min(exp(l − b), 4), A = r − r̄."""
-    return weighed(case, "mean", lambda A, y, p: min(case.ratio(p), 4.0))
+    return cispo(case, clip=(1.0, 3.0), advantage="mean")
 
 
 def minpro(
     case: Case,
     ratio: str = "behavior",
     clip: Pair = (1.0, 0.28),
-    advantage: str = "standardized",
     cap_at_one: bool = False,
 ) -> Result:
     """k_t = clamp(w_t times the least w_s before it); nothing before it counts as 1."""
@@ -64,7 +61,7 @@ def minpro(
             least = min(least, 0.0)
         return min(max(power(case.log_ratio(place, ratio) + least), 1 - clip[0]), 1 + clip[1])
 
-    return weighed(case, advantage, weight)
+    return weighed(case, "standardized", weight)
 
 
 def vespo(
@@ -72,7 +69,6 @@ def vespo(
     ratio: str = "behavior",
     positive: Pair = (2.0, 3.0),
     negative: Pair = (3.0, 2.0),
-    advantage: str = "standardized",
 ) -> Result:
     """k = exp(λ + k log W − λ W), log W = Σ_t (l_t − b_t)."""
 
@@ -81,20 +77,14 @@ def vespo(
         log_w = case.summed_log_ratio(y, ratio)
         return exp(rate + k * log_w - rate * power(log_w))
 
-    return weighed(case, advantage, weight)
+    return weighed(case, "standardized", weight)
 
 
-def m2po(
-    case: Case,
-    ratio: str = "behavior",
-    budget: float = 0.04,
-    tokens: str = "all",
-    advantage: str = "standardized",
-) -> Result:
+def m2po(case: Case, ratio: str = "behavior", budget: float = 0.04, tokens: str = "all") -> Result:
     """−w A where not masked, so the derivative is the same. Masked is from the first square on with which the
     mean is above the budget."""
     counted: list[tuple[float, float]] = []
-    for g, A in advantages(case, advantage):
+    for g, A in advantages(case, "standardized"):
         for y, a in zip(g.responses, A):
             logs = [case.log_ratio(p, ratio) for p in y.places]
             counted += [(x * x, g.weight) for x in logs if tokens == "all" or x * a > 0]
@@ -113,7 +103,7 @@ def m2po(
         masked = (tokens == "all" or x * A > 0) and x * x >= least
         return (0.0, 0.0) if masked else (-power(x) * A, -power(x) * A)
 
-    return over_all_tokens(case, advantage, token)
+    return over_all_tokens(case, "standardized", token)
 
 
 def raft_pp(
@@ -133,9 +123,7 @@ def raft_pp(
     return averaged(case, [(g, positive(g.rewards)) for g in groups], "response", token)
 
 
-def nested_reft(
-    case: Case, mismatch: str = "is", retrace: float = 1.0, advantage: str = "standardized"
-) -> Result:
+def nested_reft(case: Case, mismatch: str = "is", retrace: float = 1.0) -> Result:
     """−w A, or −k A l with k = λ min(1, w)."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
@@ -145,7 +133,7 @@ def nested_reft(
             return -k * A * float(case.logp[place]), -k * A
         return -w * A, -w * A
 
-    return averaged(case, advantages(case, advantage), "response", token)
+    return averaged(case, advantages(case, "standardized"), "response", token)
 
 
 def opmd(case: Case, tau: float = 1.0, form: str = "simple", baseline: str = "mean") -> Result:
@@ -166,31 +154,21 @@ def opmd(case: Case, tau: float = 1.0, form: str = "simple", baseline: str = "me
     return over_all_tokens(case, "mean", token)
 
 
-def token_quadratic(
-    case: Case, pull: float = 0.1, ratio: str = "behavior", advantage: str = "mean"
-) -> Result:
+def token_quadratic(case: Case, pull: float = 0.1, ratio: str = "behavior") -> Result:
     """−A l + ½ c e², e = l − b; the derivative is −A + c e."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
         e = case.log_ratio(place, ratio)
         return -A * float(case.logp[place]) + 0.5 * pull * e * e, -A + pull * e
 
-    return over_all_tokens(case, advantage, token)
-
-
-def opmd_token(case: Case) -> Result:
-    """−A l + 0.1 e²."""
-
-    def token(A: float, y: Response, place: Place) -> Pair:
-        e = case.log_ratio(place)
-        return -A * float(case.logp[place]) + 0.1 * e * e, -A + 0.2 * e
-
     return over_all_tokens(case, "mean", token)
 
 
-def mdpo(
-    case: Case, step_size: float = 1.0, kl: str = "weighted", ratio: str = "behavior", advantage: str = "mean"
-) -> Result:
+def opmd_token(case: Case) -> Result:
+    return token_quadratic(case, pull=0.2)
+
+
+def mdpo(case: Case, step_size: float = 1.0, kl: str = "weighted", ratio: str = "behavior") -> Result:
     """−w A + (w e)/t or −w A + (½ e²)/t; d(w e)/dl = w (e + 1)."""
 
     def token(A: float, y: Response, place: Place) -> Pair:
@@ -199,7 +177,7 @@ def mdpo(
         value, slope = (w * e, w * (e + 1)) if kl == "weighted" else (0.5 * e * e, e)
         return -w * A + value / step_size, -w * A + slope / step_size
 
-    return over_all_tokens(case, advantage, token)
+    return over_all_tokens(case, "mean", token)
 
 
 def props(case: Case, clip: float = 0.3) -> Result:
@@ -236,28 +214,15 @@ def rec(
 
 
 def rec_one_side(case: Case) -> Result:
-    """k = 1 but where A > 0 and w > 1.2, or A < 0 and w < 0.8."""
-
-    def k(A: float, y: Response, place: Place) -> float:
-        w = case.ratio(place)
-        return float(not ((A > 0 and w > 1.2) or (A < 0 and w < 0.8)))
-
-    return weighed(case, "mean", k)
+    return rec(case, mask="one_side")
 
 
 def rec_two_side(case: Case) -> Result:
-    """k = 1 where 0.8 ≤ w ≤ 1.2."""
-    return weighed(case, "mean", lambda A, y, p: float(0.8 <= case.ratio(p) <= 1.2))
+    return rec(case, mask="two_side")
 
 
 def rec_ring(case: Case) -> Result:
-    """k = 1 there, and where A > 0 and w ≤ 0.4, or A < 0 and w ≥ 3."""
-
-    def k(A: float, y: Response, place: Place) -> float:
-        w = case.ratio(place)
-        return float(0.8 <= w <= 1.2 or (A > 0 and w <= 0.4) or (A < 0 and w >= 3))
-
-    return weighed(case, "mean", k)
+    return rec(case, mask="ring")
 
 
 def red_weight(case: Case, temperature: float = 1.0) -> Result:
@@ -266,23 +231,12 @@ def red_weight(case: Case, temperature: float = 1.0) -> Result:
 
 
 def red_drop(case: Case) -> Result:
-    """k = 1, and A the mean over all drops."""
-    return weighed(case, "red_drop", lambda A, y, p: 1.0)
+    return rec(case, advantage="red_drop")
 
 
-def with_clipped_weights(case: Case, found: Found) -> Result:
-    """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
-
-    def token(A: float, y: Response, place: Place) -> Pair:
-        _, slope = clipped(case.ratio(place), A, 0.8, 1.2)
-        return slope * float(case.logp[place]), slope
-
-    return averaged(case, found, "token", token)
-
-
-def reinforce_pp(case: Case, advantage: str = "reinforce_pp") -> Result:
-    return with_clipped_weights(case, advantages(case, advantage))
+def reinforce_pp(case: Case) -> Result:
+    return rec(case, mask="one_side", token_weight="is", advantage="reinforce_pp")
 
 
 def gdpo(case: Case) -> Result:
-    return reinforce_pp(case, "gdpo")
+    return rec(case, mask="one_side", token_weight="is", advantage="gdpo")

@@ -14,8 +14,6 @@ def deepseek_v32(
     case: Case,
     ratio: str = "behavior",
     clip: Pair = (0.2, 0.2),
-    std: bool = False,
-    average: str | float = "response",
     off_policy: float = 0.5,
 ) -> Result:
     """GRPO's token, and 0 where A < 0 and the mean of b - l of the response is above δ."""
@@ -25,24 +23,23 @@ def deepseek_v32(
             return 0.0, 0.0
         return clipped(case.ratio(place, ratio), A, 1 - clip[0], 1 + clip[1])
 
-    return over_tokens(case, token, std, average)
+    return over_tokens(case, token, False, "response")
 
 
-def kimi_k25(case: Case, std: bool = False, average: str | float = "token", pull: float = 1e-3) -> Result:
+def kimi_k25(case: Case, pull: float = 1e-3) -> Result:
     """-w A + τ e² has the slope -w A + 2 τ e."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
         e = case.log_ratio(place)
         return -exp(e) * A + pull * e * e, -exp(e) * A + 2 * pull * e
 
-    return over_tokens(case, token, std, average)
+    return over_tokens(case, token, False, "token")
 
 
 def sapo(
     case: Case,
     ratio: str = "behavior",
     temperature: Pair = (1.0, 1.05),
-    std: bool = True,
     average: str | float = "response",
 ) -> Result:
     """-(4/τ) σ A, σ = 1/(1 + exp(-τ (w - 1))), has the slope -4 σ (1 - σ) w A."""
@@ -53,12 +50,10 @@ def sapo(
         sigma = 1 / (1 + other)
         return -4 / tau * sigma * A, -4 * sigma * (other * sigma) * w * A
 
-    return over_tokens(case, token, std, average)
+    return over_tokens(case, token, True, average)
 
 
-def dppo(
-    case: Case, divergence: str = "tv", limit: float = 0.2, std: bool = False, average: str | float = "token"
-) -> Result:
+def dppo(case: Case, divergence: str = "tv", limit: float = 0.2, average: str | float = "token") -> Result:
     """-w A has the slope -w A; both are 0 where A and l - b have one sign and the divergence is large."""
 
     def token(A: float, _: Response, place: Place) -> Pair:
@@ -68,7 +63,7 @@ def dppo(
             return 0.0, 0.0
         return -exp(new - b) * A, -exp(new - b) * A
 
-    return over_tokens(case, token, std, average)
+    return over_tokens(case, token, False, average)
 
 
 def _bernoulli(b: float, new: float) -> float:
@@ -87,8 +82,6 @@ def dppo_kl(case: Case) -> Result:
 def remix(
     case: Case,
     clip: Pair = (0.2, 0.2),
-    std: bool = True,
-    average: str | float = "token",
     beta: float = 0.0,
     base_share: float = 0.5,
 ) -> Result:
@@ -107,7 +100,7 @@ def remix(
                 slope -= beta * share * expm1(-d)
         return term, slope
 
-    return over_tokens(case, token, std, average)
+    return over_tokens(case, token, True, "token")
 
 
 def _tokens(case: Case, ratio: str, *, by_chance: bool) -> Counted:
