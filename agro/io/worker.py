@@ -4,8 +4,9 @@ It is the child of a process that waits for it alone (`supervise`), so that what
 it. Standard library alone until a name is wrong: it starts in about 50 ms, and its crashes don't affect the
 trainer, which imports it only to call functions in its own process. The first line of its input is
 {"function", "path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key
-of `CALLS`. It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id", "scores":
-[[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every batch.
+of `CALLS`. It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id",
+"scores": [[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every
+batch.
 """
 
 from __future__ import annotations
