@@ -84,7 +84,11 @@ def _ours(key: str, value: Any) -> tuple[str, Any]:
 
 
 def say(theirs: str, ours: str) -> None:
-    """Once a process."""
-    if theirs not in _said:
-        _said.add(theirs)
-        print(f"note: TRL's {theirs} is {ours} here", file=sys.stderr)
+    note(f"TRL's {theirs} is {ours} here")
+
+
+def note(text: str) -> None:
+    """Say it once a process."""
+    if text not in _said:
+        _said.add(text)
+        print(f"note: {text}", file=sys.stderr)

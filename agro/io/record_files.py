@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -510,7 +510,7 @@ def _arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
     try:
         columns = map(_values, batch.columns)
         values = [dict(zip(batch.schema.names, row)) for row in zip(*columns)] or [{}] * len(batch)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, KeyError) as error:  # the last one where a map has a key twice
         if len(batch) == 1:
             yield {}, f"can't be read: {error}"
             return
@@ -524,56 +524,41 @@ def _arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
 def _values(array: Any) -> list[Any]:
     """The values of an array as JSON has them; bytes stay bytes.
 
-    Dates and times are text in ISO 8601, to the digit that the file has; so is a duration (PT1.5S). A decimal
-    number is a number where that is the same, else text. A map is an object where its keys are texts.
+    Dates and times are text, to the digit that the file has; a duration is a count of its unit. A decimal
+    number is a number where that is the same, else text. A map is an object, whose keys are texts.
     """
+    kind = _plain_type(array.type)
+    values = (array if kind == array.type else array.cast(kind)).to_pylist(maps_as_pydicts="strict")
+    return [_without_decimals(value) for value in values] if "decimal" in str(kind) else list(values)
+
+
+def _plain_type(kind: Any) -> Any:
+    """The type to which Arrow casts values of a type for JSON."""
     import pyarrow as pa
     from pyarrow import types
 
-    kind = array.type
-    if _is_json(kind):
-        return list(array.to_pylist())  # the fastest way
     if isinstance(kind, pa.BaseExtensionType):
-        return _values(array.storage)
+        return _plain_type(kind.storage_type)
     if types.is_dictionary(kind):
-        return _values(array.dictionary_decode())
-    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
-        texts = array.cast(pa.string()).to_pylist()
-        return [x if x is None else x.replace(" ", "T") for x in texts]
-    if types.is_duration(kind):
-        digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[kind.unit]
-        counts = array.cast(pa.int64()).to_pylist()
-        return [x if x is None else f"PT{Decimal(x).scaleb(-digits).normalize():f}S" for x in counts]
-    if types.is_decimal(kind):
-        return [x if x is None else _of_decimal(x) for x in array.to_pylist()]
+        return _plain_type(kind.value_type)
+    if types.is_temporal(kind):
+        return pa.int64() if types.is_duration(kind) else pa.string()
     if types.is_struct(kind):
-        fields = zip(*map(_values, array.flatten()))
-        objects = [dict(zip(kind.names, row)) for row in fields] or [{}] * len(array)
-        return [x if known else None for x, known in zip(objects, array.is_valid().to_pylist())]
-    if types.is_map(kind):  # its keys are those of all rows that it is a slice of
-        pairs = [list(pair) for pair in zip(_values(array.keys), _values(array.items))]
-        places, known = pairwise(array.offsets.to_pylist()), array.is_valid().to_pylist()
-        as_map: Any = dict if types.is_string(kind.key_type) else list
-        return [as_map(pairs[a:b]) if is_known else None for (a, b), is_known in zip(places, known)]
-    if types.is_fixed_size_list(kind):
-        return _values(array.cast(pa.list_(kind.value_field)))
-    if types.is_list(kind) or types.is_large_list(kind):
-        values = iter(_values(array.flatten()))
-        return [None if n is None else list(islice(values, n)) for n in array.value_lengths().to_pylist()]
-    return list(array.to_pylist())
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(pa.string(), _plain_type(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.large_list(_plain_type(kind.value_type))
+    return kind
 
 
-def _is_json(kind: Any) -> bool:
-    """Whether values of a type are JSON as Python has them."""
-    from pyarrow import types
-
-    if kind.num_fields:
-        return not types.is_map(kind) and all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
-    tests = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
-    return any(test(kind) for test in tests)
-
-
-def _of_decimal(value: Decimal) -> float | int | str:
+def _without_decimals(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_decimals(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_decimals(item) for key, item in value.items()}
+    if not isinstance(value, Decimal):
+        return value
     if value == value.to_integral_value():
         return int(value)
     return float(value) if Decimal(repr(float(value))) == value else str(value)

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import torch
 from asking import HEADERS, TOKEN, ask, stored
+from processes import until
 from safetensors.torch import load_file, save_file
 
 from agro.api.loop import Loop, Turn
@@ -105,9 +106,9 @@ def test_it_follows_a_loop_to_the_next_model_and_back(engine, tmp_path) -> None:
         assert version() == -1  # no run of agro's made the first model
         with loop._edited() as record:
             record.served.append(1)
-        wait_until(lambda: version() == 30)
+        until(lambda: version() == 30)
         loop.roll_back()
-        wait_until(lambda: version() == -1)
+        until(lambda: version() == -1)
 
 
 def test_another_model_that_policy_names_stays(engine, tmp_path, monkeypatch) -> None:
@@ -127,13 +128,6 @@ def test_another_model_that_policy_names_stays(engine, tmp_path, monkeypatch) ->
     monkeypatch.setattr(serve_command, "_run", lambda *args: None)
     serve_command.serve(str(loop.folder), policy=[f"model={tmp_path / 'other'}"])
     assert given == [(0.0, -1, None)]
-
-
-def wait_until(holds) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_the_weights_that_a_run_publishes_are_served_with_their_versions(engine, tmp_path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import is_running
 from safetensors.torch import load_file
 from stand_in import NEW, StandIn, decoded
 
@@ -46,14 +46,6 @@ def program(folder: Path, text: str) -> str:
     file.write_text(text)
     file.chmod(0o700)
     return str(file)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_server_is_started_gets_weights_samples_and_ends_with_the_engine(bench, tmp_path: Path) -> None:

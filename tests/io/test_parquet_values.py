@@ -16,13 +16,13 @@ UTC, DAY = dt.UTC, dt.date(2026, 1, 2)
 NS = 1767323045678000123  # 2026-01-02 03:04:05.678000123, more digits than datetime has
 LONG = "12345678901234567890.123456789"  # more digits than a float has
 COLUMNS = {  # the type, a value, and what is read
-    "moment": (pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 678000), "2026-01-02T03:04:05.678000"),
-    "zone": (pa.timestamp("ms", "UTC"), dt.datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00.000Z"),
-    "nanoseconds": (pa.timestamp("ns"), NS, "2026-01-02T03:04:05.678000123"),
+    "moment": (pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 678000), "2026-01-02 03:04:05.678000"),
+    "zone": (pa.timestamp("ms", "UTC"), dt.datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02 00:00:00.000Z"),
+    "nanoseconds": (pa.timestamp("ns"), NS, "2026-01-02 03:04:05.678000123"),
     "date": (pa.date32(), dt.date(2026, 1, 2), "2026-01-02"),
     "late date": (pa.date32(), 10_000_000, "29349-01-26"),  # later than Python's dates
     "time": (pa.time64("us"), dt.time(3, 4, 5, 6), "03:04:05.000006"),
-    "duration": (pa.duration("ms"), dt.timedelta(seconds=1.5), "PT1.5S"),
+    "duration": (pa.duration("ms"), dt.timedelta(seconds=1.5), 1500),
     "decimal": (pa.decimal128(10, 2), Decimal("0.50"), 0.5),
     "integer": (pa.decimal128(38, 0), Decimal(10**20), 10**20),
     "long decimal": (pa.decimal128(38, 9), Decimal(LONG), LONG),
@@ -34,7 +34,7 @@ COLUMNS = {  # the type, a value, and what is read
     "list": (pa.list_(pa.date32()), [dt.date(2026, 1, 2), None], ["2026-01-02", None]),
     "pair": (pa.list_(pa.date32(), 1), [dt.date(2026, 1, 2)], ["2026-01-02"]),
     "map": (pa.map_(pa.string(), pa.decimal128(3, 1)), [("k", Decimal("1.5"))], {"k": 1.5}),
-    "map by number": (pa.map_(pa.int64(), pa.string()), [(1, "x")], [[1, "x"]]),
+    "map by number": (pa.map_(pa.int64(), pa.string()), [(1, "x")], {"1": "x"}),
     "category": (pa.dictionary(pa.int8(), pa.string()), "x", "x"),
     "bytes": (pa.binary(), b"x", b"x"),
 }
@@ -54,6 +54,13 @@ def test_a_value_of_each_type(name, tmp_path):
     lines = list(read_records(written(tmp_path / "log.parquet", x=array)))
     assert [line.error for line in lines] == [None] * 3
     assert [line.value["x"] for line in lines] == [EXPECTED[name], None, EXPECTED[name]]
+
+
+def test_a_row_whose_map_has_a_key_twice_is_refused(tmp_path):
+    maps = pa.array([[("k", 1)], [("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int64()))
+    first, second = read_records(written(tmp_path / "log.parquet", x=maps))
+    assert (first.value["x"], first.error) == ({"k": 1}, None)
+    assert "can't be read" in second.error
 
 
 @pytest.fixture

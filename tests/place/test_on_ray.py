@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import is_running, until
 
 from agro.errors import Refused
 from agro.place import on_ray
@@ -43,24 +43,9 @@ def ray(cluster: Any) -> Iterator[Any]:
     connected.shutdown()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def process(role: Role, name: str, code: str) -> PlacedProcess:
     """By the Python of the node."""
     return PlacedProcess(name, role, None, (on_ray.PYTHON, "-c", code))
-
-
-def runs(pid: int | None) -> bool:
-    """Whether a process is there, and isn't only waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Cluster:
@@ -105,25 +90,25 @@ def test_processes_die_by_themselves_and_with_their_actors(ray: Any, tmp_path: P
     processes = [process(role, role, sleep) for role in roles]
     launcher = on_ray.RayLauncher(ray, processes, 1, tmp_path / "logs", {"VARIABLE": "secret"})
     server, trainer, collector = started = [launcher(p, again=False) for p in processes]
-    wait(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
+    until(lambda: [p.poll() for p in started] == [None] * 3 and all(p.pid for p in started))
     assert len({p.host for p in started}) == 1  # two nodes of one machine
-    wait(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")
+    until(lambda: (tmp_path / "logs" / "trainer.log").read_text() == "secret\n")
 
     trainer.stop()
-    wait(lambda: trainer.poll() is not None)
+    until(lambda: trainer.poll() is not None)
     assert trainer.poll() == -signal.SIGTERM
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
-    wait(lambda: server.poll() is not None)
+    until(lambda: server.poll() is not None)
     assert server.poll() == -signal.SIGKILL
     actor = int(Path(f"/proc/{collector.pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(actor, signal.SIGKILL)
-    wait(lambda: collector.poll() is not None)
+    until(lambda: collector.poll() is not None)
     assert collector.poll() == LOST
-    wait(lambda: not runs(collector.pid))  # nothing goes on without its actor
+    until(lambda: not is_running(collector.pid))  # nothing goes on without its actor
 
     ended = launcher(process("collector", "collector", "raise SystemExit(3)"), again=True)
-    wait(lambda: ended.poll() is not None)
+    until(lambda: ended.poll() is not None)
     assert ended.poll() == 3
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from processes import is_running, until
 
 from agro.place import supervisor
 from agro.place.placement import LOST, PlacedProcess, Role
@@ -163,10 +164,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    until(lambda: not is_running(int(done.stdout)), 10)
 
 
 def test_deaths_in_words() -> None:

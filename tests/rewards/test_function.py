@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import is_running, until
 
 from agro import config
 from agro.errors import Refused
@@ -42,23 +43,6 @@ def scores(path, responses, *, metas=None, function="f", prompts=None, timeout=5
 
 def outcome(found):
     return [s.error if s.value is None else s.value for s in found]
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-        if sys.platform != "linux":
-            return True
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
-        return False
-
-
-def gone(pid, seconds=30.0):
-    end = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not alive(pid)
 
 
 def test_trl_signature(write):
@@ -366,7 +350,7 @@ def test_daemons_end_with_the_worker(write, text, result):
     write(DAEMON, "daemon.py")
     path = write(STARTS)
     assert outcome(scores(path, [text], timeout=4.0)) == [result]
-    assert gone(int(Path(f"{path}.pid").read_text()))
+    until(lambda: not is_running(int(Path(f"{path}.pid").read_text())), 30)
 
 
 def test_subprocesses_end_when_the_function_times_out(write):
@@ -378,7 +362,7 @@ def test_subprocesses_end_when_the_function_times_out(write):
             time.sleep(60)
     """)
     assert outcome(scores(path, ["a"], timeout=1.5)) == ["timed out after 1.5 s"]
-    assert gone(int(Path(f"{path}.pid").read_text()))
+    until(lambda: not is_running(int(Path(f"{path}.pid").read_text())), 30)
 
 
 PARENT = """
@@ -411,12 +395,12 @@ def test_workers_end_with_the_trainer(write, then, number):
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     pid = int(Path(f"{path}.pid").read_text())
-    assert alive(pid)
+    assert is_running(pid)
     time.sleep(0.3)
     process.send_signal(number)
     process.wait(60)
     process.stdout.close()
-    assert gone(pid)
+    until(lambda: not is_running(pid), 30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans over")
@@ -431,7 +415,7 @@ def test_daemons_end_with_a_killed_trainer(write):
         time.sleep(0.02)
     process.kill()
     process.wait()
-    assert gone(int(pid_file.read_text()))
+    until(lambda: not is_running(int(pid_file.read_text())), 30)
 
 
 def test_a_worker_in_c_code_ends_at_its_time_limit(write):

@@ -16,10 +16,8 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -100,43 +98,6 @@ def trainer(url: str) -> None:
 trained: Any = context.Value("i", 0)
 
 
-class Proxy:
-    """Passes bytes on, and now and then ends a connection around a COMMIT."""
-
-    def __init__(self, port: int, seed: int) -> None:
-        self.port, self._rng, self.counts = port, random.Random(seed), Counter[str]()
-        self._listener = socket.create_server(("0.0.0.0", 0), backlog=64)
-        self.own_port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            client, _ = self._listener.accept()
-            try:
-                server = socket.create_connection(("127.0.0.1", self.port))
-            except OSError:
-                client.close()
-                continue
-            for source, target, up in ((client, server, True), (server, client, False)):
-                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._pump, args=(source, target, up), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket, up: bool) -> None:
-        with suppress(OSError):
-            while content := source.recv(65536):
-                ends = self._rng.random() if up and b"COMMIT" in content else 1.0
-                if ends < 0.005:
-                    self.counts["COMMIT lost"] += 1
-                    break
-                target.sendall(content)
-                if ends < 0.015:
-                    self.counts["answer of COMMIT lost"] += 1
-                    break
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-
 def ip(*words: str) -> bool:
     return subprocess.run(["ip", *words], capture_output=True).returncode == 0
 
@@ -164,14 +125,12 @@ class Torture:
     def __init__(self, url: str, server: Server | None, seed: int) -> None:
         self.server, self.rng, self.counts = server, random.Random(seed), Counter[str]()
         self.acknowledged, self.waits = context.Queue(), context.Queue()
-        self.proxy = Proxy(int(url.rpartition(":")[2].partition("/")[0]), seed) if server else None
         self.url = url
-        via = url if self.proxy is None else url.replace(f":{self.proxy.port}/", f":{self.proxy.own_port}/")
-        self.urls = {f"c{i}": via for i in range(4)}
+        self.urls = {f"c{i}": url for i in range(4)}
         self.has_namespace = server is not None and make_namespace()
         if self.has_namespace:
             self.urls["far"] = url.replace("127.0.0.1", HERE)
-        self.urls["trainer"] = via
+        self.urls["trainer"] = url
         Store.open(url).close()
         self.processes = {name: self.start(name) for name in self.urls}
         self.stopped: list[tuple[str, float]] = []
@@ -270,7 +229,7 @@ def drained(queue: Any) -> list[Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=60)
-    parser.add_argument("--url", help="of a server that isn't killed, nor its connections cut")
+    parser.add_argument("--url", help="of a server that isn't killed, nor its cable cut")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     server = None if arguments.url else Server(free_port("127.0.0.1"))
@@ -282,8 +241,8 @@ def main() -> int:
         torture.disturb()
     time.sleep(5.0)
     held = torture.end()
-    counts = dict(torture.counts) | (dict(torture.proxy.counts) if torture.proxy else {})
-    print(json.dumps({"seconds": round(time.monotonic() - began), "failures": counts, **held}, indent=1))
+    failures = dict(torture.counts)
+    print(json.dumps({"seconds": round(time.monotonic() - began), "failures": failures, **held}, indent=1))
     if server is not None:
         server.close()
     crowd = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -58,19 +58,6 @@ def test_an_export_gives_back_the_same_samples(tmp_path: Path, ending: str, word
     assert back == kept == samples == list(read_samples(path))
 
 
-def test_random_samples_use_every_field() -> None:
-    samples = random_samples(1, 400, WORDS + LONE)
-    names = ("reward", "learn", "episode", "tokenizer", "sampling", "context_tokens", "token_reward", "kept")
-    for name in names:
-        assert {getattr(s, name) is None for s in samples} == {True, False}, name
-    assert any(isinstance(s.version, np.ndarray) for s in samples)
-    assert any(isinstance(s.prompt, list) for s in samples)
-    assert any(s.behavior_logp is not None and np.isnan(s.behavior_logp).any() for s in samples)
-    assert any(s.response == "" for s in samples)
-    assert any(s.reward == 0 and math.copysign(1, s.reward) < 0 for s in samples)
-    assert any("\ud800" in s.response for s in samples)
-
-
 @ENDINGS
 @pytest.mark.parametrize("n", [0, 2500])
 def test_rows_keep_their_order(tmp_path: Path, ending: str, n: int) -> None:
@@ -121,16 +108,12 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
     ("fields", "message"),
     [
         ({"reward": "0.5"}, "reward: expected a finite number"),
-        ({"reward": [1]}, "reward: expected a finite number"),
         ({"reward": 10**400}, "reward: expected a finite number"),
         ({"response": None}, "response: expected text, got null"),
-        ({"response": 3}, "response: expected text"),
         ({"prompt": {"a": 1}}, "prompt: expected text, or a list of messages"),
         ({"tokens": [1, 2]}, "tokens: without a mask"),
         ({"tokens": [1.0, 2.0], "mask": [0, 1]}, "tokens: expected a list of token ids"),
-        ({"tokens": ["1"], "mask": [1]}, "tokens: expected a list of token ids"),
         ({"tokens": [[1]], "mask": [1]}, "tokens: expected a list of token ids"),
-        ({"tokens": [[1], [2, 3]], "mask": [1]}, "tokens: expected a list of token ids"),
         ({"tokens": [2**31], "mask": [1]}, "tokens: expected a list of token ids"),
         ({"tokens": [2**80], "mask": [1]}, "tokens: expected a list of token ids"),
         (
@@ -141,19 +124,15 @@ def test_what_is_not_a_field_is_kept_in_meta() -> None:
         ({"tokens": [1], "mask": [1], "behavior_logp": ["-1"]}, "behavior_logp: expected a list of numbers"),
         ({"tokens": [1], "mask": [1], "behavior_logp": [0.5]}, "behavior_logp: expected log-probs"),
         ({"version": True}, "version: expected an integer"),
-        ({"version": 1.0}, "version: expected an integer"),
         ({"role": "teacher"}, "role: expected one of policy, log, expert"),
         ({"source": 3}, "source: expected text"),
-        ({"prompt_id": 1.5}, "prompt_id: expected text"),
         ({"meta": []}, "meta: expected an object"),
         ({"tokens": [1, True], "mask": [0, 1]}, "tokens: expected a list of token ids.*got True at index 1"),
-        ({"context_tokens": [False]}, "context_tokens: .*got False at index 0"),
         ({"tokens": [1], "mask": [1], "behavior_logp": [False]}, "behavior_logp: .*got False at index 0"),
         ({"tokens": [1], "mask": [1], "token_reward": [True]}, "token_reward: .*got True at index 0"),
         ({"tokens": [1], "mask": [1], "version": [True]}, "version: .*got True at index 0"),
         ({"version": []}, "version given without tokens"),
         ({"tokens": [1], "mask": [1], "version": []}, "version: expected one value for each"),
-        ({"reward": b"1"}, "reward: expected a finite number"),
         ({"reward": datetime.date(2026, 1, 1)}, "reward: expected a finite number"),
         ({"model": {"name": "m"}}, "model: expected text"),
         ({"answer": 1, "meta": {"answer": 2}}, "answer: the record has 1, and its meta 2"),

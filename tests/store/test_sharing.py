@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from making import write_lines
+from processes import children, is_running, until
 from pyarrow import parquet
 
 from agro.errors import AgroWarning, Refused
@@ -210,19 +211,6 @@ with Store.open(sys.argv[2]) as store:
 """
 
 
-def children(pid: int) -> list[int]:
-    """The processes that another one started and that still run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(entry.parent.name))
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals
@@ -242,9 +230,7 @@ def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
     program.send_signal(number)
     assert program.wait(60) != 0
     assert len(started) == 2
-    while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    until(lambda: not any(map(is_running, started)), 60)
     with Store.open(path) as store, Store.open(tmp_path / "whole.db") as whole:
         stored = store.counts().samples
         again, report = import_files(store, [log]), import_files(whole, [log])

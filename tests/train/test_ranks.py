@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
 import torch
+from processes import children, is_running, until
 from ranks_settings import SETTINGS, SPEC, TOGETHER
 from safetensors.torch import load_file
-from tiny_runs import logp_rounding, metrics, tiny, until, write_prompts, write_toml
+from tiny_runs import logp_rounding, metrics, tiny, write_prompts, write_toml
 
 from agro import config as configuration
 from agro import objectives
@@ -205,14 +206,10 @@ def launched(folder: Path, config: Path) -> Iterator[subprocess.Popen[str]]:
 
 def rank_of(launcher: int, number: int) -> int | None:
     """The process of a rank that `launcher` has started; None where there is none."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            variables = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it ended meanwhile
-        if parent == launcher and b"RANK=%d" % number in variables:
-            return int(process.name)
+    for pid in children(launcher):
+        with suppress(OSError):  # it ended meanwhile
+            if b"RANK=%d" % number in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
     return None
 
 
@@ -229,7 +226,7 @@ def test_a_rank_that_vanishes_is_named_in_time_and_the_run_goes_on(number: int, 
         first, second = (rank_of(launcher.pid, rank) for rank in (0, 1))
         assert None not in (first, second)
         os.kill(second, number)
-        took = until(lambda: not Path(f"/proc/{first}").exists())
+        took = until(lambda: not is_running(first))
         assert took <= SECONDS + 1, took  # 1: the process ends, on a busy machine
         assert launcher.wait(600) == 0
     errors = (tmp_path / "stderr").read_text()

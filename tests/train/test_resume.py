@@ -12,13 +12,13 @@ import signal
 import sqlite3
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import forked
 import numpy as np
 import pytest
 import torch
+from processes import children, until
 from rounding import rounding
 from safetensors.torch import load_file, save_file
 from tiers import some
@@ -32,7 +32,6 @@ from tiny_runs import (
     metrics,
     run_tiny,
     tiny,
-    until,
     weights,
     write_prompts,
     write_toml,
@@ -199,17 +198,6 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     same(tmp_path / "run", tmp_path / "plain")
 
 
-def children() -> set[int]:
-    """The processes that this one has begun and that aren't gone yet."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it is gone
-            _, _, after_name = stat.read_text().rpartition(")")
-            if int(after_name.split()[1]) == os.getpid():
-                found.add(int(stat.parent.name))
-    return found
-
-
 class Children(Monitor):
     """What processes there are after each step."""
 
@@ -217,20 +205,20 @@ class Children(Monitor):
         self.seen: set[int] = set()
 
     def after(self, view: View) -> None:
-        self.seen |= children()
+        self.seen |= children(os.getpid())
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="it looks for processes in /proc")
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
     """A copy of the rewards is called in a process of its own, which that of `tiny` isn't."""
     copy = shutil.copy(REWARDS, tmp_path / "copy.py")
-    before, during = children(), Children()
+    before, during = children(os.getpid()), Children()
     made = tiny(tmp_path, reward={"name": f"{copy}:digits"})
     with pytest.raises(Interrupted) as stopped:
         Trainer(made, tmp_path / "run", monitors=[during, InterruptAfter(2)]).run()
     assert during.seen - before
     assert stopped.tb is not None  # it keeps the run's objects: what ends them isn't that they are collected
-    assert not children() - before
+    assert not children(os.getpid()) - before
 
 
 def test_what_ends_before_a_stop_is_named_and_the_stage_is_in_a_file(tmp_path: Path) -> None:

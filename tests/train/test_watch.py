@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tiny_runs import until
+from processes import until
 
 from agro.runs.progress import Progress, RunActivity
 from agro.store import Store

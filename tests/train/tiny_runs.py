@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -178,15 +177,6 @@ def total_logp(policy: Policy, sample: Sample) -> float:
 # How far a log-prob of a response may be from itself, in nats: it is −4 log 12, about −10, for four tokens of
 # the alphabet of `tiny`.
 RESPONSE_ROUNDING = rounding(10.0)["atol"]
-
-
-def until(holds: Callable[[], object], seconds: float = 300.0) -> float:
-    """Waits; returns the seconds until something holds."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def done(run: Path) -> int:
