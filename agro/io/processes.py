@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -11,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+from agro.io.plugins import defer
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -65,6 +69,20 @@ def free_port(host: str) -> int:
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
+
+
+def begin_worker(begin: bytes) -> None:
+    """Begin in a process of a pool: it ends with the one that started it, which alone is interrupted.
+
+    What it prints goes to the standard error, and torch is imported when it is used. `begin`: a pickled
+    function without arguments, which is called then.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        _die_with_parent(signal.SIGKILL)
+    os.dup2(2, 1)
+    defer("torch")
+    pickle.loads(begin)()
 
 
 def _die_with_parent(number: signal.Signals) -> None:

@@ -3,31 +3,31 @@
 A reader knows neither the store nor the blocks that others read. What it must know of earlier blocks of a
 file is `Known`: one that was read with another state than the blocks before it left is read again.
 
-With several processes blocks of files are read by some, and written in their order by one. What a process
-is sent and replies is pickled: both are this program, on this machine.
+With several processes blocks of files are read by some, and written in their order by one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from hashlib import blake2b
+from itertools import chain, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from agro.errors import AgroWarning, Refused
 from agro.io.json_values import entry, is_unknown
 from agro.io.jsonlines import RECORD_ERRORS, Line, reason_of
+from agro.io.processes import begin_worker
 from agro.io.record_files import Block, on_hub
 from agro.logs.exchanges import settle
 from agro.logs.format_table import Recognizer, get
@@ -342,7 +342,7 @@ def _plain(value: Any, name: str, columns: list[str]) -> Any:
 
 
 WAITING = 2  # blocks that each process has at most, read or not
-Reply = tuple[BlockResult, Known] | None  # of a process; None where it couldn't read a block, or has ended
+Reply = tuple[BlockResult, Known]
 
 
 def read_in_order(
@@ -357,50 +357,67 @@ def read_in_order(
     `count`: of other processes that read; 0 where this one reads all, with `reader`. Where `blocks` raises an
     error, that follows what came of those before.
     """
-    try:
-        setup = pickle.dumps((options, prompts)) if count else b""
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise Refused(
-            "workers: expected options that can be sent to other processes, got a tokenizer that can't "
-            f"be: {error}; import with one"
-        ) from None
-    children = [Child(setup) for _ in range(count)]
-    state, last, failure, asked_for = Known({}, {}), None, None, 0
-    asked: deque[tuple[LogFile, Block, Known, Future[Reply] | None]] = deque()
-    remaining: Iterator[tuple[LogFile, Block]] | None = iter(blocks)
-    try:
-        while True:
-            living = [child for child in children if child.status is None]
-            while remaining is not None and len(asked) < max(1, WAITING * len(living)):
-                try:
-                    file, block = next(remaining)
-                except StopIteration:
-                    remaining = None
-                except Exception as error:  # noqa: BLE001 raised again below
-                    failure, remaining = error, None
-                else:
-                    given = state._replace(notes=state.notes if file is last else {})
-                    child = living[asked_for % len(living)] if living else None
-                    future = None if child is None else child.ask(file, given, block)
-                    asked.append((file, block, given, future))
-                    asked_for += 1
-            if not asked:
-                break
-            file, block, given, future = asked.popleft()
+    pool: ProcessPoolExecutor | None = None
+    ahead = max(1, WAITING * count)
+    state, last = Known({}, {}), None
+    asked: deque[tuple[LogFile, Block, Known, Future[Reply] | None] | Exception] = deque()
+    with ExitStack() as stack:
+        if count:
+            pool = ProcessPoolExecutor(count, get_context("spawn"), begin_worker, (_setup(options, prompts),))
+            stack.callback(pool.shutdown, cancel_futures=True)
+        for item in chain(_until_error(blocks), repeat(None, ahead)):
+            if isinstance(item, tuple):
+                file, block = item
+                given, future = state._replace(notes=state.notes if file is last else {}), None
+                if pool is not None:
+                    with suppress(BrokenProcessPool):
+                        future = pool.submit(_read_block, file, given, block)
+                asked.append((file, block, given, future))
+            elif item is not None:
+                asked.append(item)
+            if not asked or (item is not None and len(asked) < ahead):
+                continue
+            first = asked.popleft()
+            if isinstance(first, Exception):
+                raise first
+            file, block, given, future = first
             current = state._replace(notes=state.notes if file is last else {})
-            reply = None if future is None else future.result()
-            for child in children:
-                child.warn_of_end()
+            reply = _reply(future)
             if reply is None or not _agrees(current, given, reply[1]):
                 reply = reader.read(file, current, block)
             result, left = reply
             last, state = file, Known(left.notes, {**current.known, **left.known})
             yield file, block, result
-        if failure is not None:
-            raise failure
-    finally:
-        for child in children:
-            child.end()
+
+
+def _setup(options: Options, prompts: Mapping[str, Prompt]) -> bytes:
+    try:
+        return pickle.dumps(partial(_begin, options, prompts))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Refused(
+            "workers: expected options that can be sent to other processes, got a tokenizer that can't "
+            f"be: {error}; import with one"
+        ) from None
+
+
+def _until_error(
+    blocks: Iterable[tuple[LogFile, Block]],
+) -> Iterator[tuple[LogFile, Block] | Exception]:
+    try:
+        yield from blocks
+    except Exception as error:  # noqa: BLE001 raised after what came before it
+        yield error
+
+
+def _reply(future: Future[Reply] | None) -> Reply | None:
+    """What another process read; None where none did, and where this one is to meet the same error."""
+    try:
+        return None if future is None else future.result()
+    except BrokenProcessPool:
+        warnings.warn("a process of this import ended; this one reads the rest", AgroWarning, stacklevel=3)
+    except Exception:  # noqa: BLE001 see above
+        pass
+    return None
 
 
 def _agrees(current: Known, given: Known, left: Known) -> bool:
@@ -409,77 +426,15 @@ def _agrees(current: Known, given: Known, left: Known) -> bool:
     return given.notes == current.notes and all(current.known.get(k, f) == f for k, f in formats)
 
 
-class Child:
-    """A process that runs `main`, with the paths of this one, and answers one question after the other.
-
-    It is in a session of its own, so that an interrupt reaches only this process, and ends when its input
-    does. What it prints goes to the standard error.
-    """
-
-    def __init__(self, setup: bytes) -> None:
-        code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agro.io.plugins import defer; "
-            "defer('torch'); from agro.logs.reading import main; main()"
-        )
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self.status: int | None = None  # once it has ended
-        self._setup, self._is_told = setup, False
-        self._thread = ThreadPoolExecutor(1)  # that waits for its replies
-
-    def ask(self, file: LogFile, state: Known, block: Block) -> Future[Reply]:
-        return self._thread.submit(self._read, file, state, block)
-
-    def _read(self, *question: Any) -> Reply:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(self._setup + pickle.dumps(question))
-            self.process.stdin.flush()
-            self._setup = b""  # which was sent
-            reply: Reply = pickle.load(self.process.stdout)
-        except (OSError, ValueError, EOFError, pickle.UnpicklingError):
-            self.process.kill()
-            self.status = self.process.wait()
-            return None
-        return reply
-
-    def warn_of_end(self) -> None:
-        if self.status is not None and not self._is_told:
-            self._is_told = True
-            warnings.warn(
-                f"a process of this import ended (exit status {self.status}); this one reads what it was "
-                "reading",
-                AgroWarning,
-                stacklevel=3,
-            )
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._thread.shutdown(cancel_futures=True)
+_reader: Reader  # of a process that reads for another one
 
 
-def main() -> None:
-    """Read the blocks that are sent, until there are no more, in a process that `Child` started."""
-    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+def _begin(options: Options, prompts: Mapping[str, Prompt]) -> None:
+    global _reader
+    _reader = Reader(options, prompts)
     gc.disable()
-    with contextlib.suppress(EOFError, OSError):  # the process that started this one needs no more, or ended
-        reader = Reader(*pickle.load(inbox))
-        while True:
-            question = pickle.load(inbox)
-            reply: Reply = None
-            with contextlib.suppress(Exception):  # the process that asked reads it, and meets the same error
-                reply = reader.read(*question)
-            pickle.dump(reply, outbox)
-            outbox.flush()
-            del question, reply
-            gc.collect(0)
-    os._exit(0)
+
+
+def _read_block(file: LogFile, state: Known, block: Block) -> Reply:
+    gc.collect(0)
+    return _reader.read(file, state, block)

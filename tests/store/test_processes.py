@@ -132,7 +132,7 @@ def test_a_process_that_is_killed_leaves_what_it_appended_and_nothing_of_what_it
 def test_an_import_that_is_killed_goes_on_where_it_was(tmp_path: Path, monkeypatch, packed: str) -> None:
     """Killed inside of the third transaction of 8 records: two are stored, and a second import adds the rest.
 
-    Every fifth record is a pair: four of the first 16 records, so 20 samples; six of all 30, so 36. The others
+    Every fifth record is a pair: four of the first 16 records, so 20 samples; six of all 30, so 36. Others
     have ratings from the 21st on.
     """
     rows = []
