@@ -1,7 +1,7 @@
-"""`agro eval`: accuracy and pass@k of a model, also against another one, by a reward or by people who don't
-know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page; and before the model
-answers anything, what a log says of it that it didn't write: `--log`. Responses are kept in a store as they
-finish, so that a kill loses few."""
+"""`agro eval`: accuracy and pass@k of a model, also against the start of its run, by a reward or by people
+who don't know which answer is whose: `--blind`, `--ratings`, and `agro rate`, the same as a page; and before
+the model answers anything, what a log says of it that it didn't write: `--log`. Responses are kept in a store
+as they finish, so that a kill loses few."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import typer
 from numpy.typing import NDArray
 
 from agro.cli.common import answer, end, given, leave_out, opened_log, options
-from agro.cli.run_models import START, MeasuredModel, environment_of, load_sets, model_path
+from agro.cli.run_models import START, MeasuredModel, check_against, environment_of, load_sets
 from agro.config import DataConfig, SamplerConfig
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed
@@ -91,9 +91,9 @@ def eval_(
     model: Folder or hub name of a causal language model, or RUN/checkpoints/step-N.
     prompts: A set of prompts, and what the reward reads; again for each of several sets.
     pass_at: The reward from which a response passes; the reward's own maximum.
-    against: Compare with a model on the same prompts, paired: start (the run's), or as for --model. Also
-        measures the KL divergence from it.
-    blind: With --against: write both models' responses here, to be rated without a reward.
+    against: start: compare with the run's on the same prompts, paired. Also measures the KL divergence
+        from it.
+    blind: With --against: write the responses of start and result here, to be rated without a reward.
     ratings: Read such a sheet back, and keep what it says.
     out: Write rewards and responses here, one prompt a line; of several sets a folder.
     store: Keep the responses here as they finish: after a kill the same command samples the others.
@@ -106,14 +106,16 @@ def eval_(
         if log is not None:
             show_by_log(MeasuredModel.of(run, model, policy), log, as_json)
         elif ratings is not None:
+            if run is None:
+                raise Refused("--ratings: expected the folder of the run whose answers they are of, got none")
             read_blind(run, ratings, as_json)
         return
+    check_against(against)
     if blind is not None:
         _check_blind(context, blind, against)
     if pass_at is not None and not math.isfinite(pass_at):
         raise Refused(f"--pass-at: expected a finite number, got {pass_at}")
     subject = MeasuredModel.of(run, model, policy).playing(environment_of(environment, max_turns))
-    other = against if against in (None, START) else model_path(against)
     if prompts:
         loaded = zip(load_sets(prompts).items(), prompts, strict=True)
         sets = [MeasuredSet(name, asked, file=path) for (name, asked), path in loaded]
@@ -121,21 +123,19 @@ def eval_(
         sets = [MeasuredSet(HELD_OUT, subject.held_out())]
     sampler = subject.sampler(n, temperature, max_new)
     if blind is not None:
-        rollouts = (subject.other(str(other)), subject.rollout())
         every = [prompt for measured in sets for prompt in measured.prompts]
-        own = run if model is None else None  # whose result it is
-        written = write_blind(blind, rollouts, every, sampler, seed, (str(against), subject.name), own)
-        show_written(written, own, as_json)
+        show_written(write_blind(blind, subject, every, sampler, seed), subject, as_json)
         return
 
     scoring = subject.reward(reward, options(option))
     kept = None if store is None else url_of(store) or store.absolute()
     with subject.scorer(scoring, reward) as scorer:
-        maximum = _measure(sets, subject, other, Measurement(scorer, sampler, seed, kept))
+        measurement = Measurement(scorer, sampler, seed, kept)
+        maximum = _measure(sets, subject, measurement, with_start=against is not None)
     _write(sets, out, {"scored_by": scoring.model_dump(include={"name", "options"})})
     configured = None if subject.ran is None else subject.ran.evaluate.pass_at
     threshold = next((x for x in (pass_at, configured, maximum) if x is not None), None)
-    _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, against, as_json)
+    _report(sets, {"model": subject.name, "n": n, "temperature": temperature}, threshold, as_json)
     if run is not None and model is None and against is None and not as_json:
         verdict = Verdict.of(load_run(run))
         if verdict.answer != "not measured":
@@ -145,22 +145,24 @@ def eval_(
         end(2, "agro: none of the responses could be scored, so nothing was measured")
 
 
-OF_REWARDS = ("reward", "option", "pass_at", "n", "out", "store")  # say nothing about a sheet
+OF_NO_SHEET = ("model", "reward", "option", "pass_at", "n", "out", "store")
 
 
 def _check_blind(context: typer.Context, sheet: Path, against: str | None) -> None:
     """Refuse a sheet of one model, options that say nothing about it, and one that would lose ratings."""
     if against is None:
-        raise Refused("--blind: expected --against start, or --against MODEL, beside it, got neither")
-    wrong = [name for name in given(context) if name in OF_REWARDS]
-    leave_out(context, "--blind: a sheet has one response of each model and no reward", wrong)
+        raise Refused("--blind: expected --against start beside it, got none")
+    wrong = [name for name in given(context) if name in OF_NO_SHEET]
+    leave_out(
+        context, "--blind: a sheet has a response of the run's start and of its result, no reward", wrong
+    )
     check_free(sheet)
 
 
 # What goes with another option, and why nothing else does.
 OF_RATINGS = (
     "--ratings only reads a sheet, with the folder of the run and --json",
-    ("run", "ratings", "as_json"),
+    ("run", "against", "ratings", "as_json"),
 )
 OF_LOG = "--log samples and scores nothing", ("run", "model", "policy", "log", "as_json")
 
@@ -263,39 +265,37 @@ class MeasuredSet:
             where = "".join(f"{line}: " for line in lines.values())
             raise Refused(f"{where}{error}. What to do: remove or shorten it") from None
 
-    def to_json(self, threshold: float | None, against: str | None) -> dict[str, Any]:
+    def to_json(self, threshold: float | None) -> dict[str, Any]:
         document = {"name": self.name, "prompts": len(self.prompts)}
         document |= summary(self.result, threshold, self.along)
         if self.seen is not None:
             document["seen"] = self.seen.to_json()
         if self.start is not None and self.verdict is not None:
-            document |= {"against": against, "verdict": self.verdict.to_json()}
-            document["before"] = summary(self.start, threshold)
+            document |= {"verdict": self.verdict.to_json(), "before": summary(self.start, threshold)}
         return document
 
 
 def _measure(
-    sets: list[MeasuredSet], subject: MeasuredModel, against: str | None, measurement: Measurement
+    sets: list[MeasuredSet], subject: MeasuredModel, measurement: Measurement, *, with_start: bool
 ) -> float | None:
     """Fill the sets, each compared with its start, where it has one; of several p is adjusted (Holm).
 
     Returns the largest reward that the reward or the environment gives; None: unknown.
     """
-    rollout, other = subject.rollout(), None if against is None else subject.other(against)
+    rollout, start = subject.rollout(), subject.start() if with_start else None
     for measured in sets:
         measured.result = measured.measure(measurement, rollout, subject.path)
-    if other is not None:
-        name = f"{START} of {subject.run}" if against == START else str(against)
+    if start is not None:
         least, comparisons = (subject.ran.data if subject.ran else DataConfig()).near_copies, []
         for measured in sets:
-            measured.start = measured.measure(measurement, other, name)
+            measured.start = measured.measure(measurement, start, f"{START} of {subject.run}")
             labels = clusters([plain(prompt.text) for prompt in measured.prompts], least).tolist()
             comparisons.append(compare(measured.start.rewards, measured.result.rewards, labels))
         adjusted = holm([comparison.p for comparison in comparisons])
         for measured, comparison, p in zip(sets, comparisons, adjusted):
             measured.verdict = Verdict.compared(replace(comparison, p=p))
     for measured in sets:
-        measured.along = along_samples(rollout, other, measured.result, measurement.sampler.temperature)
+        measured.along = along_samples(rollout, start, measured.result, measurement.sampler.temperature)
         measured.seen = subject.seen(measured.prompts)
     if measurement.scorer.of_environment:
         return getattr(rollout.environment, "maximum", None)
@@ -316,12 +316,11 @@ def _report(
     sets: list[MeasuredSet],
     common: dict[str, Any],
     threshold: float | None,
-    against: str | None,
     as_json: bool,
 ) -> None:
     """One set stands beside what is common; several are in `sets`."""
     if as_json:
-        documents = [measured.to_json(threshold, against) for measured in sets]
+        documents = [measured.to_json(threshold) for measured in sets]
         one = {key: value for key, value in documents[0].items() if key != "name"}
         whole = common | (one if len(sets) == 1 else {"sets": documents})
         print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
@@ -332,8 +331,8 @@ def _report(
         print(f"{of}{asked} of {common['model']} at temperature {common['temperature']}")
         _show(measured, threshold)
         if measured.verdict is not None:
-            print(f"against {against}: {measured.verdict.sentence}")
-    if against is not None and len(sets) > 1:
+            print(f"against the start: {measured.verdict.sentence}")
+    if sets[0].verdict is not None and len(sets) > 1:
         print(f"p is adjusted for {len(sets)} sets (Holm)")
 
 
@@ -421,64 +420,59 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
 
 def write_blind(
     sheet: Path,
-    rollouts: tuple[Rollout, Rollout],
+    subject: MeasuredModel,
     prompts: Sequence[Prompt],
     sampler: SamplerConfig,
     seed: int,
-    names: tuple[str, str],
-    run: Path | None,
     test: Test = "sign",
 ) -> dict[str, Any]:
-    """Returns what was written. `rollouts`: start and result. `names`: what they were called. `run`: whose
-    result it is, if any's."""
-    answered = answer_both(*rollouts, prompts, sampler, seed)
-    about: dict[str, Any] = {"against": names[0], "model": names[1], "run": None, "step": None, "test": test}
-    if run is not None:
-        ran = load_run(run)
-        about |= {"run": ran.values.get("run"), "step": ran.steps}
+    """Returns what was written, of the start and the result of a run."""
+    assert subject.run is not None
+    answered, ran = (
+        answer_both(subject.start(), subject.rollout(), prompts, sampler, seed),
+        load_run(subject.run),
+    )
+    about = {"model": subject.name, "run": ran.values.get("run"), "step": ran.steps, "test": test}
     write_sheet(sheet, answered, seed, about)
     same, failed = sum(a.start == a.result for a in answered), len(prompts) - len(answered)
     files = {"sheet": str(sheet), "key": str(key_of(sheet))}
     return {**files, "prompts": len(answered), "failed": failed, "same": same}
 
 
-def show_written(report: dict[str, Any], run: Path | None, as_json: bool) -> None:
+def show_written(report: dict[str, Any], subject: MeasuredModel, as_json: bool) -> None:
     sheet = report["sheet"]
     lines = [f"{sheet}: {report['prompts']} prompts; put left, right or tie into better of each"]
     if report["same"]:
         lines.append(f"{report['same']} of them have the same response on both sides: a tie")
     if report["failed"]:
         lines.append(f"{report['failed']} prompts are left out, since their environment failed")
-    of = f" {run}" if run else ""
-    lines.append(f"{report['key']} says which side is whose; then: agro eval{of} --ratings {sheet}")
+    lines.append(f"{report['key']} says which side is whose; then: agro eval {subject.run} --ratings {sheet}")
     answer(report, "\n".join(lines), as_json)
 
 
-def read_blind(run: Path | None, sheet: Path, as_json: bool) -> None:
-    """Say what the ratings say, and keep those of a run's result against its start in the run's folder."""
+def read_blind(run: Path, sheet: Path, as_json: bool) -> None:
+    """Say what the ratings of a run's result against its start say, and keep them in the run's folder."""
     key = read_key(sheet)
     values = read_ratings(sheet)
     if np.isnan(values).all():
         raise Refused(f"{sheet}: none of its {len(values)} rows is rated; put left, right or tie into better")
     ratings = Ratings.of(values, key["step"], key["test"])
-    if run is not None:
-        check_of(run, sheet, key)
-        ratings.save(run)
-        write_cards(run)
-    verdict = Verdict.rated(ratings, "the start" if key["against"] == START else key["against"])
-    report = {"sheet": str(sheet), "model": key["model"], "against": key["against"]}
-    answer(report | {"verdict": verdict.to_json()}, verdict.sentence, as_json)
-    if run is not None and not as_json:
+    check_of(run, sheet, key)
+    ratings.save(run)
+    write_cards(run)
+    verdict = Verdict.rated(ratings)
+    report = {"sheet": str(sheet), "model": key["model"], "verdict": verdict.to_json()}
+    answer(report, verdict.sentence, as_json)
+    if not as_json:
         kept = f"kept in {run / 'ratings.json'} and in the model cards; agro report {run} shows it"
         print(kept, file=sys.stderr)
 
 
 def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
-    """Raise `Refused` where a sheet isn't of the run's result against its start."""
-    if key["against"] != "start" or key["run"] is None or load_run(run).values.get("run") != key["run"]:
+    """Raise `Refused` where a sheet isn't of the run."""
+    if load_run(run).values.get("run") != key["run"]:
         raise Refused(
-            f"{sheet}: its ratings are of {key['model']} against {key['against']}, not of {run} against "
-            "its start; leave the run out to print what they say"
+            f"{sheet}: its ratings are of {key['model']}, which isn't of the run {run}; give its run"
         )
 
 
@@ -519,10 +513,8 @@ def rate(
         seen = subject.seen(asked)
         if seen is not None:
             print(f"seen in training: {seen.sentence}", file=sys.stderr)
-        rollouts = subject.other(START), subject.rollout()
         sampler = subject.sampler(1, temperature, max_new)
-        write_blind(sheet, rollouts, asked, sampler, seed, (START, subject.name), run, "sequential")
-        del rollouts  # which take memory that nothing needs while somebody rates
+        write_blind(sheet, subject, asked, sampler, seed, "sequential")
     else:
         changed = [f"--{name.replace('_', '-')}" for name in given(context) if name not in OF_SERVER]
         if changed:

@@ -107,6 +107,12 @@ def rollout_of(
 
 
 START = "start"  # of --against: the model that the run started from
+OF_TWO = "agro compare A B --prompts FILE --reward NAME compares any two models"
+
+
+def check_against(against: str | None) -> None:
+    if against not in (None, START):
+        raise Refused(f"--against {against}: expected start, which is that of the run; {OF_TWO}")
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,8 @@ class MeasuredModel:
                 folder = folder or parent
         config = None if folder is None else config_of(folder)
         started, played = started_in(folder), None if config is None else config.environment
-        return cls(model, model_path(model), run, config, started, started, played, changes)
+        path = str(Path(model).absolute()) if Path(model).exists() else model
+        return cls(model, path, run, config, started, started, played, changes)
 
     def playing(self, environment: EnvironmentConfig | None) -> MeasuredModel:
         """In an environment that is named here, if one is."""
@@ -158,22 +165,17 @@ class MeasuredModel:
         return None if self.run is None else self.config
 
     def rollout(self) -> Rollout:
-        return self._loaded(self.path)
+        settings = policy_config(self.path, self.changes, None if self.config is None else self.config.policy)
+        with working_in(self.begins):
+            return rollout_of(self.path, settings, self.environment)
 
-    def other(self, against: str) -> Rollout:
-        """Of a model to compare with, in the same environment: the start of the run, or another one."""
-        if against != START:
-            return self._loaded(against)
+    def start(self) -> Rollout:
+        """Of the model that the run started from, in the same environment."""
         if self.ran is None:
-            raise Refused("--against start: expected the folder of a run, got --model alone; name a model")
+            raise Refused(f"--against start: expected the folder of a run, got {self.name}; {OF_TWO}")
         start, seed = self.ran.policy.model or "random weights", derive(self.ran.train.seed, "weights")
         with working_in(self.started):
             return rollout_of(start, self.ran.policy, self.environment, seed)
-
-    def _loaded(self, name: str) -> Rollout:
-        settings = policy_config(name, self.changes, None if self.config is None else self.config.policy)
-        with working_in(self.begins):
-            return rollout_of(name, settings, self.environment)
 
     def sampler(self, n: int, temperature: float, max_new: int | None) -> SamplerConfig:
         if max_new is None:
@@ -225,11 +227,6 @@ class MeasuredModel:
             from agro.rollout.rollout import EpisodeReward  # here: a missing file is refused at once
 
             yield EpisodeReward(loaded)
-
-
-def model_path(name: str) -> str:
-    """A model's folder from anywhere, or its name on the hub."""
-    return str(Path(name).absolute()) if Path(name).exists() else name
 
 
 def load_sets(paths: list[Path]) -> dict[str, list[Prompt]]:

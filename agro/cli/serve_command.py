@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agro.cli.common import end
-from agro.cli.run_models import START, MeasuredModel, config_of, model_path
+from agro.cli.run_models import MeasuredModel, check_against, config_of
 from agro.config import RunConfig, SamplerConfig
 from agro.errors import Refused, remember_secret
 from agro.logs.privacy import Privacy
@@ -198,7 +198,6 @@ TIE = "0"
 def chat(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     against: str | None = None,
-    store: Path | None = None,
     max_new: int | None = None,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
     seed: int = 0,
@@ -206,29 +205,25 @@ def chat(
 ) -> None:
     """Args:
     model: A run, or a model: a folder or hub name.
-    against: Answer beside another model, blind: start (the run's), or a model.
-    store: With --against: where judged pairs go; RUN/chat.db.
+    against: start: answer beside the run's, blind; RUN/chat.db gets what you prefer.
     temperature: 0 is greedy.
     """
+    check_against(against)
     run = run_of(model)
-    if store is not None and against is None:
-        raise Refused("--store: judged pairs need a second model: expected --against beside it, got none")
-    if against is not None and store is None and run is None:
-        raise Refused(f"--store: expected it, since {model} isn't a run; got none")
     asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model")
     asked = replace(asked, environment=None)  # single questions, whatever the run played
     rollouts = [asked.rollout()]
     if against is not None:
-        rollouts.append(asked.other(against if against == START else model_path(against)))
+        rollouts.append(asked.start())
     sampler, rng = asked.sampler(1, temperature, max_new), random.Random(seed)
     if against is None:
         _talk(rollouts, sampler, rng, None)
         return
-    path = store or Path(model) / "chat.db"
+    path = Path(model) / "chat.db"
     with Store.open(path) as judged:
         counts = _talk(rollouts, sampler, rng, judged)
         groups = judged.counts().groups
-    print(f"preferred: {model} {counts[0]}, {against} {counts[1]}, ties {counts[TIE]}")
+    print(f"preferred: {model} {counts[0]}, start {counts[1]}, ties {counts[TIE]}")
     if counts[0] + counts[1]:
         command = f"agro train pairs policy.model={asked.name} data.store={path}"
         if groups < RunConfig.load("pairs").train.groups:

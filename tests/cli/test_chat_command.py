@@ -50,6 +50,7 @@ def test_each_line_is_answered(run: Path) -> None:
 
 def test_judgments_of_blind_answers_are_pairs_in_the_run_folder(run: Path) -> None:
     """One better, one a tie, and one that is left out after an answer that says nothing."""
+    (run / "chat.db").unlink(missing_ok=True)
     result = chat("1>\n2\n2>\n0\n3>\nwhat\n\n", run, "--against", "start")
     assert result.exit_code == 0, result.output
     with Store.open(run / "chat.db", read_only=True) as store:
@@ -66,16 +67,16 @@ def test_judgments_of_blind_answers_are_pairs_in_the_run_folder(run: Path) -> No
     assert "ties 1" in result.stdout
 
 
-def test_the_end_of_the_input_in_place_of_a_judgment_ends_the_conversation(run: Path, tmp_path: Path) -> None:
-    result = chat("1>\n", run, "--against", "start", "--store", tmp_path / "judged.db")
+def test_the_end_of_the_input_in_place_of_a_judgment_ends_the_conversation(run: Path) -> None:
+    result = chat("1>\n", run, "--against", "start")
     assert result.exit_code == 0, result.output
     assert "ties 0" in result.stdout
 
 
-def test_sides_are_shuffled(run: Path, tmp_path: Path) -> None:
+def test_sides_are_shuffled(run: Path) -> None:
     """Who always prefers the first answer prefers neither model."""
     typed = "".join(f"{i}>\n1\n" for i in range(20))
-    result = chat(typed, run, "--against", "start", "--store", tmp_path / "judged.db")
+    result = chat(typed, run, "--against", "start")
     counts = re.search(rf"^preferred: {run} (\d+), start (\d+), ties 0$", result.stdout, re.MULTILINE)
     assert counts is not None
     assert int(counts[1]) + int(counts[2]) == 20
@@ -113,10 +114,10 @@ def test_what_a_model_wrote_cannot_control_the_terminal(run: Path, monkeypatch) 
     assert "\\x1b[2J" in chat("1>\n", run).stdout
 
 
-def test_pairs_need_a_second_model_and_a_place(run: Path, tmp_path: Path) -> None:
-    assert "expected --against beside it" in refused("chat", run, "--store", tmp_path / "x.db")
+def test_only_a_run_has_a_start(run: Path, tmp_path: Path) -> None:
+    assert "expected start, which is that of the run" in refused("chat", run, "--against", run / "model")
     new_model(tmp_path / "model", NewModel(hidden=16, layers=1, heads=2, context=16), 0)
-    assert "isn't a run" in refused("chat", tmp_path / "model", "--against", tmp_path / "model")
+    assert "expected the folder of a run" in refused("chat", tmp_path / "model", "--against", "start")
     assert "chat" in done("--help").stdout
     (tmp_path / "runs").mkdir()
     assert "there is no such run or model" in refused("chat", tmp_path / "runs" / "frist")
@@ -132,12 +133,13 @@ def test_the_result_is_exported_in_16_bits(run: Path, tmp_path: Path) -> None:
     assert "there is such a file or folder" in refused("export", run, tmp_path / "merged")
 
 
-def test_answers_are_asked_for_and_rated_on_a_terminal(run: Path, tmp_path: Path) -> None:
+def test_answers_are_asked_for_and_rated_on_a_terminal(run: Path) -> None:
     """A terminal of its own (pty)."""
     asked = "better (1, 2, 0 for a tie, Enter to leave it out): "
     replies = [("> ", "1>"), (asked, "2"), ("> ", "2>"), (asked, "0"), ("> ", "/quit")]
-    store = tmp_path / "chat.db"
-    said, code = on_terminal("chat", run, "--against", "start", "--store", store, replies=replies)
+    store = run / "chat.db"
+    store.unlink(missing_ok=True)
+    said, code = on_terminal("chat", run, "--against", "start", replies=replies)
     assert code == 0, said
     assert f"agro train pairs policy.model={run / 'model'} data.store={store}" in said
     assert "ties 1" in said

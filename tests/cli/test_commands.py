@@ -334,14 +334,12 @@ def test_a_run_as_json_says_whether_the_model_got_better(model: Path, prompts: P
     found = report_of("eval", run, "--against", "start", "-n", 1)
     again = found["verdict"]  # the same prompts, other random numbers than the run's
     assert (again["n"], again["answer"], again["step"]) == (12, "not shown", None)
-    itself = ("eval", run, "--against", run / "model", "-n", 2)
-    verdict = report_of(*itself)["verdict"]
-    assert (verdict["gain"], verdict["p"]) == (0, 1)
-    assert verdict["detectable"] == pytest.approx(0.578, abs=1e-3)  # six of 12 gain with probability .8
-    assert f"against {run / 'model'}: {verdict['sentence']}" in done(*itself).stdout
     more = ("--prompts", held_out, "--reward", "exact", "--against", "start")
     assert "--against start: expected the folder of a run" in refused("eval", "--model", model, *more)
     assert "give --model for a model" in refused("eval", model, *more)
+    assert "expected start, which is that of the run; agro compare A B" in refused(
+        "eval", run, "--against", model
+    )
 
 
 def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monkeypatch) -> None:
@@ -367,7 +365,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     assert last == f"did it get better? people can say, blind: agro rate {run} --prompts FILE"
 
     given = ("eval", run, "--prompts", held_out, "--against", "start", "--blind", sheet)
-    assert "leave out --reward, -n" in refused(*given, "--reward", "exact", "-n", 8)
+    assert "leave out --model, --reward, -n" in refused(*given, "--model", run, "--reward", "exact", "-n", 8)
     assert "expected --against start" in refused("eval", run, "--prompts", held_out, "--blind", sheet)
     assert not sheet.parent.exists()
     written = report_of(*given)
@@ -393,8 +391,8 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     sentence = (
         "Preferred to the start on 7 of 7 held-out prompts by blind ratings (100%, 59% to 100%), p = .016"
     )
-    assert done("eval", "--ratings", sheet).stdout.startswith(sentence)
-    assert not (run / "ratings.json").exists()
+    assert "expected the folder of the run" in refused("eval", "--ratings", sheet)
+    assert done("eval", run, "--against", "start", "--ratings", sheet).stdout.startswith(sentence)
     found = report_of("eval", run, "--ratings", sheet)["verdict"]
     assert (found["answer"], found["gain"]) == ("better", None)
     assert (found["ratings"]["wins"], found["ratings"]["unrated"], found["ratings"]["p"]) == (7, 2, 2 / 2**7)
@@ -436,7 +434,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
 
     assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
     Path(written["key"]).write_text(json.dumps(key | {"run": "another"}))
-    assert "not of" in refused("eval", run, "--ratings", sheet)
+    assert "isn't of the run" in refused("eval", run, "--ratings", sheet)
 
 
 def test_episodes_are_sampled_scored_and_measured(tmp_path: Path) -> None:

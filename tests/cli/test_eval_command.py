@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from writing import write_rows
 
 from agro.cli.eval_command import Measurement
 from agro.cli.run_models import rollout_of
-from agro.config import NewModel, PolicyConfig, RewardConfig, SamplerConfig
+from agro.config import NewModel, PolicyConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.models.pretrained import new_model
 from agro.pages.run.evaluation import by_prompt
 from agro.rewards import load_reward
@@ -30,6 +31,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for seed, folder in enumerate(folders):
         new_model(folder, NewModel(alphabet="0123456789>", hidden=16, layers=1, heads=2, context=32), seed)
     return folders
+
+
+@pytest.fixture(scope="module")
+def run(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a run leaves it that began with one of the models and ended with the other."""
+    folder = tmp_path_factory.mktemp("run")
+    copytree(models[0], folder / "model")
+    config = RunConfig.of({"policy": {"model": str(models[1])}})
+    (folder / "config.json").write_text(config.model_dump_json())
+    return folder
 
 
 def prompts(path: Path, start: int = 0, count: int = 12) -> Path:
@@ -74,14 +85,14 @@ def test_a_killed_evaluation_goes_on_without_a_doubled_response(models: list[Pat
         assert store.counts().samples == 60
 
 
-def test_several_sets_at_once(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+def test_several_sets_at_once(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("agro.cli.eval_command.SHOWN", 1)
     one, two = prompts(tmp_path / "one.jsonl"), prompts(tmp_path / "two.jsonl", 12, 8)
-    command = ["eval", "--model", models[0], "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]
-    found = report_of(*command, "--max-new", 2, "--against", models[1], "--out", tmp_path / "out")
+    command = ["eval", run, "--prompts", one, "--prompts", two, "--reward", "exact", "-n", 2]
+    found = report_of(*command, "--max-new", 2, "--against", "start", "--out", tmp_path / "out")
     assert [(s["name"], s["prompts"]) for s in found["sets"]] == [("one", 12), ("two", 8)]
     assert {"accuracy", "pass@2", "verdict"} <= found["sets"][0].keys()
-    shown = done(*command, "--max-new", 2, "--against", models[1]).stdout
+    shown = done(*command, "--max-new", 2, "--against", "start").stdout
     assert "p is adjusted for 2 sets (Holm)" in shown
     assert re.search(r"best \(reward [01]\): ' … \d more characters → ' … \d more characters", shown)
     lines = (tmp_path / "out" / "two.jsonl").read_text().splitlines()
@@ -172,15 +183,17 @@ def test_what_cant_be_estimated_says_what_to_do(models, log, tmp_path: Path) -> 
     assert "--log samples and scores nothing: leave out --reward, -n" in sampling
 
 
-def test_eval_measures_entropy_and_kl_along_its_samples(models, five) -> None:
-    """KL of a model from itself is 0; entropy is at most the log of the vocabulary."""
-    files = ("--model", models[0], "--prompts", five)
-    asked = ("eval", *files, "--reward", "exact", "-n", 2)
-    of_itself = report_of(*asked, "--max-new", 3, "--against", models[0])
+def test_eval_measures_entropy_and_kl_along_its_samples(models, run, five) -> None:
+    """KL of a model from itself is 0, and nothing is gained; entropy is at most the log of the vocabulary."""
+    asked = ("eval", run, "--prompts", five, "--reward", "exact", "-n", 2)
+    of_itself = report_of(*asked, "--max-new", 3, "--against", "start", "--model", models[1])
     assert of_itself["kl"]["value"] == pytest.approx(0, abs=1e-6)
+    assert (of_itself["verdict"]["gain"], of_itself["verdict"]["p"]) == (0, 1)
     assert 1 < of_itself["entropy"]["value"] < np.log(20)
-    other = report_of(*asked, "--max-new", 3, "--against", models[1])
+    other = report_of(*asked, "--max-new", 3, "--against", "start")
     assert other["kl"]["value"] > 0.01
     assert other["before"]["reward_mean"]["value"] is not None
     assert "kl" not in report_of(*asked, "--max-new", 3)
-    assert ", before " in done(*asked, "--max-new", 3, "--against", models[1]).stdout
+    shown = done(*asked, "--max-new", 3, "--against", "start").stdout
+    assert ", before " in shown
+    assert f"against the start: {other['verdict']['sentence']}" in shown

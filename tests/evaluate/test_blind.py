@@ -35,7 +35,7 @@ from agro.pages.run.verdict import Verdict
 from agro.rollout import Rollout
 from agro.types import Prompt, Sample
 
-ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6, "test": "sign"}
+ABOUT = {"model": "run/model", "run": "1f", "step": 6, "test": "sign"}
 ANSWERS = [Answers(f'say "{i}",\nplease', f"start {i}\r\nand more", f"result; {i}") for i in range(40)]
 
 

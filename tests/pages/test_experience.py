@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from writing import write_rows
 
 from agro.pages.run.experience import RunExperience, begin_and_end, source_of
-from agro.pages.run.figures import FIRST, MUTED, bin_edges, histogram
+from agro.pages.run.figures import FIRST, MUTED, histogram
 from agro.pages.run.page import material
 from agro.runs.rundata import RunData, load_run
 from agro.store import Draw, Store
@@ -92,25 +92,16 @@ def test_sources_have_names() -> None:
 
 
 def test_a_histogram_is_of_shares() -> None:
-    """Few values get bars, many get bins; a share is of its own window."""
+    """A share is of its own window."""
     axes = histogram(np.array([0.0, 0.0, 0.0, 1.0]), np.array([1.0]), "reward").axes[0]
-    heights = {
-        c: [p.get_height() for p in axes.patches if p.get_facecolor() == to_rgba(c)] for c in (MUTED, FIRST)
-    }
-    assert heights == {MUTED: [0.75, 0.25], FIRST: [0.0, 1.0]}
+    heights = {p.get_edgecolor(): p.get_data().values for p in axes.patches if not p.get_fill()}
+    ends = {c: (heights[to_rgba(c)][0], heights[to_rgba(c)][-1]) for c in (MUTED, FIRST)}
+    assert ends == {MUTED: (0.75, 0.25), FIRST: (0.0, 1.0)}
     axes = histogram(np.arange(100.0), np.arange(50.0), "reward").axes[0]
     shares = [p.get_data().values.sum() for p in axes.patches]
     assert shares == pytest.approx([1, 1, 1, 1])
     axes = histogram(np.zeros(5), np.zeros(3), "reward").axes[0]
     assert axes.get_xlim()[0] < axes.get_xlim()[1]
-
-
-def test_bins_of_whole_numbers_hold_equally_many() -> None:
-    assert bin_edges(np.array([7.0, 9.0]), True).tolist() == [6.5, 7.5, 8.5, 9.5]
-    edges = bin_edges(np.array([1.0, 100.0]), True)
-    assert set(np.diff(edges)) == {5}
-    assert edges[0] == 0.5
-    assert edges[-1] > 100
 
 
 @pytest.mark.parametrize("what", ["gone", "text", "newer"])

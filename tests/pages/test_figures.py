@@ -23,7 +23,6 @@ from agro.pages.run.figures import (
     learning_curve,
     png,
     smoothing,
-    spread_out,
     svg,
 )
 from agro.pages.run.page import learning
@@ -137,29 +136,14 @@ def test_names_of_many_equal_series_stay_in_the_figure(run, end):
     assert boxes[-1].y1 <= figure.bbox.y1
 
 
-@pytest.mark.parametrize(
-    ("heights", "bounds", "moved"),
-    [
-        ([0, 5, 20], (-100, 100), [-2.5, 7.5, 20]),
-        ([0, 1, 2, 50], (-100, 100), [-9, 1, 11, 50]),  # around their mean
-        ([0, 8, 9, 40], (-100, 100), [-13 / 3, 17 / 3, 47 / 3, 40]),
-        ([3], (-100, 100), [3]),
-        ([0, 1, 2], (0, 100), [0, 10, 20]),  # the lower bound
-        ([50, 98, 99], (0, 100), [50, 90, 100]),  # the upper bound
-        ([5, 98, 99, 99], (0, 100), [5, 80, 90, 100]),
-        ([50] * 15, (0, 100), list(range(0, 150, 10))),  # more than fit
-    ],
-)
-def test_names_move_no_further_apart_than_they_must_between_bounds(heights, bounds, moved):
-    assert spread_out(heights, 10, *bounds) == pytest.approx(moved)
-
-
-def test_names_of_short_phases_do_not_overlap(run):
-    phases = [("warm-up", 0.1)] * 2 + [("onpolicy", 0.2)] * 2 + [("x", 0.0)] * 96
+def test_names_of_phases_are_cut_to_their_room(run):
+    """On 200 points above the axes there are about 41 letters, of which 2 % have no room for a name."""
+    phases = [("warm-up", 0.1)] * 10 + [("onpolicy", 0.2)] * 2 + [("x", 0.0)] * 88
     figure = learning_curve(made(run, phases), (3.7, 2.9))
-    names = extents(figure, ("warm-up", "onpolicy", "x"))
-    assert len(names) == 3
-    assert not any(a.overlaps(b) for i, a in enumerate(names) for b in names[:i])
+    names = extents(figure, ("war…", "x"))
+    assert len(names) == 2
+    assert not names[0].overlaps(names[1])
+    assert "onpolicy" not in texts(figure)
 
 
 def test_an_svg_is_part_of_a_page(run):

@@ -20,7 +20,7 @@ from agro.pages.local_server import behind_a_port, is_name_of
 from agro.pages.run.rate import RateServer, Rating, outlook
 from agro.pages.run.ratings import Answers, Ratings, read_key, read_ratings, read_sheet, write_sheet
 
-ABOUT = {"model": "run/model", "against": "start", "run": "1f", "step": 6, "test": "sequential"}
+ABOUT = {"model": "run/model", "run": "1f", "step": 6, "test": "sequential"}
 SCRIPT = "<script>document.title='owned'</script>"
 SERVE = """
 import sys; from pathlib import Path; from agro.pages.run.rate import RateServer, Rating

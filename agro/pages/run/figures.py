@@ -96,18 +96,12 @@ def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = 
     """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
     values = values[np.isfinite(values)]
     lowest, highest, positive = values.min(), values.max(), values[values > 0]
-    if log and positive.size:
-        # A few tiny values don't fill the figure.
-        floor = 10.0 ** math.floor(math.log10(np.quantile(positive, 0.05)))
-        bottom = lowest * 0.7 if lowest >= floor else 0.0
-        if lowest < 0:
-            floor, bottom = max(floor, 10.0 ** math.ceil(math.log10(-lowest))), lowest * 1.3
-        if highest > 20 * floor:
-            axes.set_yscale("symlog", linthresh=floor)
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.set_ylim(bottom, highest * 1.4)
-            axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
-            return
+    if log and positive.size and highest > 20 * positive.min():
+        axes.set_yscale("symlog", linthresh=positive.min())
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(lowest * (0.7 if lowest > 0 else 1.4), highest * 1.4)
+        axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
+        return
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
     axes.yaxis.set_major_formatter(FuncFormatter(percent_tick if percent else tick))
     low, high = axes.get_ylim()
@@ -117,35 +111,17 @@ def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = 
 
 def name_series(axes: Any, size: Size, ends: Sequence[tuple[str, str, float]]) -> None:
     """Write (label, color, y) at the right end of each series, moved apart where they would overlap."""
-    height = size[1] * 72 * axes.get_position().height
+    height, gap = size[1] * 72 * axes.get_position().height, 1.25 * FONT
     transform = axes.transScale + axes.transLimits
     placed = [(float(transform.transform((0, y))[1]) * height, text, color) for text, color, y in ends]
     placed.sort(key=lambda item: item[0])
     lowest = 0.4 * FONT  # not on the label of the x axis
-    highest = size[1] * 72 * (1 - axes.get_position().y0) - 0.75 * FONT  # the top of the figure
-    heights = spread_out([y for y, _, _ in placed], 1.25 * FONT, lowest, highest)
-    for (_, text, color), y in zip(placed, heights, strict=True):
+    top = size[1] * 72 * (1 - axes.get_position().y0) - 0.75 * FONT  # of the figure
+    highest = top - gap * (len(placed) - 1)  # of the lowest name, with room for the others
+    for y, text, color in placed:
+        y = max(lowest, min(y, highest))
         label(axes, text, (1, 0), (5, y), color=color, va="center")
-
-
-def spread_out(heights: Sequence[float], gap: float, lowest: float, highest: float) -> list[float]:
-    """Rising heights at least `gap` apart, nearest to the given rising ones in least squares.
-
-    All are between `lowest` and `highest`; where so many don't fit, they go on above it.
-    After subtracting i · gap from the i-th they only have to be monotone: isotonic regression.
-    """
-    blocks: list[tuple[float, int]] = []
-    for i, height in enumerate(heights):
-        mean, n = height - i * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            other, m = blocks.pop()
-            mean, n = (mean * n + other * m) / (n + m), n + m
-        blocks.append((mean, n))
-    level = [mean for mean, n in blocks for _ in range(n)]
-    # With bounds, the nearest monotone sequence is the one without them, cut off at both.
-    top = highest - (len(heights) - 1) * gap
-    level = [max(lowest, min(x, top)) for x in level]
-    return [x + i * gap for i, x in enumerate(level)]
+        lowest, highest = y + gap, highest + gap
 
 
 @dataclass(frozen=True)
@@ -198,10 +174,11 @@ def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look 
     axes.set_xlim(0, max(1.0, steps[-1]))
     ends = [(s.label, s.color, _line(axes, run, s)) for s in shown]
     scale_axes(axes, np.concatenate([s.values for s in shown]), log=look.log, percent=look.percent)
-    rows = name_phases(axes, run, size)
-    above = rows + (look.unit != "")
-    axes.set_position(margins(size, labels, above))
-    name_axes(axes, "step", look.unit, rows)
+    named = int(len(run.spans) > 1)
+    axes.set_position(margins(size, labels, named + (look.unit != "")))
+    if named:
+        name_phases(axes, run, size)
+    name_axes(axes, "step", look.unit, named)
     if labels:
         name_series(axes, size, ends)
     return figure
@@ -277,66 +254,38 @@ def running_mean(values: Values, width: int) -> Values:
     return means
 
 
-def name_phases(axes: Any, run: RunData, size: Size) -> int:
-    """Shade every second phase and name each above the axes. Returns the lines that the names take."""
-    if len(run.spans) < 2:
-        return 0
+def name_phases(axes: Any, run: RunData, size: Size) -> None:
+    """Shade every second phase and name each above the axes, as far as it is wide enough."""
     extent = max(1.0, run.column("step")[-1])
-    points = size[0] * 72 * axes.get_position().width
-    free = [0.0, 0.0, 0.0]  # where each line of names is free, in points
-    used = 0
+    letters = size[0] * 72 * axes.get_position().width / (0.6 * FONT)  # that fit above the axes
     for i, span in enumerate(run.spans):
         if i % 2:
             axes.axvspan(span.begins, span.ends, color=BAND, linewidth=0, zorder=0)
-        name = cut(span.name)
-        width = 0.6 * FONT * (len(name) + 1)
-        start = min(span.begins / extent * points, max(0.0, points - width))
-        row = next((r for r, end in enumerate(free) if start >= end - 0.01), len(free) - 1)
-        free[row], used = start + width, max(used, row + 1)
-        label(axes, name, (start / points, 1), (2, 3 + row * LINE), color=INK)
-    return used
+        room = int((span.ends - span.begins) / extent * letters)
+        if room:
+            label(axes, cut(span.name, room), (span.begins / extent, 1), (2, 3), color=INK)
 
 
-FEW = 8  # distinct values that get a bar each
 BINS = 24
 
 
-def histogram(begin: Values, end: Values, unit: str, *, integer: bool = False) -> Figure:
-    """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges; of few distinct values a
-    bar for each. `integer`: the values are whole numbers."""
+def histogram(begin: Values, end: Values, unit: str) -> Figure:
+    """Shares of `begin` (gray) and `end` (blue), neither empty, between two edges."""
     figure = Figure(figsize=PANEL)
     axes: Any = figure.add_axes(margins(PANEL, [], 1, below=int(len(unit) > BESIDE)))
     style_axes(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(percent_tick))
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=NICE))
-    parts, distinct = [(begin, MUTED), (end, FIRST)], np.unique(np.concatenate([begin, end]))
-    if len(distinct) <= (0 if integer else FEW):
-        for (values, color), side in zip(parts, (-0.5, 0.5)):
-            positions = np.arange(len(distinct)) + side * 0.4
-            axes.bar(positions, [(values == x).mean() for x in distinct], 0.95 * 0.4, color=color)
-        axes.set_xticks(range(len(distinct)), [f"{x:.4g}" for x in distinct])
-        axes.set_xlim(-0.6, max(len(distinct), 2) - 0.4)
-    else:
-        edges = bin_edges(np.concatenate([begin, end]), integer)
-        for values, color in parts:
-            heights = np.histogram(values, edges)[0] / len(values)
-            axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
-            axes.stairs(heights, edges, color=color, linewidth=1.3)
-        axes.set_xlim(edges[0], edges[-1])
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=integer))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+    edges = np.histogram_bin_edges(np.concatenate([begin, end]), BINS)
+    for values, color in ((begin, MUTED), (end, FIRST)):
+        heights = np.histogram(values, edges)[0] / len(values)
+        axes.stairs(heights, edges, fill=True, color=color, alpha=0.22)
+        axes.stairs(heights, edges, color=color, linewidth=1.3)
+    axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=NICE))
     name_axes(axes, unit, "share of responses")
     return figure
-
-
-def bin_edges(values: Values, integer: bool) -> Values:
-    """Edges of about `BINS` bins over `values`. Bins of whole numbers contain equally many of them."""
-    if not integer:
-        return np.histogram_bin_edges(values, BINS)
-    low, high = float(values.min()), float(values.max())
-    width = math.ceil((high - low + 1) / BINS)
-    return np.arange(low - 0.5, high + 0.5 + width, width)
 
 
 DOTS = 200  # of the training rewards against KL

@@ -406,7 +406,7 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
             means = [f"steps {w.start} to {w.stop}, mean {w.values.mean():.3g}" for w in windows]
             counts = f"{count(len(begin.values))} and {count(len(end.values))}"
             text = f"Responses drawn in the first and the last tenth of the steps: {counts}."
-            figure = svg(figures.histogram(begin.values, end.values, unit, integer=unit == "tokens"), title)
+            figure = svg(figures.histogram(begin.values, end.values, unit), title)
             key = tuple(zip(map(css, (figures.MUTED, figures.FIRST)), means))
             drawn.append(Panel(title, text, figure, key))
     prompts = ", ".join(run.config.data.paths("prompts"))

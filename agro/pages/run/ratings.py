@@ -137,7 +137,7 @@ def read_key(sheet: Path) -> dict[str, Any]:
         raise Refused(f"{path}: expected the key of {sheet} beside it, got no such file; put it there")
     try:
         key = dict(loads(path.read_bytes()))
-        complete = {"model", "against", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
+        complete = {"model", "run", "step"} <= key.keys() and key["test"] in get_args(Test)
         for row in key["rows"]:
             complete = complete and row["result"] in SIDES and isinstance(row["digest"], str)
     except (ValueError, TypeError, KeyError, AttributeError):

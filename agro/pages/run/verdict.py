@@ -134,22 +134,22 @@ class Verdict:
         return cls(verdict_of(found["p"], found["gain"]), f"{text}.", found)
 
     @classmethod
-    def rated(cls, ratings: Ratings, against: str = "the start", at: str = "") -> Verdict:
-        """By blind ratings of a result `at` a step and of what it was compared with."""
+    def rated(cls, ratings: Ratings, at: str = "") -> Verdict:
+        """By blind ratings of a result, `at` a step, and of the start."""
         answer = verdict_of(ratings.p, ratings.wins - ratings.losses)
         rest = f"; {_times(ratings.ties, 'tie')}"
         if ratings.unrated:
             rest += f", {_times(ratings.unrated, 'row')} left empty"
         if ratings.interval is None:
-            neither = f"blind ratings preferred neither the result nor {against}"
+            neither = "blind ratings preferred neither the result nor the start"
             return cls(answer, f"Not shown better{at}: {neither}{rest}.", ratings=ratings)
         low, high = ratings.interval
-        preferred, prefix = ratings.wins, f"Preferred to {against}{at}"
+        preferred, prefix = ratings.wins, f"Preferred to the start{at}"
         if answer == "worse":
             low, high, preferred = 1 - high, 1 - low, ratings.losses
-            prefix = f"Worse{at}: {against} was preferred"
+            prefix = f"Worse{at}: the start was preferred"
         if answer == "not shown":
-            prefix = f"Not shown better{at}: preferred to {against}"
+            prefix = f"Not shown better{at}: preferred to the start"
         share = f"{percent(preferred / ratings.decided)}, {percent(low)} to {percent(high)}"
         on = f"{preferred} of {ratings.decided} held-out prompts by blind ratings ({share})"
         test = " by a test that holds at any stop" if ratings.test == "sequential" else ""
