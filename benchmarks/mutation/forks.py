@@ -59,8 +59,13 @@ AREAS = {
     "agro/rollout/engines/hf.py": HF,
     "agro/rollout/engines/decoding_rows.py": HF,
     "agro/store/draw_rules.py": named("store", "draw_rules pairs drawing candidates split"),
-    "agro/train/collate.py": [*STEP, *named("train", "references value kept reward_parts feed preferences")],
-    "agro/train/phases.py": named("train", "schedule plan trust_region feed consistency reward_parts"),
+    "agro/train/collate.py": [
+        *STEP,
+        *named("train", "references value kept reward_parts feed preferences mixture_rules"),
+    ],
+    "agro/train/phases.py": named(
+        "train", "schedule plan trust_region feed consistency reward_parts mixture_rules"
+    ),
 }
 FILES = [p for area in AREAS for p in (sorted((ROOT / area).glob("*.py")) or [ROOT / area])]
 TESTS = list(dict.fromkeys(test for tests in AREAS.values() for test in tests))
