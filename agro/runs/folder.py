@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from agro.config import RunConfig, deciding, ending, take_length
 from agro.errors import Refused
 from agro.io.files import remove, sync, write, writing
 from agro.io.version import __version__
-from agro.runs import side_by_side
+from agro.runs.side_by_side import HELD_OUT, Response, first_responses, records
 from agro.types import Sample
 
 SET_ASIDE = "set_aside.jsonl"  # held-out prompts of the run's own data, which policies can answer
@@ -69,7 +69,7 @@ class Run:
         `epochs`: by phase what its steps were computed from; see `agro.train.phases`.
         """
         self.folder = folder
-        self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / side_by_side.FILE
+        self.metrics_file, self.held_out_file = folder / "metrics.jsonl", folder / HELD_OUT
         self.changed = False  # since the run was stopped, in what ends it
         self.notes: list[str] = []
         check_out(folder, resume=resume, makes=True)
@@ -177,15 +177,15 @@ class Run:
         self._append(self.metrics_file, metrics)
 
     def log_held_out(
-        self, step: int, samples: Sequence[Sample], best_of_log: Callable[[list[str]], Sequence[Sample]]
+        self, step: int, samples: Sequence[Sample], best_of_log: Callable[[list[str]], Iterable[Response]]
     ) -> None:
         """Append the first response to each of the first held-out prompts.
 
         Before the first line stands one with the best responses of the log, by the ids of prompts.
         """
-        responses = side_by_side.records(samples)
+        responses = records(first_responses(samples))
         if not self.held_out_file.exists() or not self.held_out_file.stat().st_size:
-            best = side_by_side.records(best_of_log([r["prompt_id"] for r in responses]))
+            best = records(best_of_log([r["prompt_id"] for r in responses]))
             if best:
                 self._append(self.held_out_file, {"step": step, "log": True, "responses": best})
         self._append(self.held_out_file, {"step": step, "responses": responses})

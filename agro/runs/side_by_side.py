@@ -21,7 +21,7 @@ from agro.store import Store
 from agro.store.draw_rules import noise
 from agro.types import Sample, Text
 
-FILE = "held_out.jsonl"
+HELD_OUT = "held_out.jsonl"
 KEPT = 32  # prompts whose responses are kept
 LONGEST = 4000  # characters of a response in the file
 SIDES = ("log", "start", "trained")
@@ -78,24 +78,22 @@ def place(prompt_id: str) -> tuple[int, str]:
     return noise(0, 0, "side by side", prompt_id), prompt_id
 
 
-def records(samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """The first response to each of the first prompts, as the file has them."""
-    responses: dict[str, dict[int, list[Sample]]] = {}  # by prompt id and number; several are of an episode
+Response = Sequence[Sample]  # one, or those of an episode
+
+
+def first_responses(samples: Iterable[Sample]) -> list[Response]:
+    """To each prompt the one of the lowest number."""
+    numbered: dict[str, dict[int, list[Sample]]] = {}
     for sample in samples:
-        of_prompt = responses.setdefault(sample.prompt_id, {})
-        of_prompt.setdefault(int(sample.meta.get("index", 0)), []).append(sample)
-    rows = []
-    for prompt_id in islice(sorted(responses, key=place), KEPT):
-        first, *others = responses[prompt_id][min(responses[prompt_id])]
-        row = {"prompt_id": prompt_id, "prompt": first.prompt, "answer": first.meta.get("answer")}
-        rows.append(row | asdict(Answer.of([first, *others])))
-    return rows
+        of_prompt = numbered.setdefault(sample.prompt_id, {})
+        of_prompt.setdefault(int(sample.meta["index"]), []).append(sample)
+    return [of_prompt[min(of_prompt)] for of_prompt in numbered.values()]
 
 
-def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Sample]:
-    """For each prompt the response of the highest known reward, the first of equals; without rewards the one
-    that was preferred most often. Without what `run` itself sampled. Of an episode all samples."""
-    best: list[Sample] = []
+def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Response]:
+    """To each prompt the one of the highest known reward, the first of equals; without rewards the one that
+    was preferred most often. Without what `run` itself sampled."""
+    best: list[Response] = []
     for prompt_id in prompt_ids:
         made = {s.id for s in store.samples(prompt_id=prompt_id, run=run, skip_damaged=True)}
         samples = [s for s in store.samples(prompt_id=prompt_id, skip_damaged=True) if s.id not in made]
@@ -107,8 +105,18 @@ def best_of_log(store: Store, run: str, prompt_ids: Iterable[str]) -> list[Sampl
             chosen = by_id[wins.most_common(1)[0][0]] if wins else None
         if chosen is not None:
             episode = chosen.episode
-            best += [chosen] if episode is None else [s for s in samples if s.episode == episode]
+            best.append([chosen] if episode is None else [s for s in samples if s.episode == episode])
     return best
+
+
+def records(responses: Iterable[Response]) -> list[dict[str, Any]]:
+    """Those to the first prompts by their `place`, as the file has them."""
+    rows = []
+    for response in islice(sorted(responses, key=lambda response: place(response[0].prompt_id)), KEPT):
+        first = response[0]
+        row = {"prompt_id": first.prompt_id, "prompt": first.prompt, "answer": first.meta.get("answer")}
+        rows.append(row | asdict(Answer.of(response)))
+    return rows
 
 
 @dataclass
@@ -124,8 +132,8 @@ class PromptResponses:
 
 
 def held_out_responses(folder: Path) -> list[PromptResponses]:
-    """The prompts of a run's held_out.jsonl by their `place`. Raises `Refused` naming FILE:LINE."""
-    path = folder / FILE
+    """The prompts of a run's held_out.jsonl by their `place`. Raises `Refused` naming HELD_OUT:LINE."""
+    path = folder / HELD_OUT
     found: dict[str, PromptResponses] = {}
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no newline is torn
     for number, line in enumerate(lines, 1):

@@ -459,7 +459,7 @@ def _check_followed(phases: Sequence[Phase]) -> None:
     for rule in rules:
         rows: dict[str, object] = {
             **{
-                f"{key} = {getattr(rule, key)} follows what is measured on data.eval_prompts, or on held-out "
+                f"{key} = {getattr(rule, key)} follows what is measured on data.eval_prompts or on held-out "
                 "groups (data.hold_out or data.eval_store), and no phase has that; set it, or remove "
                 f"evaluate.{key}": getattr(rule, key) and not follows
                 for key in DECIDING

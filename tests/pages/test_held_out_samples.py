@@ -47,9 +47,9 @@ def test_the_first_response_of_the_first_prompts_is_kept_after_the_best_of_the_l
     run = Run(tmp_path / "run", RunConfig(), resume=False)
     asked: list[list[str]] = []
 
-    def best_of_log(prompt_ids: list[str]) -> list[Sample]:
+    def best_of_log(prompt_ids: list[str]) -> list[list[Sample]]:
         asked.append(prompt_ids)
-        return [Sample("p3", "the log's", reward=1.0), Sample("p5", "log", meta={"answer": math.nan})]
+        return [[Sample("p3", "the log's", reward=1.0)], [Sample("p5", "log", meta={"answer": math.nan})]]
 
     for step in (0, 5, 10):
         evaluation = [

@@ -69,8 +69,12 @@ def test_collectors_that_claim_at_the_same_time_are_not_further_ahead_together(s
     assert store.requests.claim("r", "b", maximum=4, ahead=6) == [4, 5]
     store.requests.finish("r", [0, 1, 2, 3])
     store.requests.take("r", 1, [0, 1])
+    assert store.requests.ready("r", 9) == [2, 3]
     assert store.requests.claim("r", "a", maximum=4, ahead=6) == []  # step 1 is being trained on
     assert store.requests.claim("r", "a", maximum=4, ahead=6, trained=1) == [6, 7]
+    assert store.requests.collectors("r") == ["a", "b"]
+    store.ledger.rewind("r")
+    assert store.requests.ready("r", 9) == [0, 1, 2, 3]
 
 
 def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:

@@ -10,8 +10,7 @@ import torch
 from rounding import rounding
 from safetensors.torch import load_file
 from test_references import of_model
-from tiers import some
-from tiny_runs import before_step, fill_store, metrics, tiny, weights, whole_and_resumed, write_prompts
+from tiny_runs import before_step, fill_store, metrics, tiny, weights, write_prompts
 
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig
@@ -99,20 +98,6 @@ def test_held_out_numbers_are_those_of_the_saved_average(tmp_path: Path) -> None
     found = HeldOutLog.load(Phase.all(config)[0], learner, Activity()).measure(0.1)
     for name in ("eval_auc", "eval_consistency"):
         assert metrics(out)[-1][name] == pytest.approx(found[name], abs=rounding(found[name])["atol"])
-
-
-@pytest.mark.parametrize("at", some([5, 3, 4], every=3))
-def test_a_resumed_run_has_the_same_average(tmp_path: Path, at: int) -> None:
-    """In the first phase, at its end, and in the second one, which begins an average of its own."""
-    phases = [
-        {"name": "a", "train": {"steps": 4, "updates": 2}},
-        {"name": "b", "train": {"steps": 4, "weights_average": 0.9}},
-    ]
-    plain, out = whole_and_resumed(lambda folder: averaged(folder, phases=phases), tmp_path, at)
-    rows = [[m["eval_reward"] for m in metrics(run)] for run in (out, plain)]
-    assert rows[0] == rows[1]
-    Trainer(averaged(out.parent, phases=phases), out, resume=True).run()  # of a run that is finished
-    assert weights(out) == weights(plain)
 
 
 def test_a_rollback_takes_the_average_of_the_checkpoint(tmp_path: Path) -> None:

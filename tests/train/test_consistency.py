@@ -25,7 +25,6 @@ from tiny_runs import (
     tiny,
     total_logp,
     weights,
-    whole_and_resumed,
     write_prompts,
 )
 
@@ -347,20 +346,6 @@ def test_it_changes_nothing_of_the_training(tmp_path: Path) -> None:
     assert [m["step"] for m in metrics(with_kl) if m["eval_kl_ref"] is not None] == [2, 4, 6]
     assert {m["eval_kl_ref"] for m in metrics(without)} == {None}
     assert weights(with_kl) == weights(without)
-
-
-@pytest.mark.parametrize("replay", [0.5, 1.0])
-def test_a_resumed_run_measures_the_same(tmp_path: Path, replay: float) -> None:
-    """With replay 0.5 the run fills its own store, whose prompts it must not choose anew."""
-    every = {"evaluate": {"every": 1, "kl_samples": 5}}
-
-    def make(folder: Path) -> RunConfig:
-        return on_log(folder, **every) if replay == 1 else tiny(folder, data__replay=replay, **every)
-
-    whole, resumed = (metrics(run) for run in whole_and_resumed(make, tmp_path, 3))
-    assert len(whole) == 6
-    assert [m["eval_kl_ref"] for m in resumed] == [m["eval_kl_ref"] for m in whole]
-    assert all(m["eval_kl_ref"] is not None for m in whole)
 
 
 def test_the_prompts_are_held_out_ones_where_there_are_any(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tiny_runs import (
     tiny,
     total_logp,
     weights,
-    whole_and_resumed,
     write_prompts,
 )
 
@@ -242,29 +241,6 @@ def test_a_pull_that_dwarfs_the_rewards_is_said_once_a_phase_with_its_figures(tm
 def test_the_guard_watches_a_kl_that_only_the_diagnostics_read(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"above guard\.kl"):
         run_tiny(tmp_path, objective={"name": "rloo"}, guard__kl=1e-3, evaluate__beta=0.5)
-
-
-def test_a_run_says_once_that_a_beta_would_show_more(tmp_path: Path, capsys) -> None:
-    phases = [
-        {"name": "a", "objective": {"name": "sft"}},
-        {"name": "b"},
-        {"name": "c", "objective": {"beta": 0.0}},
-    ]
-    for name, beta, count in (("without", None, 1), ("with", 0.1, 0)):
-        run_tiny(tmp_path, name, phases=phases, train__steps=1, evaluate__beta=beta)
-        assert capsys.readouterr().err.count("note: phase a, c: without a β") == count
-
-
-def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
-    def make(folder: Path) -> RunConfig:
-        held = write_prompts(folder / "held.jsonl", range(60, 64))
-        measured = {"evaluate__beta": 0.5, "evaluate__n": 2, "evaluate__every": 2, "data__eval_prompts": held}
-        return tiny(folder, objective={"name": "rloo"}, data__replay=0.5, **measured)
-
-    whole, resumed = map(metrics, whole_and_resumed(make, tmp_path, at=4))
-    for key in ("regret", "kl_ref", "eval_regret", "eval_fresh_consistency", "kl_to_reward_spread", "loss"):
-        assert [m[key] for m in resumed] == [m[key] for m in whole]
-    assert whole[1]["regret"] > 0
 
 
 @pytest.mark.parametrize(("second", "is_known"), [(0.0, False), (math.nan, False), (0.1, True)])

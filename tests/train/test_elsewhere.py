@@ -28,7 +28,6 @@ from tiny_runs import (
     samples_of,
     tiny,
     weights,
-    whole_and_resumed,
     write_prompts,
     write_toml,
 )
@@ -178,27 +177,6 @@ def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
         Collector.of(str(run_tiny(tmp_path, train__steps=1)), None, print)  # type: ignore[arg-type]
 
 
-def test_claims_of_the_dead_come_first_and_no_more_than_training_allows(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store.db") as store:
-
-        def claim(collector: str, dead: str = "", trained: int = 0) -> list[int]:
-            return store.requests.claim("run", collector, maximum=3, ahead=4, trained=trained, dead=[dead])
-
-        assert claim("a") == [0, 1, 2]
-        assert claim("b") == [3]
-        assert claim("b") == [3]  # again
-        assert store.requests.collectors("run") == ["a", "b"]
-        assert claim("c", dead="a") == [0, 1, 2]
-        store.requests.finish("run", [1, 3])
-        assert store.requests.ready("run", 9) == [1, 3]
-        store.requests.take("run", 1, [1])
-        assert store.requests.ready("run", 9) == [3]
-        assert claim("c") == [0, 2]  # its own alone: step 1 is being trained on
-        assert claim("c", trained=1) == [0, 2, 4]
-        store.ledger.rewind("run")
-        assert store.requests.ready("run", 9) == [1, 3]
-
-
 def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:
     assert ahead(tiny(tmp_path)) == 2 * GROUPS
     assert ahead(tiny(tmp_path, data__max_age=0)) == GROUPS
@@ -308,18 +286,6 @@ def test_with_one_it_is_a_run_without_a_lag(tmp_path: Path) -> None:
     one = run_tiny(tmp_path, "one", source__sync_every=1)
     assert weights(one) == weights(run_tiny(tmp_path, "plain"))
     assert not (one / "weights" / "synced").exists()
-
-
-@pytest.mark.parametrize(
-    ("every", "at"),
-    [(2, 3), (5, 4), *(pytest.param(e, a, marks=pytest.mark.nightly) for e in (2, 3, 5) for a in (1, 2, 5))],
-)
-def test_a_resumed_run_has_the_same_lag_and_ends_with_the_same_bytes(
-    tmp_path: Path, every: int, at: int
-) -> None:
-    """Checkpoints are at steps 2, 4 and 6, and where it is interrupted."""
-    whole, run = whole_and_resumed(lambda folder: tiny(folder, source__sync_every=every), tmp_path, at)
-    assert staleness(run) == staleness(whole)
 
 
 def test_weights_that_no_checkpoint_continues_with_are_removed(tmp_path: Path) -> None:

@@ -97,22 +97,6 @@ def test_a_kl_ends_a_run_which_goes_on_only_without_that_rule(tmp_path: Path) ->
     assert [m["eval_kl_ref"] for m in metrics(out)] == free
 
 
-def test_held_out_data_are_measured_before_they_are_followed(tmp_path: Path, monkeypatch) -> None:
-    """One monitor fills the row that the next one reads."""
-    held = write_prompts(tmp_path / "held.jsonl", range(60, 64))
-    build, built = Trainer._parts, []
-
-    def parts(*args: Any) -> Any:
-        built.append(build(*args))
-        return built[0]
-
-    monkeypatch.setattr(Trainer, "_parts", parts)
-    Trainer(on_a_log(tmp_path, data__eval_prompts=held, train__steps=1), tmp_path / "run").run()
-    names = [type(monitor).__name__ for monitor in built[0][1]]
-    assert names.index("Best") > max(names.index("HeldOutPrompts"), names.index("HeldOutLog"))
-    assert names.index("Best") < names.index("Record")
-
-
 def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:
     for _ in range(2):
         fill_store(tmp_path / "log.db", groups=12, size=1)

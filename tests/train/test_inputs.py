@@ -314,7 +314,6 @@ def test_the_reward_of_a_resumed_command(tmp_path: Path) -> None:
 
     ended(0, "train.steps=2")
     (tmp_path / "deep/inner.py").write_text("SIGN = -1.0\n")
-    assert "what reward.name names has changed" in ended(2, "train.steps=4", "--resume")
     ended(0, "train.steps=4", "--resume", "--accept", "reward.name")
     assert [m["reward_mean"] > 0 for m in metrics(tmp_path / "run")] == [True, True, False, False]
 

@@ -110,9 +110,7 @@ SAMPLES: list[tuple[Changes, str]] = [
         r"old_logp \(the trainer's log-probs when its samples were made\), but data\.replay = 1",
     ),
     (RATIOS | {"sampler__keep_sets": False}, r"top_p 0\.8: .*embedded engine, sampler\.keep_sets = true"),
-    (RATIOS | server(), r"top_p 0\.8: .*embedded engine"),
     (RATIOS | {"sampler__temperature": 0.0}, r"temperature 0, top_p 0\.8: .*without greedy choices"),
-    (RATIOS | {"sampler__keep_sets": True} | server(), "keep_sets and engine"),
     ({"data__spread": True} | DPO | LOG, r"data\.spread = true .*, but objective dpo draws judged pairs"),
     (SFT | {"data__spread": 0.1, "data__best_of_group": True}, r"data\.spread = 0\.1 .*, but data.best_of_"),
     (REINFORCE | {"data__spread": True, "sampler__n": 1}, "sampler.n = 1 makes groups of one response"),
@@ -143,7 +141,6 @@ DRAWS: list[tuple[Changes, str]] = [
     ),
     (COMPLETED | {"data__replay": 0.0}, "completes stored groups, but none is drawn"),
     (COMPLETED | {"data__spread": True}, "data.spread exclude each other"),
-    (COMPLETED | {"source__kind": "elsewhere"}, 'source.kind = "elsewhere"'),
     (COMPLETED | DPO, "objective dpo needs pairs"),
     ({"data": {"replay": 1.0, "hold_out": 0.1}}, r"data\.hold_out holds out prompts of"),
     (ON_A_LOG | {"data__eval_store": "held.db", "data__hold_out": 0.1}, r"data\.hold_out holds out prompts"),
@@ -184,7 +181,6 @@ OBJECTIVES: list[tuple[Changes, str]] = [
         ON_POLICY | {"sampler__skip_layers": 0.5},
         r"no skipped layers; got temperature 1\.0, .* skip_layers 0\.5",
     ),
-    (ON_POLICY | {"source__kind": "elsewhere"}, r"data\.max_age"),
     (DPO | ON_A_LOG | {"data__group_size": 1}, r"at least 2 responses, but data\.group_size is 1"),
     *(
         (

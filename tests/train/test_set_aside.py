@@ -37,11 +37,12 @@ from agro.rollout.prompts import load_prompts
 from agro.runs.folder import SET_ASIDE
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import (
-    FILE,
+    HELD_OUT,
     LONGEST,
     Answer,
     SideBySide,
     best_of_log,
+    first_responses,
     held_out_responses,
     place,
     records,
@@ -394,10 +395,10 @@ def test_a_resumed_run_keeps_its_responses_and_forgets_those_of_a_lost_step(
 ) -> None:
     folder = tmp_path / "run"
     interrupted(of_sixty_groups(tmp_path), folder, 3)
-    with (folder / FILE).open("a") as file:
+    with (folder / HELD_OUT).open("a") as file:
         file.write('{"step": 4, "responses": []}\n{"step": 4, "resp')
     BaseTrainer(of_sixty_groups(tmp_path), folder, resume=True).run()
-    assert (folder / FILE).read_bytes() == (run_on_a_log / FILE).read_bytes()
+    assert (folder / HELD_OUT).read_bytes() == (run_on_a_log / HELD_OUT).read_bytes()
 
 
 def test_a_phase_on_a_log_after_one_without_shows_no_start(tmp_path: Path) -> None:
@@ -418,13 +419,13 @@ def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) ->
         first, second, third = store.append(Sample("p", text, prompt_id="p") for text in ("a", "b", "c"))
         store.add_pairs([Pair(second, first), Pair(second, third), Pair(third, first)])
         store.append([Sample("p", "own", reward=9.0, prompt_id="p")], run="this")
-        assert [s.response for s in best_of_log(store, "this", ["p", "q"])] == ["b"]
-        assert [s.response for s in best_of_log(store, "another", ["p"])] == ["own"]
+        assert [[s.response for s in parts] for parts in best_of_log(store, "this", ["p", "q"])] == [["b"]]
+        assert [[s.response for s in parts] for parts in best_of_log(store, "another", ["p"])] == [["own"]]
 
 
 def test_the_answer_of_an_episode_is_all_that_follows_its_prompt() -> None:
     parts = [Sample("p", text, reward=1.0, meta={"index": i}) for i, text in ((1, "no"), (0, "a"), (0, "b"))]
-    [record] = records(parts)
+    [record] = records(first_responses(parts))
     assert (record["response"], record["reward"], record["prompt"]) == ("ab", 1.0, "p")
 
 
@@ -444,11 +445,11 @@ def test_an_environments_turns_keep_their_places_as_control_characters_become_es
 def test_responses_are_harmless_and_bounded(tmp_path: Path) -> None:
     """As they are written, and where somebody changed the file; a prompt is as it was asked."""
     nasty = "\x1b[2J<script>`|" + "x" * 9000
-    found = records([Sample("p\x07", nasty, meta={"index": 0})])
+    found = records([[Sample("p\x07", nasty)]])
     assert found[0]["response"].startswith("\\x1b[2J<script>")
     assert len(found[0]["response"]) < LONGEST + 40
     found.append(found[0] | {"prompt_id": "q", "response": "\x1b[2J"})
-    write_rows(tmp_path / FILE, [{"step": 0, "responses": found}])
+    write_rows(tmp_path / HELD_OUT, [{"step": 0, "responses": found}])
     shown = SideBySide.of(tmp_path, RunConfig())
     assert {row.prompt for row in shown.rows} == {"p\\x07"}
     assert Answer("\\x1b[2J") in [row.start for row in shown.rows]
@@ -460,7 +461,8 @@ def test_the_page_escapes_what_a_model_wrote(run_on_a_log: Path, tmp_path: Path)
     said = {0: "<script>alert(1)</script>", 4: "`x` | y"}
     asked = {"prompt_id": "i", "prompt": "<b>p</b>", "reward": None}
     write_rows(
-        tmp_path / FILE, [{"step": step, "responses": [{**asked, "response": r}]} for step, r in said.items()]
+        tmp_path / HELD_OUT,
+        [{"step": step, "responses": [{**asked, "response": r}]} for step, r in said.items()],
     )
     assert "<script>alert" not in page(load_run(tmp_path))
     assert "``x` | y``" in str(card(load_run(tmp_path), tmp_path)).replace("`` ", "``").replace(" ``", "``")

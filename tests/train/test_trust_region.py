@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import REWARDS, metrics, run_tiny, tiny, weights, whole_and_resumed
+from tiny_runs import REWARDS, metrics, run_tiny, tiny, weights
 from torch import Tensor
 
 from agro import objectives
@@ -126,20 +126,6 @@ def test_a_bound_that_is_never_met_changes_nothing_and_without_it_nothing_is_mea
     assert weights(run_tiny(tmp_path, "bounded", train__steps=3, train__step_kl=1e6)) == weights(plain)
     measured = [row[name] for row in metrics(plain) for name in ("step_kl", "promised", "kept")]
     assert measured == [None] * 9
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"train__lr": 0.1, "train__step_kl": 0.01, "train__gain_ratio": 0.9, "train__steps": 7},
-        {"train__lr": "auto", "train__schedule": "linear"},
-    ],
-    ids=["rules", "a rate that is found"],
-)
-def test_a_resumed_run_knows_what_steps_did(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Checkpoints are every two steps, so it continues after a step that was measured before. Both rules
-    lower rates here. And the rate that was found is kept."""
-    whole_and_resumed(lambda folder: tiny(folder, **changes), tmp_path, 3)
 
 
 def test_each_phase_begins_without_what_steps_did(tmp_path: Path) -> None:

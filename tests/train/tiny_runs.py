@@ -151,6 +151,13 @@ def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
+def same(a: Path, b: Path) -> None:
+    """Two runs have the same weights and metrics, but for the time that they took."""
+    assert weights(a) == weights(b)
+    times = dict.fromkeys(("seconds", "seconds_sample", "seconds_train", "tokens_per_second"))
+    assert [row | times for row in metrics(a)] == [row | times for row in metrics(b)]
+
+
 def run_id(run: Path) -> str:
     return str(json.loads((run / "config.json").read_text())["run"])
 
@@ -217,7 +224,7 @@ def interrupted(config: RunConfig, folder: Path, at: int) -> Path:
 
 def whole_and_resumed(make: Callable[[Path], RunConfig], folder: Path, at: int) -> tuple[Path, Path]:
     """A run of `make(FOLDER)`, and one that ends by Ctrl-C after step `at` and is resumed: both end with the
-    same weights. Each has a folder of its own, also for what `make` writes."""
+    same weights, and measured the same. Each has a folder of its own, also for what `make` writes."""
     runs = [folder / name / "run" for name in ("whole", "resumed")]
     for run in runs:
         run.parent.mkdir()
@@ -225,7 +232,7 @@ def whole_and_resumed(make: Callable[[Path], RunConfig], folder: Path, at: int) 
     config = make(runs[1].parent)
     interrupted(config, runs[1], at)
     Trainer(config, runs[1], resume=True).run()
-    assert weights(runs[1]) == weights(runs[0])
+    same(runs[1], runs[0])
     return runs[0], runs[1]
 
 
