@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import html
-import io
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -134,8 +133,7 @@ def train(
     if peft is not None:
         put(values, "policy.lora", lora_of(peft))
     RunConfig.of(values, "agro.train")  # a wrong setting is refused before anything is written
-    if not resume:
-        _prepare(folder)
+    _prepare(folder, fit, resume=resume)
     if model is not None:
         put(values, "policy.model", model_folder(model, tokenizer, folder / "inputs/model"))
     for key, data in (("prompts", prompts), ("eval_prompts", eval_prompts)):
@@ -153,7 +151,7 @@ def train(
         print(f"note: {note}; give it to choose another", file=sys.stderr)
     config = RunConfig.of(values, "agro.train")
     if fit is not None:
-        config = _fitted(config, fit, given, folder, functions, resume=resume)
+        config = _fitted(config, fit, given, folder, functions)
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
     trainer.forecasts = fit is None
     trainer.run()
@@ -190,8 +188,15 @@ def _is_stored(data: Any) -> bool:
     return isinstance(data, Store) or (is_path(data) and has_several_tables(Path(data)))
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, fit: str | Sequence[str] | None, *, resume: bool) -> None:
     """Remove what an attempt left that was refused before its run began; refuse the folder of another run."""
+    if resume:
+        if fit is not None:
+            raise Refused(
+                "fit: it chooses for a new run, and resume=True continues one. What to do: leave it out, and "
+                f"give what it chose, as {folder}/config.json has it"
+            )
+        return
     if (folder / "metrics.jsonl").exists():
         raise Refused(f"{folder}: there is a run in this folder; continue it with resume=True, or set out")
     if (folder / "inputs").exists():
@@ -205,14 +210,10 @@ def _fitted(
     given: set[str],
     folder: Path,
     functions: dict[str, Function],
-    *,
-    resume: bool,
 ) -> RunConfig:
-    """With what fits in `limits`, which is said; of a resumed run with what was chosen."""
-    from agro.api.fit import Limits, chosen_before, fit
+    """With what fits in `limits`, which is said."""
+    from agro.api.fit import Limits, fit
 
-    if resume and (folder / "config.json").exists():
-        return chosen_before(RunConfig.load(folder / "config.json"), given, config)
     fitted = fit(config, Limits.parse(limits), given, folder, functions)
     print("\n".join(fitted.lines()), file=sys.stderr)
     return fitted.config
@@ -324,46 +325,16 @@ class Trained:
         return pandas.DataFrame(rows)
 
     def plot(self) -> Figure:
-        """Training and held-out reward, and KL to the reference, against steps: what was measured of them.
+        """Training and held-out reward against steps, as the page has them.
 
-        Raises `Refused` where nothing was.
+        Raises `Refused` where no step has a reward.
         """
-        from matplotlib.figure import Figure
-
-        from agro.pages.run.figures import FIRST, FONT, INK, SECOND, WIDE, style_axes
-
-        class NotebookFigure(Figure):
-            """A notebook shows it without `%matplotlib inline`."""
-
-            def _repr_png_(self) -> bytes:
-                buffer = io.BytesIO()
-                self.savefig(buffer, format="png", dpi=120, facecolor="white")
-                return buffer.getvalue()
+        from agro.pages.run.figures import learning_curve
 
         run = load_run(self.folder)
-        panels = {
-            "reward": (run.column("reward_mean"), run.column("eval_reward")),
-            "KL, nats per response": (run.training_kl, run.column("eval_kl_ref")),
-        }
-        shown = {title: both for title, both in panels.items() if np.isfinite(both).any()}
-        if not shown:
-            raise Refused(f"{run.folder}: no step has a reward or a KL, so there is nothing to draw")
-        figure = NotebookFigure(figsize=WIDE, layout="constrained")
-        subplots = figure.subplots(1, len(shown), squeeze=False)[0]
-        styles: list[dict[str, Any]] = [
-            {"label": "training", "color": FIRST},
-            {"label": "held-out", "color": SECOND, "marker": "o", "markersize": 3.6},
-        ]
-        for axes, (title, columns) in zip(subplots, shown.items()):
-            style_axes(axes)
-            axes.set_title(title, loc="left", fontsize=FONT, color=INK)
-            axes.set_xlabel("step", fontsize=FONT, color=INK)
-            for values, style in zip(columns, styles, strict=True):
-                known = np.isfinite(values)
-                if known.any():
-                    axes.plot(run.column("step")[known], values[known], linewidth=1.4, **style)
-            axes.legend(frameon=False, fontsize=FONT)
-        return figure
+        if not np.isfinite([run.column("reward_mean"), run.column("eval_reward")]).any():
+            raise Refused(f"{run.folder}: no step has a reward, so there is nothing to draw")
+        return learning_curve(run)
 
     @cached_property
     def _policy(self) -> Policy:

@@ -1,9 +1,9 @@
 """Settings with which a run fits into a time or into memory on this machine: `agro train … --fit 30min`.
 
 An adapter comes first, where weights are many or memory asks for it. Then the run is loaded and measured, and
-settings get smaller until the dry run's forecast fits: passes and decoded batches for memory; for time
-measurements, a step where too few would fit, and the number of steps. The learning rate is found at the
-first step. What is given isn't changed.
+settings get smaller until the dry run's forecast fits: passes and decoded batches for memory; for time the
+number of steps, and a step where too few would fit. The learning rate is found at the first step. What is
+given isn't changed.
 
 Where the run starts vLLM beside it (recipe card24), they share a GPU: settings follow from the model's shape,
 counted before anything is loaded (`agro.models.footprint`). Nothing of it was measured on a GPU.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,6 @@ ADAPTED = 100_000_000  # weights from which an adapter is chosen on a CPU
 PER_WEIGHT = 20  # bytes of a trained weight in float32: itself, its gradient, two moments and the reference
 USED = 0.8  # of what is free
 ENOUGH, FEWEST = 40, 5  # steps for which a step gets smaller, and with which a run is refused
-EVALUATING, FEWEST_HELD_OUT = 0.25, 32  # of the time, and held-out prompts
 # Settings for one GPU: each rung needs less memory than those before. The first of enough tokens is taken.
 RUNGS: tuple[dict[str, Any], ...] = (
     {"policy.dtype": "bfloat16", "policy.lora.rank": 32, "train.gradient_checkpointing": False},
@@ -46,13 +46,6 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"policy.lora.rank": 8, "train.offload": ["activations"]},
 )
 ENOUGH_TOKENS, FEWEST_TOKENS, MOST_TOKENS, MOST_AT_ONCE = 4000, 1000, 32_000, 256
-CHOSEN = (
-    *("policy.lora.rank", "policy.dtype", "policy.threads", "train.micro_tokens", "sampler.batch"),
-    *("policy.lora.merge", "policy.quantize", "train.gradient_checkpointing", "train.offload"),
-    *("train.max_length", "engine.memory"),
-    *("evaluate.every", "data.hold_out_most", "train.groups", "sampler.max_new", "sampler.n"),
-    *("data.group_size", "train.steps", "train.lr", "train.warmup"),
-)
 
 
 class Limits(NamedTuple):
@@ -186,18 +179,6 @@ def fit(
         return Fitted(choice.settings, choice.config, report)
 
 
-def chosen_before(run: RunConfig, given: Collection[str], config: RunConfig) -> RunConfig:
-    """`config` with what `fit` chose for it when `run` began."""
-    choice = Choice(config, given)
-    for key in CHOSEN:
-        value: Any = run
-        for name in key.split("."):
-            value = getattr(value, name, None)
-        if value is not None:
-            choice.put(key, value)
-    return choice.config
-
-
 def for_card(choice: Choice, limit: float) -> str:
     """Settings with which the run fits on a GPU of so many bytes; what is short where none do, else ""."""
     for rung in RUNGS:
@@ -296,15 +277,14 @@ def _for_memory(choice: Choice, machine: Machine, steps: int, free: float, limit
 
 
 def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> int:
-    """The steps that fit: with fewer measurements, and with smaller steps where they are too few."""
+    """The steps that fit, with smaller ones where they are too few."""
     while True:
-        forecast, config = _forecast(choice, machine, wanted), choice.config
-        evaluating = forecast.get("seconds_evaluating_at_most", 0.0)
-        one = (forecast["seconds_at_most"] - evaluating) / wanted
-        fitting = int((seconds - evaluating) / one) if one else wanted
-        share = evaluating / seconds
-        if share > EVALUATING and _measure_less(choice, machine.answering(config.data), EVALUATING / share):
-            continue
+        config = choice.config
+        fitting = bisect_right(
+            range(1, wanted + 1), seconds, key=lambda n: _forecast(choice, machine, n)["seconds_at_most"]
+        )
+        fewest = min(FEWEST, wanted)
+        forecast = _forecast(choice, machine, fewest)
         sizes = {"train.groups": (config.train.groups, 4)}
         if forecast["fresh_groups"]:
             sizes |= {"sampler.max_new": (config.sampler.max_new, 32), "sampler.n": (config.sampler.n, 4)}
@@ -312,7 +292,9 @@ def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> 
             sizes["data.group_size"] = (config.data.group_size, 2)
         if fitting >= min(ENOUGH, wanted) or not choice.halve(sizes):
             break
-    if fitting < FEWEST:
+    if fitting < fewest:
+        evaluating = forecast.get("seconds_evaluating_at_most", 0.0)
+        one = (forecast["seconds_at_most"] - evaluating) / fewest
         raise Refused(
             f"--fit {duration(seconds)}: one step takes {duration(one)} and the measurements "
             f"{duration(evaluating)}{choice.also}. What to do: a longer time, a smaller model, or fewer "
@@ -320,14 +302,4 @@ def _for_time(choice: Choice, machine: Machine, wanted: int, seconds: float) -> 
         )
     if fitting < wanted:
         choice.put("train.steps", fitting)
-    return min(wanted, fitting)
-
-
-def _measure_less(choice: Choice, held_out: int, share: float) -> bool:
-    """At the ends alone, then on such a share of the held-out prompts; whether that may be chosen."""
-    data = choice.config.data
-    if choice.config.evaluate.every and choice.put("evaluate.every", 0):
-        return True
-    if data.hold_out_most is None or data.eval_prompts is not None or held_out <= FEWEST_HELD_OUT:
-        return False
-    return choice.put("data.hold_out_most", max(FEWEST_HELD_OUT, int(held_out * share)))
+    return fitting

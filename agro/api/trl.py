@@ -1,9 +1,8 @@
 """TRL's GRPOTrainer with the objective `agro`: ½ Var of r − β log π/π_ref over each prompt's completions.
 
 Read in TRL 1.16.0. Sampling, rewards, the reference and the optimizer stay TRL's. The gradient of a
-completion depends on the current log-probs of its complete group. Where micro-batches hold complete groups,
-their own forward pass is enough. Where they cut a group, a pass without gradient comes first, over all that
-an optimizer step takes of a generation batch. Unlike in TRL, completions aren't shuffled.
+completion depends on the current log-probs of its complete group, so micro-batches hold complete groups.
+Unlike in TRL, completions aren't shuffled.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ class AGROTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` with AGRO's loss (arXiv 2503.19612, eq. 4, divided by β), and its arguments.
 
     `args.beta` is β, in units of reward per nat of log π/π_ref of a completion; 0 is RLOO.
-    `args.scale_rewards` must be "none". `options`: other options of the objective `agro`, such as
-    {"average": "token"}. Log-probs are at `args.temperature`. Of TRL's metrics `entropy` and `clip_ratio`
-    are missing, and `kl` is the mean of log π/π_ref per completion, in nats; `consistency` is the loss.
+    `args.scale_rewards` must be "none", and `args.per_device_train_batch_size` a multiple of
+    `args.num_generations`. `options`: other options of the objective `agro`, such as {"average": "token"}.
+    Log-probs are at `args.temperature`. Of TRL's metrics `entropy` and `clip_ratio` are missing, and `kl` is
+    the mean of log π/π_ref per completion, in nats; `consistency` is the loss.
 
-    Raises `Refused` for an argument that changes GRPO's loss and has no equal in AGRO's, for a group that
-    isn't complete in an optimizer step, and for a reward that is known in only part of a group.
+    Raises `Refused` for an argument that changes GRPO's loss and has no equal in AGRO's, for micro-batches
+    that cut a group, and for a reward that is known in only part of a group.
     """
 
     _tag_names = ("trl", "agro")
@@ -53,18 +53,14 @@ class AGROTrainer(GRPOTrainer):
         check_model(self)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """As TRL's, but in the order of the prompts, and with gradients where it cuts groups."""
+        """As TRL's, but in the order of the prompts, so that groups stay together."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         count = self.args.steps_per_generation
         if self._buffered_inputs is None or self._step % (count * self.num_iterations) == 0:
             generated = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs = split_tensor_dict(generated, count)
-        together = min(count, self.args.gradient_accumulation_steps)
-        index = self._step % count
-        if self.args.per_device_train_batch_size % self.num_generations and index % together == 0:
-            self._put_gradients(self._buffered_inputs[index : index + together])
-        return dict(self._buffered_inputs[index])  # a copy: gradients of its own pass are of this step alone
+        return self._buffered_inputs[self._step % count]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
@@ -98,15 +94,6 @@ class AGROTrainer(GRPOTrainer):
         logp_BT: Tensor = self._get_per_token_logps_and_entropies(model, tokens_BS, mask_BS, length)[0]
         return logp_BT
 
-    def _put_gradients(self, parts: list[dict[str, Any]]) -> None:
-        """Put d loss / d logp at the current weights into the micro-batches of complete groups."""
-        with torch.no_grad():
-            logp_BT = torch.cat([self._logp(self.model, part) for part in parts])
-        rows = {key: torch.cat([part[key] for part in parts]) for key in parts[0] if parts[0][key].dim()}
-        loss, gradient_BT = self._gradient(rows, logp_BT)
-        for part, part_BT in zip(parts, gradient_BT.chunk(len(parts)), strict=True):
-            part["loss"], part["gradient"] = loss, part_BT * len(parts)
-
     def _gradient(self, part: Mapping[str, Tensor], logp_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The loss over complete groups, and its gradient [B,T] by the log-probs."""
         n, B = self._group_size(), len(logp_BT)
@@ -125,12 +112,11 @@ class AGROTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """The loss, with the gradient Σ g ∂logp/∂θ, g = d loss / d logp over complete groups."""
         logp_BT = self._logp(model, inputs)
-        if "gradient" not in inputs:
-            inputs["loss"], inputs["gradient"] = self._gradient(inputs, logp_BT)
-        surrogate = (inputs["gradient"] * logp_BT.double()).sum()
-        loss: Tensor = inputs["loss"] + surrogate - surrogate.detach()
+        value, gradient_BT = self._gradient(inputs, logp_BT.detach())
+        surrogate = (gradient_BT * logp_BT.double()).sum()
+        loss: Tensor = value + surrogate - surrogate.detach()
         metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["consistency"].append(self.accelerator.gather(inputs["loss"]).mean().item())
+        metrics["consistency"].append(self.accelerator.gather(value).mean().item())
         if self.beta:
             ratio_B = ((logp_BT.detach() - inputs["ref_per_token_logps"]) * _mask(inputs)).sum(1)
             metrics["kl"].append(self.accelerator.gather(ratio_B).mean().item())

@@ -50,27 +50,11 @@ def check_arguments(args: Any, options: Mapping[str, Any]) -> None:
     get("agro").resolve("agro", {"beta": args.beta, **options})
     if args.num_generations_eval == 1:
         raise Refused("num_generations_eval: expected 2 or more for a group's variance, got 1")
-    check_groups(args)
-
-
-def check_groups(args: Any) -> None:
-    """Raise `Refused` where an optimizer step or a process doesn't hold complete groups."""
     n, size = args.num_generations, args.per_device_train_batch_size
-    if size % n == 0:
-        return
-    parts, accumulated = args.steps_per_generation, args.gradient_accumulation_steps
-    if parts % accumulated and accumulated % parts:
+    if size % n:
         raise Refused(
-            f"steps_per_generation: expected a divisor or a multiple of gradient_accumulation_steps, got "
-            f"{parts} and {accumulated}, so that optimizer steps would share groups. What to do: change one "
-            f"of them, or set per_device_train_batch_size to a multiple of num_generations = {n}"
-        )
-    together = size * min(parts, accumulated)
-    if together % n:
-        raise Refused(
-            f"per_device_train_batch_size: expected complete groups of num_generations = {n} in what an "
-            f"optimizer step takes on one device, got {together} completions. What to do: a multiple of {n}, "
-            "or more of gradient_accumulation_steps"
+            f"per_device_train_batch_size: expected a multiple of num_generations = {n}, since a gradient "
+            f"is of a complete group, got {size}"
         )
 
 

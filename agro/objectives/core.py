@@ -166,8 +166,6 @@ class MethodRecipe:
     """options that the text shows with their defaults, since one may want to change them"""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """by dotted key, such as train.updates; None: the recipe doesn't set what its base does"""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """by option or dotted key: what its line says in place of its declared meaning"""
     missing: str = ""
     """what the recipe lacks of the method"""
     commands: tuple[str, ...] = ()

@@ -63,23 +63,21 @@ def test_steps_get_smaller_where_too_few_fit(tmp_path: Path) -> None:
         chosen(tiny(tmp_path), Limits(seconds=0.1))
 
 
-def test_measurements_get_fewer(tmp_path: Path) -> None:
-    """A measurement of 40 held-out prompts takes 240 ms. At both ends that is more than a quarter of 1.8 s,
-    of which 37 are less. Of 1.5 s the fewest, 32, are too many too. Those of a file are as many as it has."""
-    held = write_prompts(tmp_path / "held.jsonl", range(100, 150))
-    aside = {
+def test_measurements_count(tmp_path: Path) -> None:
+    """A measurement of 40 held-out prompts takes 240 ms, a step 128 ms. The run has one at the start, every
+    tenth step and at the end: of 28 steps four, 0.96 + 3.584 s; of 29 one more step would be 4.672 s.
+
+    Two measurements and five steps take 1.12 s.
+    """
+    data = {
         "prompts": write_prompts(tmp_path / "all.jsonl", range(100)),
         "hold_out": 0.6,
         "hold_out_most": 40,
     }
-    for data, seconds, chosen_most, answering in (
-        (aside, 1.8, {"data.hold_out_most": 37}, 37),
-        (aside, 1.5, {"data.hold_out_most": 32}, 32),
-        (aside | {"eval_prompts": held}, 1.8, {}, 50),
-    ):
-        fitted = fit(tiny(tmp_path, data=data, evaluate__every=2), Limits(seconds=seconds), ("train.lr",))
-        assert fitted.settings == {"evaluate.every": 0, **chosen_most}
-        assert fitted.plan["eval_prompts"] == answering
+    config = tiny(tmp_path, data=data, evaluate__every=10, train__steps=100)
+    assert chosen(config, Limits(seconds=4.6), ("train.lr", "train.groups", "sampler")) == {"train.steps": 28}
+    with pytest.raises(Refused, match=r"one step takes 0.128 s and the measurements 0.48 s"):
+        chosen(config, Limits(seconds=1.0), ("train.groups", "sampler"))
 
 
 def test_a_time_that_is_not_known_is_refused(tmp_path: Path) -> None:

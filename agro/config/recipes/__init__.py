@@ -15,13 +15,11 @@ from agro.errors import Refused
 from agro.io import plugins
 from agro.io.peers import did_you_mean
 from agro.objectives import Objective
-from agro.objectives.options import described
 from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
 FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "card24", "chat")  # in lists
 _DATA = tomllib.loads(FOLDER.parent.joinpath("bases.toml").read_text(encoding="utf-8"))
-NOTES: dict[str, str] = _DATA.pop("notes")
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,7 @@ class Recipe:
         """TOML, with a comment at its head that says what it is for and how it is started."""
         if isinstance(self.source, Objective):
             return method_text(self.name, self.source)
-        text = self.source.read_text(encoding="utf-8")
-        if self.kind != "method" or "[train]" in text or "[[phases]]" in text:
-            return text
-        before = ""  # then it ends as recipes of methods that sample do
-        for dotted, value in SAMPLES.settings.items():
-            section, _, key = dotted.partition(".")
-            if section in ("train", "evaluate"):
-                text += (
-                    f"{key} = {toml(value)}\n"
-                    if section == before
-                    else f"\n[{section}]\n{key} = {toml(value)}\n"
-                )
-                before = section
-        return text
+        return self.source.read_text(encoding="utf-8")
 
     @property
     def title(self) -> str:
@@ -135,9 +120,6 @@ def nearest(name: str) -> str:
     return near and f"; {near}"
 
 
-WIDTH = 110
-COMMENT_COLUMN = 39
-PLAIN_UNITS = ("choice", "ratio", "share", "probability", "number")  # which a meaning says already
 SECTIONS = (
     *("policy", "reward", "data", "environment", "sampler", "source", "source.options"),
     *("objective", "train", "evaluate"),
@@ -146,7 +128,7 @@ SECTIONS = (
 
 def method_text(name: str, entry: Objective) -> str:
     """The text of the recipe that an entry declares: a comment with title, what is missing, commands and what
-    is required, and the settings with their meanings."""
+    is required, and the settings."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
     base = BASES[recipe.base]
@@ -156,17 +138,14 @@ def method_text(name: str, entry: Objective) -> str:
     lines += [f"#   {line.replace('{name}', name)}" for line in recipe.commands or base.commands]
     for line in f"Required: {recipe.required or base.required}".splitlines():
         lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
-    notes = {f"objective.{key}": note for key, note in option_notes(entry).items()}
-    notes |= NOTES
-    notes |= {key if "." in key else f"objective.{key}": note for key, note in recipe.notes.items()}
-    before = ""
-    for dotted, value in method_settings(name, entry).items():
-        section, _, key = dotted.rpartition(".")
-        if section != before:
-            lines += ["", f"[{section}]"] if before else [f"[{section}]"]
-        before = section
-        lines += _setting(key, value, notes.get(dotted, ""))
-    return "\n".join(lines).rstrip() + "\n"
+    settings = method_settings(name, entry)
+    for section in SECTIONS:
+        keys = [dotted for dotted in settings if dotted.rpartition(".")[0] == section]
+        if keys:
+            lines += [f"[{section}]"]
+            lines += [f"{dotted.rpartition('.')[2]} = {toml(settings[dotted])}" for dotted in keys]
+            lines += [""]
+    return "\n".join(lines)
 
 
 def method_settings(name: str, entry: Objective) -> dict[str, Any]:
@@ -175,31 +154,9 @@ def method_settings(name: str, entry: Objective) -> dict[str, Any]:
     assert recipe is not None, f"{name}: its recipe is a file"
     defaults = entry.defaults()
     options = {key: defaults[key] for key in recipe.shown} | dict(recipe.options)
-    settings = {**BASES[recipe.base].settings, **recipe.settings}
+    settings = {"objective.name": name, **BASES[recipe.base].settings, **recipe.settings}
     settings |= {f"objective.{key}": value for key, value in options.items()}
-    settings = {"objective.name": name} | settings
-    # Sections as listed, options as declared, and other settings as the bases have them.
-    keys = ["objective.name", *(f"objective.{key}" for key in entry.options.model_fields)]
-    keys += [key for base in BASES.values() for key in base.settings]
-    order = {key: place for place, key in reversed(list(enumerate(keys)))}
-
-    def position(dotted: str) -> tuple[int, int]:
-        return SECTIONS.index(dotted.rpartition(".")[0]), order.get(dotted, len(keys))
-
-    return {key: settings[key] for key in sorted(settings, key=position) if settings[key] is not None}
-
-
-def option_notes(entry: Objective) -> dict[str, str]:
-    """By option: its meaning, its unit, and its choices where it has some."""
-    notes = {}
-    for key, description in described(entry.options).items():
-        note = str(description["meaning"])
-        if description["unit"] not in PLAIN_UNITS:
-            note += f" ({description['unit']})"
-        elif description["expected"].startswith("one of '"):
-            note += f"; {description['expected']}".replace("'", '"')
-        notes[key] = note
-    return notes
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def toml(value: Any) -> str:
@@ -216,15 +173,4 @@ def toml(value: Any) -> str:
 
 
 def _paragraph(text: str) -> list[str]:
-    return [f"# {line}" for line in textwrap.wrap(text, WIDTH - 2, break_on_hyphens=False)]
-
-
-def _setting(key: str, value: Any, note: str) -> list[str]:
-    """`key = value`, and a comment that goes on in the lines below."""
-    assignment = f"{key} = {toml(value)}"
-    lines = textwrap.wrap(note, WIDTH - COMMENT_COLUMN - 2, break_on_hyphens=False)
-    comments = [f"# {line}" for line in lines]
-    indented = [" " * COMMENT_COLUMN + comment for comment in comments]
-    if not comments or len(assignment) >= COMMENT_COLUMN:
-        return [assignment, *indented]
-    return [assignment.ljust(COMMENT_COLUMN) + comments[0], *indented[1:]]
+    return [f"# {line}" for line in textwrap.wrap(text, 108, break_on_hyphens=False)]

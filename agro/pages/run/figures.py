@@ -163,12 +163,21 @@ def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SEC
     return Series(label, run.column(metric), color, se, points=True, split=split, mark=run.mark(metric))
 
 
+class NotebookFigure(Figure):
+    """A notebook shows it without `%matplotlib inline`."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        png(self, buffer)
+        return buffer.getvalue()
+
+
 def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look = PLAIN) -> Figure:
     """The series that have values, against steps, with the run's phases."""
     steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
     labels = [s.label for s in shown] if len(shown) > 1 else []
-    figure = Figure(figsize=size)
+    figure = NotebookFigure(figsize=size)
     axes: Any = figure.add_axes(margins(size, labels))
     style_axes(axes)
     axes.set_xlim(0, max(1.0, steps[-1]))
@@ -201,7 +210,7 @@ def svg(figure: Figure, name: str) -> Markup:
     return Markup(text.strip())
 
 
-def png(figure: Figure, path: Path) -> None:
+def png(figure: Figure, path: Path | io.BytesIO) -> None:
     for text in figure.findobj(Text):
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
     figure.savefig(path, format="png", dpi=200, facecolor="white")
