@@ -182,7 +182,7 @@ def test_a_tied_output_layer_without_its_own_name_is_noticed(connect, tied) -> N
     pushed.push()
     pushed.form = "model"
     move(pushed.policy)
-    with pytest.raises(Refused, match="a tied output layer that the server left as it was"):
+    with pytest.raises(Refused, match="nats a token off"):
         pushed.push()
     pushed.form = "explicit_head"
     assert pushed.push() < RIGHT
@@ -192,7 +192,7 @@ def test_half_a_checkpoint_is_noticed_by_reload(connect, untied) -> None:
     """By its log-probs, or since it has none: a layer of which only a part was loaded may give NaN."""
     pushed = connect(untied, push="reload")
     move(pushed.policy)
-    with pytest.raises(Refused, match=r"half of a checkpoint|Out of range float values"):
+    with pytest.raises(Refused, match=r"nats a token off|Out of range float values"):
         pushed.push(half)
     assert pushed.push() < RIGHT
 

@@ -68,7 +68,7 @@ class Missing(Lost):
 
 
 class Connection:
-    """A client of one server. `failures` counts the requests that failed."""
+    """A client of one server. `failures` counts the requests that failed, since it was set to 0."""
 
     def __init__(self, url: str, settings: config.EngineConfig, key: str | None = None) -> None:
         """`key`: of a server that has another one than `engine.api_key`."""
