@@ -228,9 +228,9 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
             engine.memory and not engine.starts_server
         ),
-        'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
+        'engine.kind = "vllm" starts a server of its own: expected no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
-        and (engine.url or engine.urls or sglang),
+        and (engine.urls or sglang),
         "engine.push = adapter needs policy.lora, and all weights are trained; use reload or transfer": (
             engine.uses_servers and engine.push == "adapter" and not config.policy.lora
         ),

@@ -302,12 +302,10 @@ def test_the_key_is_sent_and_comes_from_the_environment(bench, monkeypatch) -> N
     assert state.keys == ["Bearer s3cret"]
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"url": "http://a", "urls": ("http://b",)}, {"urls": ("http://a/", "http://a/v1")}]
-)
-def test_urls_are_given_once(given) -> None:
-    with pytest.raises(Refused, match=r"engine\.urls?"):
-        config.EngineConfig(kind="server", **given).servers  # noqa: B018
+@pytest.mark.parametrize("urls", [(), ("http://a/", "http://a/v1")])
+def test_urls_are_given_once(urls) -> None:
+    with pytest.raises(Refused, match=r"engine\.urls"):
+        config.EngineConfig(kind="server", urls=urls).servers  # noqa: B018
 
 
 SGLANG = {

@@ -233,7 +233,7 @@ def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
     values = {
         "policy": {"model": str(tmp_path / "model")},
         "data": {"prompts": str(prompts)},
-        "engine": {"kind": "server", "url": url},
+        "engine": {"kind": "server", "urls": [url]},
         "sampler": {"n": 2, "max_new": 3},
         "objective": {"name": "agro", "beta": 0.1},
         "train": {"steps": 3, "groups": 2, "lr": 1e-2},

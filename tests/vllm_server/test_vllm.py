@@ -91,7 +91,7 @@ class Pushed:
         lora = settings.pop("lora", None)
         self.policy = Policy.load(PolicyConfig(model=str(model), lora=lora), seed=1)
         self.form: Form = "adapter" if lora else FORM[settings["push"]]
-        values = {"kind": "server", "url": url, "model": "m", "timeout": 600, **settings}
+        values = {"kind": "server", "urls": [url], "model": "m", "timeout": 600, **settings}
         self.said: list[str] = []
         self.engine = Server(config.EngineConfig(**values), self.policy.encoder, say=self.said.append)
         opened.callback(self.engine.close)
@@ -296,7 +296,7 @@ def training(folder: Path, url: str, model: Path, changes: dict[str, Any]) -> Ru
     values: dict[str, Any] = {
         "policy": {"model": str(model)},
         "data": {"prompts": str(prompts)},
-        "engine": {"kind": "server", "url": url, "model": "m", "timeout": 600},
+        "engine": {"kind": "server", "urls": [url], "model": "m", "timeout": 600},
         "sampler": {"n": 4, "max_new": 12},
         "reward": {"name": f"{Path(__file__).with_name('reward.py')}:bytes_above"},
         "objective": {"name": "agro", "beta": 0.1},
@@ -319,7 +319,7 @@ def test_a_run_starts_and_ends_a_server_of_its_own(models, tmp_path: Path, monke
         f'exec {PYTHON} -m vllm.entrypoints.openai.api_server --model "$model" "$@"\n'
     )
     command.chmod(0o700)
-    engine = {"kind": "vllm", "url": None, "vllm": f"{command} --enforce-eager"}
+    engine = {"kind": "vllm", "urls": [], "vllm": f"{command} --enforce-eager"}
     changes = {"engine": engine, "policy": policy}
     trained(tmp_path, "", models["untied"], changes)
     for command_line in Path("/proc").glob("[0-9]*/cmdline"):

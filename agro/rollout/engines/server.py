@@ -451,7 +451,7 @@ class Server:
         if all(host.is_away for host in self.hosts):
             self.version, kind = -1, NoServer  # of no weights, until a push
         return kind(
-            f"engine.url: no server is left:{problems}\nWhat to do besides: check that the servers run, "
+            f"engine.urls: no server is left:{problems}\nWhat to do besides: check that the servers run, "
             "raise engine.retries or engine.timeout if they need longer; then continue with --resume"
         )
 
@@ -491,7 +491,7 @@ class VLLM(Server):
         self._process = LocalProcess(command, variables, self._log, HOST)
         say(f"engine.kind = vllm: {shlex.join(command)}")
         url, level = f"http://{HOST}:{port}", sleep_level(settings, policy)
-        served = settings.model_copy(update={"kind": "server", "url": url, "model": MODEL})
+        served = settings.model_copy(update={"kind": "server", "urls": (url,), "model": MODEL})
         with ExitStack() as started:
             started.callback(self._end)
             self._wait(f"{url}/health")
