@@ -296,14 +296,14 @@ class Drafted(HF):
         check_vocabulary(policy, self.draft, model)
         with refusing_errors(policy.name, "sampling with a draft model"):
             super().__init__(policy, version, fused=False)
-        self.proposed = self.accepted = 0  # by the probe
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
         try:
             yield from super().decode(waiting, sampler, seed)
             if self._decoder is not None:
-                self.proposed += self._decoder.proposed
-                self.accepted += self._decoder.accepted
+                self.proposed, self.accepted = self._decoder.proposed, self._decoder.accepted
+                share = self.accepted / self.proposed if self.proposed else None
+                self.measured = {"requests_failed": 0, "draft_accepted": share}
         finally:
             self._decoder = None  # keys and values may be gigabytes
 

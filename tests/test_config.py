@@ -355,7 +355,7 @@ def test_what_may_change_on_resume_and_between_phases_is_declared_at_the_field()
     """Limits and what is shown, kept or uploaded may change on resume; phases share what is read once."""
     free, one = set(marked("resume")), set(shared())
     assert {("reward", "timeout"), ("train", "push"), ("guard", "kl"), ("track", "to")} <= free
-    assert {("source", "wait_seconds"), ("engine", "url")} <= free
+    assert {("source", "wait_seconds"), ("engine", "urls")} <= free
     sections = "environment reward train guard evaluate track source engine place"
     assert {section for section, _ in free} == set(sections.split())
     assert {("data", "prompts"), ("reward", "functions"), ("policy", "model"), ("source", "kind")} <= one
@@ -370,7 +370,7 @@ def test_where_samples_come_from_and_what_decodes_them() -> None:
     assert config.source.model_dump() == source | unset
     given = {"kind": "hf", "options": {}, "vllm": "vllm", "urls": (), "dialect": "vllm", "api": "completions"}
     limits = {"sleep": False, "timeout": 120.0, "retries": 3, "fused": True}
-    unset = dict.fromkeys(("url", "api_key", "model", "push", "push_error", "memory"))
+    unset = dict.fromkeys(("api_key", "model", "push", "push_error", "memory"))
     assert config.engine.model_dump() == given | limits | unset
     assert "source.wait_seconds" in refused({"source": {"wait_seconds": 0}})
     assert "engine.kind" in refused({"engine": {"kind": "llama.cpp"}})

@@ -381,11 +381,9 @@ class EngineConfig(Section):
     fused: bool = field(True, shared=True)
     """hf: decode Llama, Mistral, Qwen2 and Qwen3 models on a CPU with fused products and packed weights, if a
     trial finds the same log-probs; a copy of the weights is in memory while responses are sampled"""
-    url: str | None = field(None, resume=True, shared=True)
-    """of the server; the short form of `urls`"""
     urls: tuple[str, ...] = field((), resume=True, shared=True)
-    """of several servers of the same model; each request goes to the least busy. One that fails is left out
-    until it has new weights and passes its probe"""
+    """of the servers, which have the same model; each request goes to the least busy. One that fails is left
+    out until it has new weights and passes its probe"""
     api_key: str | None = field(None, resume=True, shared=True)
     """of the servers, as env:NAME, whose value is taken from the environment"""
     model: str | None = field(None, shared=True)
@@ -417,17 +415,12 @@ class EngineConfig(Section):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The URLs of all servers, without /v1. Raises `Refused` unless either `url` or `urls` is set."""
-        if (self.url is None) == (not self.urls):
-            got = "both" if self.urls else "neither"
-            raise Refused(
-                'engine.kind = "server" needs either engine.url, such as http://127.0.0.1:8000, or '
-                f"engine.urls, got {got}"
-            )
-        given = self.urls if self.url is None else (self.url,)
-        urls = tuple(url.rstrip("/").removesuffix("/v1") for url in given)
+        """The URLs of all servers, without /v1. Raises `Refused` where there is none, or one twice."""
+        urls = tuple(url.rstrip("/").removesuffix("/v1") for url in self.urls)
+        if not urls:
+            raise Refused('engine.kind = "server" needs engine.urls, such as ["http://127.0.0.1:8000"]')
         if len(set(urls)) < len(urls):
-            raise Refused(f"engine.urls: expected different servers, got {', '.join(given)}")
+            raise Refused(f"engine.urls: expected different servers, got {', '.join(self.urls)}")
         return urls
 
 
@@ -440,7 +433,7 @@ class PlaceConfig(Section):
     """processes that share the training, started by torchrun on the trainer's host"""
     servers: tuple[str, ...] = field((), resume=True, shared=True)
     """commands of servers that sample, such as "vllm serve MODEL --port 8001", each started on the trainer's
-    host; engine.url names them"""
+    host; engine.urls names them"""
     restarts: int = field(5, resume=True, shared=True, ge=0)
     """how often a process that died is started again without a step of the run in between; one more death
     ends the run, which `--resume` continues"""

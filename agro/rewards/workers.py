@@ -12,7 +12,9 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Literal, cast
 
 from agro.errors import Refused
@@ -221,35 +223,30 @@ class Pool(Caller):
 def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """Send a message, a line of JSON, and return the reply, which is another; {} where it is none.
 
-    Raises `TimeoutError`, and `EOFError` where the process ends first.
+    Raises `TimeoutError`, where it ends the process, and `EOFError` where the process ends first.
     """
     assert process.stdin
     assert process.stdout
-    outbox, inbox = memoryview(json.dumps(message).encode() + b"\n"), bytearray()
-    deadline = time.monotonic() + seconds
-    os.set_blocking(process.stdin.fileno(), False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not inbox.endswith(b"\n"):
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError
-            for key, _ in selector.select(remaining):
-                if key.fileobj is process.stdout:
-                    data = os.read(process.stdout.fileno(), 1 << 20)
-                    if not data:
-                        raise EOFError
-                    inbox += data
-                    continue
-                try:
-                    outbox = outbox[os.write(process.stdin.fileno(), outbox) :]
-                except BlockingIOError:
-                    continue
-                except BrokenPipeError:  # it died, which reading will show
-                    outbox = outbox[:0]
-                if not outbox:
-                    selector.unregister(process.stdin)
+    to, of, inbox = process.stdin.fileno(), process.stdout.fileno(), bytearray()
+    line = json.dumps(message).encode() + b"\n"
+
+    def ask() -> None:
+        outbox = memoryview(line)
+        with suppress(BrokenPipeError):  # it died, which reading will show
+            while outbox:
+                outbox = outbox[os.write(to, outbox) :]
+        while not inbox.endswith(b"\n") and (data := os.read(of, 1 << 20)):
+            inbox.extend(data)
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    if asking.is_alive():
+        _ask_to_end(process)
+        asking.join(END_SECONDS)  # it may wait on where another process has the pipes too
+        raise TimeoutError
+    if not inbox.endswith(b"\n"):
+        raise EOFError
     try:
         reply = json.loads(inbox)
     except ValueError:

@@ -63,8 +63,6 @@ class CollectResult:
     failed: int = 0  # rewards that couldn't be computed
     tokens: int = 0  # sampled
     too_stale: int = 0  # responses that were made for the run and never trained on
-    failed_requests: int | None = 0  # to the engine; each was sent again
-    draft_accepted: float | None = None  # share of a draft model's tokens that became part of a response
     # Metrics of the engine, after the last response, and of what is around the source.
     measured: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,7 +87,6 @@ def collect(
     store.experience.check_prompts((prompt.id, prompt.text) for prompt in prompts)
     activity = activity or Activity()
     engine, total = rollout.engine, len(prompts) * sampler.n
-    failures, proposed, accepted = engine.failures, engine.proposed, engine.accepted
     numbers = task.numbers or tuple(range(len(prompts)))
     ids = store.experience.find_in_ledger(task.ledger, numbers) if task.ledger else []
     samples = list(store.samples(ids=ids)) if ids else []  # by an earlier process
@@ -139,13 +136,10 @@ def collect(
     if reward is not None:
         activity.stage("scoring")
         failed = score(reward, samples, store, task, activity)
-    drafted = engine.proposed - proposed
     return CollectResult(
         tuple(s.id for s in samples if s.id is not None),
         failed,
         sum(int(s.action.sum()) for s in samples if s.action is not None),
-        failed_requests=engine.failures - failures,
-        draft_accepted=(engine.accepted - accepted) / drafted if drafted else None,
         measured=dict(engine.measured),
     )
 

@@ -263,7 +263,7 @@ class Episode:
         return [row.sample(self.encoder, number=i, meta=meta, **shared) for i, row in enumerate(rows)]
 
 
-ATTRIBUTES = ("version", "proposed", "accepted", "failures", "measured", "check")  # of an engine
+ATTRIBUTES = ("version", "measured", "check")  # of an engine
 
 
 class Rollout:

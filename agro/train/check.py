@@ -216,9 +216,9 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
         'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
         and (not engine.uses_servers or sglang or config.source.kind != "inline"),
-        'engine.kind = "vllm" starts a server of its own: expected no engine.url, no engine.urls and '
+        'engine.kind = "vllm" starts a server of its own: expected no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
-        and (engine.url or engine.urls or sglang),
+        and (engine.urls or sglang),
         "engine.push = adapter needs policy.lora, and all weights are trained; use reload or transfer": (
             engine.uses_servers and engine.push == "adapter" and not config.policy.lora
         ),

@@ -83,8 +83,6 @@ def describe_batch(valid: Valid, version: int, reward: RewardConfig | None = Non
         "same_meaning": sum(n for n in meanings.values() if n > 1) if meanings else None,
         "groups_equal": sum(min(r) == max(r) for r in rewards_of.values()),
         "rewards_failed": collected.failed,
-        "requests_failed": collected.failed_requests,
-        "draft_accepted": collected.draft_accepted,
         **collected.measured,
         "dropped": sum(valid.dropped.values()),
         "dropped_reasons": dict(valid.dropped),

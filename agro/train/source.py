@@ -192,14 +192,17 @@ def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
 
 def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
     """What several calls added, of which a step trains on `ids`."""
-    failures = [part.failed_requests for part in parts]
+    measured = dict(parts[-1].measured)
+    if len(parts) > 1:  # what counts over them; a share of each can't be added
+        failed = [part.measured.get("requests_failed") for part in parts]
+        measured["requests_failed"] = None if None in failed else sum(failed)
+        measured.pop("draft_accepted", None)
     return CollectResult(
         ids,
         failed=sum(part.failed for part in parts),
         tokens=sum(part.tokens for part in parts),
         too_stale=sum(part.too_stale for part in parts),
-        failed_requests=None if None in failures else sum(n or 0 for n in failures),
-        measured=parts[-1].measured,
+        measured=measured,
     )
 
 
@@ -377,5 +380,4 @@ class CollectorSource:
             failed=sum(not sample.has_reward for sample in samples),
             tokens=sum(sample.actions for sample in samples),
             too_stale=skipped,
-            failed_requests=None,
         )

@@ -31,7 +31,7 @@ class Generate:
     def __init__(self, encoder: Encoder, say: Callable[[str], None], dtype: str = "float32") -> None:
         self.ends, self.dtype = list(encoder.eos_ids), getattr(torch, dtype)
         self.model: Any = None
-        self.version, self.proposed, self.accepted, self.failures = -1, 0, 0, 0
+        self.version = -1
         self.measured: Mapping[str, Any] = {}
         self.check: Callable[[], None] = lambda: None
 

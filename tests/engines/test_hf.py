@@ -336,7 +336,7 @@ def test_it_is_an_engine(tiny, tmp_path):
             parameter.mul_(1.5)
     other.save(tmp_path)
     engine: Engine = HF(policy, 4)
-    assert engine.failures == 0
+    assert engine.measured == {"requests_failed": 0}
     ids = [1, 4, 5]
     waiting = deque(Request(i, ids, 6) for i in range(3))
     done: list[Continuation] = []

@@ -36,23 +36,23 @@ def test_a_push_is_proved_and_its_error_is_rounding(bench, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "push", "words"),
+    ("way", "push"),
     [
-        ("reload", "stale head", "a tied output layer that the server left as it was"),
-        ("reload", "half", "half of a checkpoint"),
-        ("transfer", "half", "a backend that doesn't load all weights"),
-        ("adapter", "first adapter", "nothing arrived"),  # the server goes on with that one
-        ("reload", "nothing", "nothing arrived"),
-        ("transfer", "nothing", "nothing arrived"),
+        ("reload", "stale head"),
+        ("reload", "half"),
+        ("transfer", "half"),
+        ("adapter", "first adapter"),  # the server goes on with that one
+        ("reload", "nothing"),
+        ("transfer", "nothing"),
     ],
 )
-def test_a_push_that_silently_fails_is_refused(bench, way: str, push: str, words: str) -> None:
+def test_a_push_that_silently_fails_is_refused(bench, way: str, push: str) -> None:
     """The distance in the message is that of the log-probs before and after the push, computed here."""
     torch.manual_seed(0)
     policy, state, made = bench.pushing(way)
     made.load(bench.moved(policy, 1, way), 1)
     state.push = push
-    with pytest.raises(Refused, match=words) as refused:
+    with pytest.raises(Refused, match="--dtype as policy") as refused:
         made.load(bench.moved(policy, 2, way), 2)
     text = str(refused.value)
     off = of_probe(policy) - of_probe(state.engine.policy)
@@ -84,7 +84,7 @@ def test_a_server_of_another_dtype_is_named_and_may_be_allowed(bench) -> None:
         for weight in policy.weights().values():  # so that rounding shows in the logits
             weight.mul_(4)
     folder = bench.moved(policy, 1, "reload")
-    with pytest.raises(Refused, match=r"start vLLM with --dtype as policy\.dtype"):
+    with pytest.raises(Refused, match=r"--dtype as policy\.dtype.*engine\.push_error = 0\.05"):
         bench.engine(policy, state).load(folder, 1)
     made = bench.engine(policy, state, push_error=0.05)
     made.load(folder, 1)
@@ -302,12 +302,10 @@ def test_the_key_is_sent_and_comes_from_the_environment(bench, monkeypatch) -> N
     assert state.keys == ["Bearer s3cret"]
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"url": "http://a", "urls": ("http://b",)}, {"urls": ("http://a/", "http://a/v1")}]
-)
-def test_urls_are_given_once(given) -> None:
-    with pytest.raises(Refused, match=r"engine\.urls?"):
-        config.EngineConfig(kind="server", **given).servers  # noqa: B018
+@pytest.mark.parametrize("urls", [(), ("http://a/", "http://a/v1")])
+def test_urls_are_given_once(urls) -> None:
+    with pytest.raises(Refused, match=r"engine\.urls"):
+        config.EngineConfig(kind="server", urls=urls).servers  # noqa: B018
 
 
 SGLANG = {
@@ -339,7 +337,7 @@ def test_sglang_gets_weights_is_probed_and_samples(bench, tuned, way: str) -> No
     assert paths.count(pushed) == 2
     assert paths.count("/flush_cache") == (2 if way == "reload" else 0)
     state.push = "nothing" if way == "reload" else "first adapter"
-    with pytest.raises(Refused, match="nothing arrived"):
+    with pytest.raises(Refused, match="nats a token off"):
         made.load(bench.moved(policy, 3, way), 3)
 
 

@@ -59,7 +59,7 @@ def test_tokens_and_log_probs_are_those_of_the_servers_weights(policy, state, co
     assert all(s.version == 7 and s.role == "policy" for s in samples)
     check_behavior(policy, samples)
     assert len({body["seed"] for _, body in state.asked}) == 10
-    assert engine.failures == 0
+    assert engine.measured["requests_failed"] == 0
 
 
 @pytest.mark.parametrize("how", ["status", "hang up", "abort"])
@@ -67,7 +67,7 @@ def test_a_request_that_fails_is_counted_and_sent_again(state, connect, how: str
     state.fail, state.how = 3, how
     engine = connect(retries=3)
     assert {d.request.number for d in decoded(engine, 4, batch=2)} == {0, 1, 2, 3}
-    assert engine.failures == 3
+    assert engine.measured["requests_failed"] == 3
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
     engine = connect(retries=2)
     with pytest.raises(Refused, match=words):
         decoded(engine)
-    assert engine.failures == 3
+    assert engine.measured["requests_failed"] == 3
 
 
 def test_the_reader_may_append_requests(connect) -> None:
@@ -233,7 +233,7 @@ def served_run(tmp_path: Path, url: str, **changes: Any) -> RunConfig:
     values = {
         "policy": {"model": str(tmp_path / "model")},
         "data": {"prompts": str(prompts)},
-        "engine": {"kind": "server", "url": url},
+        "engine": {"kind": "server", "urls": [url]},
         "sampler": {"n": 2, "max_new": 3},
         "objective": {"name": "agro", "beta": 0.1},
         "train": {"steps": 3, "groups": 2, "lr": 1e-2},

@@ -122,7 +122,7 @@ def test_a_server_that_does_not_start_is_named_with_what_it_said(tmp_path: Path)
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("engine", [{"url": "http://x"}, {"urls": ["http://x"]}, {"dialect": "sglang"}])
+@pytest.mark.parametrize("engine", [{"urls": ["http://x"]}, {"dialect": "sglang"}])
 def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
     values = {
         "policy": {"model": "m"},
@@ -134,7 +134,7 @@ def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
     check_config(RunConfig.of(values))
     with pytest.raises(Refused, match=r'engine\.memory is of engine\.kind = "vllm", got "hf"'):
         check_config(RunConfig.of({**values, "engine": {"memory": 0.5}}))
-    with pytest.raises(Refused, match=r"starts a server of its own: expected no engine\.url"):
+    with pytest.raises(Refused, match=r"starts a server of its own: expected no engine\.urls"):
         check_config(RunConfig.of({**values, "engine": {"kind": "vllm", **engine}}))
 
 

@@ -310,11 +310,10 @@ def test_a_step_of_collecting_reports_the_accepted_share(tiny, tmp_path):
     made = drafting(policy, saved_draft(policy, tmp_path / "draft"))
     with Store.open(tmp_path / "store.db") as store:
         for seed in range(2):
-            before = np.array([made.engine.accepted, made.engine.proposed])
-            share = collect(made, PROMPTS, sampler, store, Task(seed=seed)).draft_accepted
-            accepted, proposed = np.array([made.engine.accepted, made.engine.proposed]) - before
-            assert share == accepted / proposed
-        assert collect(rollout(policy), PROMPTS, sampler, store, Task(seed=2)).draft_accepted is None
+            measured = collect(made, PROMPTS, sampler, store, Task(seed=seed)).measured
+            assert measured["draft_accepted"] == made.engine.accepted / made.engine.proposed
+        measured = collect(rollout(policy), PROMPTS, sampler, store, Task(seed=2)).measured
+        assert "draft_accepted" not in measured
 
 
 def test_a_draft_with_another_vocabulary_is_refused(tiny, tmp_path):

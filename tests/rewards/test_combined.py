@@ -135,7 +135,7 @@ def test_a_part_behind_a_closed_gate_is_0_whatever_its_caps():
 def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     tokens = {"tokens": np.array([5, 6]), "action": np.array([False, True])}
     found = [Sample("p", str(i), prompt_id="p", meta={"index": i}, **tokens) for i in range(3)]
-    engine = SimpleNamespace(failures=0, proposed=0, accepted=0, measured={})
+    engine = SimpleNamespace(measured={})
     rollout = SimpleNamespace(sample=lambda *_, **__: iter(found), engine=engine)
     reward = combined(a=(Fixed(1.0, 0.0, None), {}), b=(Fixed(3.0, None, None), {"weight": 0.0}))
     with Store.open(tmp_path / "store.db") as store:

@@ -39,7 +39,7 @@ def engine(request, monkeypatch) -> dict[str, str]:
     """[engine] of a server, and of an engine that is added later, in the server's place."""
     if request.param == "third":
         monkeypatch.setitem(ENGINES, "server", frozenset())
-    return {"kind": "server", "url": "http://127.0.0.1:9"}
+    return {"kind": "server", "urls": ["http://127.0.0.1:9"]}
 
 
 NEEDING: dict[str, Any] = {

@@ -388,7 +388,7 @@ def test_it_is_not_measured_where_it_can_not_be(tmp_path: Path) -> None:
         ("evaluate", {"kl": False}),
         ("evaluate", {"kl_samples": 0}),
         ("evaluate", {"temperature": 0.5}),
-        ("engine", {"kind": "server", "url": "http://localhost:1"}),
+        ("engine", {"kind": "server", "urls": ["http://localhost:1"]}),
         ("source", {"kind": "elsewhere"}),
         ("environment", {"name": "tool"}),
     ):

@@ -260,7 +260,7 @@ def test_means_are_over_responses(policy: Policy) -> None:
 
 
 def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
-    collected = CollectResult(failed=1, failed_requests=3)
+    collected = CollectResult(failed=1, measured={"requests_failed": 3})
     found = describe_batch(Valid([row(policy, "1")], collected=collected), 0)
     assert (found["rewards_failed"], found["requests_failed"]) == (1, 3)
 

@@ -83,7 +83,7 @@ def test_measurements_count(tmp_path: Path) -> None:
 def test_a_time_that_is_not_known_is_refused(tmp_path: Path) -> None:
     served = {"reference": "model", "reference_model": "http://127.0.0.1:8000"}
     changes = {
-        "a server samples": {"engine": {"kind": "server", "url": "http://localhost:1", "model": "m"}},
+        "a server samples": {"engine": {"kind": "server", "urls": ["http://localhost:1"], "model": "m"}},
         "a server has the reference": {f"policy__{key}": value for key, value in served.items()},
     }
     for reason, change in changes.items():

@@ -181,7 +181,7 @@ def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorde
 
 
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
-    server = {"kind": "server", "url": "http://x"}
+    server = {"kind": "server", "urls": ["http://x"]}
     old = {"name": "grpo", "ratio": "old"}  # both log-probs of this ratio are the trainer's
     Trainer(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
 

@@ -129,7 +129,7 @@ def test_the_step_is_predicted_as_far_as_it_is_known(tmp_path: Path) -> None:
     """What a server or an environment takes isn't known here; the other parts are."""
     changes: dict[str, dict[str, Any]] = {
         "": {},
-        "a server samples": {"engine": {"kind": "server", "url": "http://localhost:1", "model": "m"}},
+        "a server samples": {"engine": {"kind": "server", "urls": ["http://localhost:1"], "model": "m"}},
         "an environment takes its own time": {"environment": {"name": CALCULATOR}},
     }
     for reason, change in changes.items():

@@ -54,7 +54,7 @@ TEACHER: Changes = {
 
 
 def server(**engine: Any) -> Changes:
-    return {"engine": {"kind": "server", "url": "http://127.0.0.1:9", **engine}}
+    return {"engine": {"kind": "server", "urls": ["http://127.0.0.1:9"], **engine}}
 
 
 def phases(*changes: Changes) -> Changes:
@@ -119,7 +119,7 @@ SERVERS: list[tuple[Changes, str]] = [
     (server(push="adapter"), r"engine\.push = adapter needs policy\.lora"),
     (server(dialect="sglang", push="transfer"), r"engine\.push = transfer and engine\.dialect = sglang"),
     (server(dialect="sglang", api="generate"), r"engine\.api = generate and engine\.dialect = sglang"),
-    (server(url=None), r"engine\.url"),
+    (server(urls=[]), r"engine\.url"),
     (server(api_key="env:AGRO_NOT_SET"), r"engine\.api_key: expected AGRO_NOT_SET"),
 ]
 

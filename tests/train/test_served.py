@@ -66,7 +66,7 @@ def collect(config: RunConfig, run: Path, say: Callable[[str], None], begin: Cal
 def run_of(tmp_path: Path, start: str, url: str, **changes: Any) -> RunConfig:
     """Of three steps of four responses, each of which is a request."""
     policy = {"model": start, **changes.pop("policy", {})}
-    engine = {"kind": "server", "url": url, **changes.pop("engine", {})}
+    engine = {"kind": "server", "urls": [url], **changes.pop("engine", {})}
     few = {"sampler__n": 2, "train__groups": 2, "train__steps": 3}
     return tiny(tmp_path, policy=policy, engine=engine, **few | changes)
 
@@ -107,7 +107,7 @@ def test_a_server_sleeps_while_the_weights_move(tmp_path: Path, start: str, monk
     assert order[:3] == ["/wake_up", "/v1/load_lora_adapter", "/sleep?level=1"]
     assert order.count("/wake_up") == order.count("/sleep?level=1") >= 3
     with pytest.raises(Refused, match=r"engine\.sleep needs a server of vLLM"):
-        check_config(run_of(tmp_path, start, url, engine={"kind": "hf", "url": None, "sleep": True}))
+        check_config(run_of(tmp_path, start, url, engine={"kind": "hf", "urls": [], "sleep": True}))
 
 
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 2}}])

@@ -56,11 +56,10 @@ class Continuation:
 class Engine(Protocol):
     """Continues token ids. `version` is the number of optimizer steps of its weights; -1: not the trainer's.
 
-    `failures` counts requests that failed and were sent again. `proposed` counts the tokens that a draft
-    model proposed, `accepted` those of them that are in a response; both are 0 without a draft. `can` is what
-    the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything else is refused.
-    `measured` has metrics of `agro.runs.rundata` that it knows. `check` is called again and again while the
-    engine decodes, and may raise `Interrupted`.
+    `can` is what the engine can do beyond decoding, see `CAPABILITIES`: a setting that needs anything else is
+    refused. `measured` has metrics of `agro/runs/metrics.md` that it knows; those that count something, such
+    as requests_failed, are of the last call of `decode`. `check` is called again and again while the engine
+    decodes, and may raise `Interrupted`.
 
     A run makes an engine of a user as `Class(encoder, say, **engine.options)`, or as `Class(policy, version,
     **engine.options)` where it `can` share weights.
@@ -68,12 +67,7 @@ class Engine(Protocol):
 
     can: ClassVar[frozenset[Capability]]
     version: int
-    proposed: int
-    accepted: int
     check: Callable[[], None]
-
-    @property
-    def failures(self) -> int: ...
 
     @property
     def measured(self) -> Mapping[str, Any]: ...

@@ -68,7 +68,7 @@ class Missing(Lost):
 
 
 class Connection:
-    """A client of one server. `failures` counts the requests that failed."""
+    """A client of one server. `failures` counts the requests that failed, since it was set to 0."""
 
     def __init__(self, url: str, settings: config.EngineConfig, key: str | None = None) -> None:
         """`key`: of a server that has another one than `engine.api_key`."""
@@ -143,14 +143,14 @@ class Connection:
             raise Failed(status)
         if response.status_code == GONE:
             raise Missing(f"{self.url}{path} isn't there: {status}")
-        raise Refused(f"engine.url: {self.url}{path} refused: {status}")
+        raise Refused(f"engine.urls: {self.url}{path} refused: {status}")
 
     def _json(self, path: str, content: bytes) -> Any:
         try:
             return loads(content) if content else None
         except ValueError as error:
             got = content.decode("utf-8", "replace")[:200]
-            raise Refused(f"engine.url: {self.url}{path}: expected JSON, got {got!r} ({error})") from None
+            raise Refused(f"engine.urls: {self.url}{path}: expected JSON, got {got!r} ({error})") from None
 
 
 class _Content(BaseModel):

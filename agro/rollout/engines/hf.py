@@ -43,10 +43,7 @@ class HF:
         """
         self.policy = policy
         self.version = version
-        self.failures = 0
-        self.proposed = 0
-        self.accepted = 0
-        self.measured: Mapping[str, Any] = {}
+        self.measured: Mapping[str, Any] = {"requests_failed": 0}
         self.check: Callable[[], None] = lambda: None
         self._may_skip = False  # whether skipping layers was checked
         layers = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}

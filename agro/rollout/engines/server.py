@@ -47,7 +47,7 @@ from agro.models.adapters import is_adapter
 from agro.models.encoding import Encoder
 from agro.models.footprint import host_memory
 from agro.models.policy import Policy
-from agro.models.published import ROUNDING, Probe
+from agro.models.published import Probe
 from agro.rollout.engines import ENGINES, Capability, Continuation, NoServer, Request
 from agro.rollout.engines.connection import (
     Away,
@@ -64,20 +64,6 @@ from agro.rollout.engines.connection import (
 
 PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
 KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
-LIKELY = {
-    "reload": (
-        "a tied output layer that the server left as it was, half of a checkpoint, or another model. What to "
-        "do: start the server again with the run's model, or use engine.push = transfer"
-    ),
-    "transfer": (
-        "a backend that doesn't load all weights, or another model. What to do: start the server again with "
-        "the run's model and the backend of examples/vllm_weights"
-    ),
-    "adapter": (
-        "an adapter on another model than it is trained on, one of the same name, or weights that were "
-        "pushed to the model itself. What to do: start the server again with the run's policy.model"
-    ),
-}
 NEEDS = {  # how a server is started so that weights can be pushed to it, by dialect and way
     ("vllm", "reload"): "VLLM_SERVER_DEV_MODE=1",
     ("vllm", "transfer"): "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see examples/vllm_weights)",
@@ -101,7 +87,6 @@ class Host:
         self.problem = self.reported = ""
         self.is_away = False  # that is the problem
         self.error: float | None = None  # of the last probe, nats a token
-        self._scores: Scores | None = None
         self._probe: Probe | None = None  # of the weights that were pushed
         self._proofs = 0
         self._proving = asyncio.Lock()
@@ -178,27 +163,17 @@ class Host:
     def _unfit(self, scores: Scores, probe: Probe) -> str:
         """Why the server isn't used, since its scores are further from the learner's than rounding explains;
         "" where it is."""
-        gaps, before = np.abs(np.concatenate(scores) - np.concatenate(probe.logp)), self._scores
-        mean = float(gaps.mean())
+        gaps = np.abs(np.concatenate(scores) - np.concatenate(probe.logp))
         allowed = probe.allowed if self.settings.push_error is None else self.settings.push_error
-        self.error, self._scores = mean, scores
-        if not allowed or mean <= allowed:
+        self.error = float(gaps.mean())
+        if not allowed or self.error <= allowed:
             return ""
-        likely = LIKELY[self._way]
-        if mean <= ROUNDING[True]:
-            likely = (
-                "another type of numbers. What to do: start vLLM with --dtype as policy.dtype (by default it "
-                f"serves float32 in half precision), or set engine.push_error = {ROUNDING[True]:g}"
-            )
-        if scores == before:
-            likely = (
-                "nothing arrived, since its log-probs are those of before the push. What to do: see the "
-                "server's log; whether it can read the folder RUN/weights"
-            )
         return (
-            f"after the push its log-probs of {gaps.size} fixed tokens are {mean:.3g} nats a token "
+            f"after the push its log-probs of {gaps.size} fixed tokens are {self.error:.3g} nats a token "
             f"off those of the trainer (at most {gaps.max():.3g}), above engine.push_error = {allowed:g}. "
-            f"Likely: {likely}"
+            "What to do: start the server again with the run's policy.model, --dtype as policy.dtype and "
+            "--logprobs-mode processed_logprobs, or set engine.push = transfer; where it serves half "
+            "precision, set engine.push_error = 0.05"
         )
 
     async def _push(self, weights: Path, version: int) -> str | None:
@@ -332,15 +307,10 @@ class Server:
         self._weights: Path | None = None  # that a server gets when it wakes
         self._awake = 0  # decodings under way
         self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
-        self.proposed = self.accepted = 0  # unknown: a draft model is the server's own matter
         self.check: Callable[[], None] = lambda: None
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-
-    @property
-    def failures(self) -> int:
-        return sum(host.connection.failures for host in self.hosts)
 
     @property
     def used(self) -> list[Host]:
@@ -350,6 +320,7 @@ class Server:
     def measured(self) -> Mapping[str, Any]:
         errors = [host.error for host in self.used if host.error is not None]
         return {
+            "requests_failed": sum(host.connection.failures for host in self.hosts),
             "push_error": max(errors, default=None),
             "servers": len(self.used),
             "servers_dropped": {host.url: host.problem for host in self.hosts if host.problem},
@@ -361,6 +332,8 @@ class Server:
         Raises `Refused` where a request fails `engine.retries` times more at every server, and for a reply
         that isn't what was requested, once the other requests under way are served.
         """
+        for host in self.hosts:
+            host.connection.failures = 0
         if not self.level:
             yield from self._decode(waiting, sampler, seed)
             return
@@ -478,7 +451,7 @@ class Server:
         if all(host.is_away for host in self.hosts):
             self.version, kind = -1, NoServer  # of no weights, until a push
         return kind(
-            f"engine.url: no server is left:{problems}\nWhat to do besides: check that the servers run, "
+            f"engine.urls: no server is left:{problems}\nWhat to do besides: check that the servers run, "
             "raise engine.retries or engine.timeout if they need longer; then continue with --resume"
         )
 
@@ -518,7 +491,7 @@ class VLLM(Server):
         self._process = LocalProcess(command, variables, self._log, HOST)
         say(f"engine.kind = vllm: {shlex.join(command)}")
         url, level = f"http://{HOST}:{port}", sleep_level(settings, policy)
-        served = settings.model_copy(update={"kind": "server", "url": url, "model": MODEL})
+        served = settings.model_copy(update={"kind": "server", "urls": (url,), "model": MODEL})
         with ExitStack() as started:
             started.callback(self._end)
             self._wait(f"{url}/health")
