@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -244,7 +245,7 @@ class Objective:
 
     def conflict(self, options: Options) -> str:
         """Why these options exclude each other, "" where they don't."""
-        rules = (rule for part in (self, *self.ingredients) for rule in part.rules)
+        rules = chain(self.rules, *(part.rules for part in self.ingredients))
         reasons = [broken(rules, options), self.excludes(options)]
         reasons += [part.conflict(options) for part in self.ingredients]
         reason = next(filter(None, reasons), "")

@@ -82,7 +82,7 @@ class Rounds:
             for number in range(wanted.first, wanted.first + wanted.groups)
             for i in range(2)
         ]
-        return CollectResult(tuple(self.store.append(samples)), tokens=wanted.groups, failed_requests=None)
+        return CollectResult(tuple(self.store.append(samples)), tokens=wanted.groups)
 
     def publish(self, learner: Any) -> None:
         """Nothing to publish to."""
