@@ -66,7 +66,7 @@ Coupling = Literal["row", "group", "step"]
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
-# Values of an option, and those that others may have with them; an objective may lack the others.
+# An option, values of it, and those that others may have beside them; an objective may lack the others.
 Rule = tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]]]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need != OBSERVED_LOGP))
 

@@ -145,7 +145,6 @@ class Weight(Ingredient):
         "weight_normalize": (Normalize, "none"),
     }
     metrics: ClassVar = ("weight_mean",)
-
     rules: ClassVar = (
         ("weight", ("none",), {key: (default,) for key, (_, default) in options.items() if key != "weight"}),
         ("weight_normalize", ("group",), {"weight_level": ("sequence", "mean")}),
