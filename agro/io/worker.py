@@ -11,7 +11,6 @@ batch.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -107,22 +106,9 @@ def find(name: str) -> tuple[Any, str]:
     except AttributeError:
         from agro.io.peers import did_you_mean
 
-        names = public_names(module, module_name)
+        names = [public for public in vars(module) if not public.startswith("_")]
         near = did_you_mean(path, names) or f"it has {', '.join(names) or 'no public name'}"
         return None, f"{module_name} has no {path!r}; {near}"
-
-
-def public_names(module: Any, path: str) -> list[str]:
-    """The public functions, classes and objects of a module; of a file without those that it imports, as a
-    package does to offer them."""
-    imported = set()
-    if path.endswith(".py"):
-        with open(path, encoding="utf-8") as file:
-            nodes = list(ast.walk(ast.parse(file.read())))
-        for node in nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                imported |= {(name.asname or name.name).partition(".")[0] for name in node.names}
-    return [name for name in vars(module) if not name.startswith("_") and name not in imported]
 
 
 def load_file(path: str) -> Any:

@@ -330,7 +330,8 @@ def _rows(
     sql = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     start, latest = 1, 0
     while start <= (latest + GAP if end is None else end):
-        intervals = [(start, start + BLOCK - 1)]  # a stack, whose top is the next one
+        last = start + BLOCK - 1 if end is None else min(start + BLOCK - 1, end)
+        intervals = [(start, last)]  # a stack, whose top is the next one
         start += BLOCK
         while intervals:
             low, high = intervals.pop()

@@ -98,7 +98,6 @@ def test_ranks_and_servers(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("replay = 1.0", "samples nothing"),
-        ('store = "http://host:1"', "the URL of an owner"),
         ('[place]\nservers = ["serve \'"]', "No closing quotation"),
         ('[place]\nservers = [" "]', "an empty one"),
     ],

@@ -72,8 +72,8 @@ def test_regex_on_gsm8k():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("exct", {}, "got 'exct'; did you mean exact?"),
-        ("exact", {"strp": True}, "reward.options of exact: unknown key strp; did you mean strip?"),
+        ("exct", {}, "got 'exct'; did you mean exact"),
+        ("exact", {"strp": True}, "reward.options of exact: unknown key strp; did you mean strip"),
         ("exact", {"strip": 3}, "strip: input should be a valid boolean"),
         ("regex", {"pattern": "(a)"}, "unknown key pattern; known here: marker, answer_marker"),
         ("regex", {"marker": " "}, "marker: expected text"),
