@@ -246,7 +246,7 @@ class Objective:
 
     def conflict(self, options: Options) -> str:
         """Why these options exclude each other, "" where they don't."""
-        rules = (rule for part in (self, *self.ingredients) for rule in part.rules)
+        rules = [*self.rules, *(rule for part in self.ingredients for rule in part.rules)]
         reasons = [broken(rules, options), self.excludes(options)]
         reasons += [part.conflict(options) for part in self.ingredients]
         reason = next(filter(None, reasons), "")
