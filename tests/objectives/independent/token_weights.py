@@ -8,6 +8,7 @@ from math import exp, fsum, inf, log
 from independent.advantages import advantages
 from independent.base import (
     Case,
+    Found,
     Pair,
     Place,
     Response,
@@ -234,9 +235,19 @@ def red_drop(case: Case) -> Result:
     return rec(case, advantage="red_drop")
 
 
+def with_clipped_weights(case: Case, found: Found) -> Result:
+    """The gradient of −min(w A, clamp(w, 0.8, 1.2) A) is −w A where that is the first, else 0."""
+
+    def token(A: float, y: Response, place: Place) -> Pair:
+        _, slope = clipped(case.ratio(place), A, 0.8, 1.2)
+        return slope * float(case.logp[place]), slope
+
+    return averaged(case, found, "token", token)
+
+
 def reinforce_pp(case: Case) -> Result:
-    return rec(case, mask="one_side", token_weight="is", advantage="reinforce_pp")
+    return with_clipped_weights(case, advantages(case, "reinforce_pp"))
 
 
 def gdpo(case: Case) -> Result:
-    return rec(case, mask="one_side", token_weight="is", advantage="gdpo")
+    return with_clipped_weights(case, advantages(case, "gdpo"))
