@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,7 @@ def import_(
     format: The files' format, where it isn't recognized.
     map_: FIELD=COLUMN: a name or JMESPath; the first * expands keys or items.
     prompts: Prompts of rows without one, joined by their id.
-    tokenizer: Count what this model can't be trained on. Its tokenizer made tokens without a mask.
+    tokenizer: The model whose tokenizer made the tokens of responses without a mask.
     rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
     reward_map: WORD=NUMBER,…: rewards that are words, such as up=1,down=0.
     lower_is_better: Store the reward r as -r; of a pair the named one is the worse.
@@ -110,14 +109,11 @@ def import_(
     if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
-    report, encoding = _into(store, files, arguments, tokenizer, policy)
-    lines, document = [str(report)], report.to_json()
-    if encoding is not None:
-        document["encoding"] = encoding
-        lines.append("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+    report = _into(store, files, arguments, tokenizer, policy)
+    document = report.to_json()
     if proposal is not None:
         document["proposed"] = proposal.to_json(name)
-    answer(document, "\n".join(lines), as_json)
+    answer(document, str(report), as_json)
 
 
 def _into(
@@ -126,12 +122,10 @@ def _into(
     arguments: dict[str, Any],
     tokenizer: str | None,
     setting: list[str] | None,
-) -> tuple[ImportReport, dict[str, int] | None]:
-    """What came of the files, and with a tokenizer how many samples a policy with it could train on, and why
-    not on the others. A refused import leaves no new store."""
+) -> ImportReport:
+    """What came of the files. A refused import leaves no new store."""
     encoder = None
     if tokenizer is not None:
-        from agro.models.encoding import InvalidSample
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
@@ -140,17 +134,7 @@ def _into(
     is_new = not exists(store)
     try:
         with Store.open(store) as opened:
-            report = import_files(opened, files, **arguments)
-            if encoder is None:
-                return report, None
-            counts = Counter[str]()
-            for sample in opened.samples():
-                try:
-                    encoder.rows(sample)
-                    counts["valid"] += 1
-                except InvalidSample as error:
-                    counts[error.reason] += 1
-            return report, dict(counts)
+            return import_files(opened, files, **arguments)
     except Refused:
         if is_new and store.exists():
             with Store.open(store, read_only=True) as opened:

@@ -315,8 +315,8 @@ class EntryWriter:
         differs = differing(prior.options, self._options) if prior is not None else []
         if differs and not self._is_replacing:
             raise Refused(
-                f"{path}: imported before with another {', '.join(differs)}. What to do: give the same "
-                "options, or --replace, which takes its records anew in place of what is stored of them"
+                f"{path}: imported before with other options ({', '.join(differs)}). What to do: give the "
+                "same, or --replace, which takes its records anew in place of what is stored of them"
             )
         runs = self._store.draws.trained(ids)
         if runs:
