@@ -183,19 +183,22 @@ def proposed(
     if decided or (rewards and not guess):
         return None
     if guess:
-        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
+        if len(rewards) > 1 or set(rewards.values()) - {1.0}:
+            raise Refused("--guess: expected one --reward COLUMN beside it; give its columns with --map")
+        proposal = propose(files[0], reward=next(iter(rewards), None), lower_is_better=is_lower)
+        if proposal is None:
+            print(f"{files[0]}: read as its format says, without --guess", file=sys.stderr)
     else:
         proposal = propose_unknown(files[0], lower_is_better=is_lower)
     if proposal is None:
         return None
-    can_be_taken = proposal and proposal.undefined is None
-    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+    if proposal and (yes or (guess and (rewards or is_lower))):
         print(f"{proposal}\n  {visible(proposal.command(store))}", file=sys.stderr)
         return proposal
     if as_json:
         print(json.dumps(proposal.to_json(store), ensure_ascii=False))
         raise SystemExit(2)
-    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+    if proposal and sys.stdin.isatty() and sys.stdout.isatty():
         return _asked(proposal, store)
     raise proposal.refusal(store)
 
@@ -204,8 +207,6 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
     """As the person at the terminal says."""
     while True:
         print(proposal, file=sys.stderr)
-        if proposal.undefined is not None:
-            raise proposal.refusal(store)
         question = "Is the upper one better? y / n (lower is better) / another column / q: "
         if not proposal.is_judged:
             question = "Are these prompts and responses? y / a column that judges them / q: "
@@ -218,7 +219,7 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
         if typed.lower() in ("n", "no", "q", "quit"):
             raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
         try:
-            proposal = (typed and propose(proposal.path, rewards={typed: 1.0})) or proposal
+            proposal = (typed and propose(proposal.path, reward=typed)) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
 
