@@ -26,7 +26,7 @@ def test_what_is_taken_as_unknown_is_said(tmp_path: Path) -> None:
     assert "of verdict taken as unknown: ask Jim" in proposal.reasons
     assert "'good=1,bad=0,ask Jim=null'" in proposal.command()
     write(path, log.content | {"verdict": ("good", "bad", "so lala") * 2})  # too often to be none
-    with pytest.raises(Refused, match=r"(?s)verdict: .* --map reward=verdict --reward-map '.*so lala=NUMBER'"):
+    with pytest.raises(Refused, match=r"(?s)verdict: .* --reward-map '.*so lala=NUMBER'"):
         propose(path)
 
 
