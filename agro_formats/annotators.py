@@ -157,7 +157,7 @@ def _plain(name: str) -> str:
     return re.sub(r"\W|_", "", name.lower())
 
 
-_ANSWERS, _SUGGESTION = ".responses", "-suggestion"
+_ANSWERS = ".responses"
 _RECORD_COLUMNS = (
     *("id", "_server_id", "external_id", "status", "inserted_at", "updated_at", "metadata", "vectors"),
 )
@@ -166,16 +166,10 @@ _UNSUBMITTED = ("draft", "discarded")
 
 
 def read_record(row: Row, context: Context) -> list[Item]:
-    """In 2.x `responses` has the answers by question, in 1.x a list of what each annotator said."""
-    responses, answers = unpacked(row["responses"]), dict[str, list[Any]]()
-    if isinstance(responses, dict):
-        for question, values in responses.items():
-            answers[question] = [one.get("value") for one in listed(values, f"responses.{question}")]
-    else:
-        for i, one in enumerate(listed(responses, "responses")):
-            if one.get("status") not in _UNSUBMITTED:
-                for question, values in entry(one.get("values"), f"responses[{i}].values").items():
-                    answers.setdefault(question, []).append(entry(values, question).get("value"))
+    answers = {
+        question: [one.get("value") for one in listed(values, f"responses.{question}")]
+        for question, values in entry(unpacked(row["responses"]), "responses").items()
+    }
     fields = entry(unpacked(row["fields"]), "fields")
     extras = {name: value for name, value in row.items() if name in _RECORD_COLUMNS or name == "suggestions"}
     return _items(fields, answers, extras, context)
@@ -191,33 +185,13 @@ def read_flat(row: Row, context: Context) -> list[Item]:
             both = zip(values, states, strict=True)
             answers[column.removesuffix(_ANSWERS)] = [v for v, state in both if state not in _UNSUBMITTED]
     columns = {c for c in row if c.endswith(_ANSWERS) or f"{_ANSWERS}." in c}
-    return _items_of_columns(row, answers, columns, ".suggestion", context)
+    others = {*columns, *_RECORD_COLUMNS}
+    fields = {c: value for c, value in row.items() if c not in others and ".suggestion" not in c}
+    return _items(fields, answers, omit(row, columns | fields.keys()), context)
 
 
 def is_flat(row: Row) -> bool:
     return any(c.endswith(_ANSWERS) and f"{c}.users" in row for c in row)
-
-
-def read_dataset(row: Row, context: Context) -> list[Item]:
-    """A question's column has what each annotator said, the one with `-suggestion` what a model did."""
-    answers = {}
-    for question in [c.removesuffix(_SUGGESTION) for c in row if c.endswith(_SUGGESTION)]:
-        said = listed(row.get(question), question)
-        answers[question] = [one.get("value") for one in said if one.get("status") not in _UNSUBMITTED]
-    return _items_of_columns(row, answers, set(answers), _SUGGESTION, context)
-
-
-def is_dataset(row: Row) -> bool:
-    return any(f"{c}{_SUGGESTION}-metadata" in row and f"{c}{_SUGGESTION}" in row for c in row)
-
-
-def _items_of_columns(
-    row: Row, answers: dict[str, list[Any]], columns: set[str], suggestion: str, context: Context
-) -> list[Item]:
-    """`columns`: those of the answers; `suggestion`: what is in the names of what a model answered."""
-    others = {*columns, *_RECORD_COLUMNS}
-    fields = {c: value for c, value in row.items() if c not in others and suggestion not in c}
-    return _items(fields, answers, omit(row, columns | fields.keys()), context)
 
 
 def _items(
@@ -242,40 +216,16 @@ def _items(
 
 
 def _value(value: Any, names: list[str]) -> Any:
-    """An answer; a ranking of responses as ranks by name. In 1.x it has both; in `datasets` it is an object
-    of two lists; in 2.x it is the list of all `names` in their order."""
-    if isinstance(value, dict) and value.keys() >= {"rank", "value"} and isinstance(value["value"], list):
-        return dict(zip(value["value"], value["rank"], strict=True))
-    if not isinstance(value, list) or not value:
-        return value
-    if isinstance(value[0], dict) and "rank" in value[0]:
-        return {str(one["value"]): one["rank"] for one in objects(value, "ranking")}
-    is_ranking = len(value) > 1 and sorted(map(str, value)) == names
+    """An answer; a ranking, which is the list of all `names` in their order, as ranks by name."""
+    is_ranking = isinstance(value, list) and len(value) > 1 and sorted(map(str, value)) == names
     return {name: rank for rank, name in enumerate(value, 1)} if is_ranking else value
-
-
-_BODIES = ("body", "text", "title")  # of an item of a ranked list
-_UNSORTED = "_"  # the bucket of what nobody moved
 
 
 def read_task(row: Row, context: Context) -> list[Item]:
     data = entry(row["data"], "data")
     prompt, used = prompt_of(data, context)
     fields = {name: value for name, value in data.items() if name not in used}
-    ranked = next(
-        (
-            name
-            for name, value in fields.items()
-            if isinstance(value, list) and value and all(isinstance(x, dict) and "id" in x for x in value)
-        ),
-        None,
-    )
-    responses = {} if ranked else responses_of(fields, context)
-    for i, item in enumerate(fields.pop(ranked) if ranked else ()):  # of a ranked list by their ids
-        if str(item["id"]) in responses:
-            raise Refused(f"{ranked}[{i}].id: expected one that no other item has, got {item['id']!r:.60}")
-        body = next((item[key] for key in _BODIES if item.get(key) is not None), None)
-        responses[str(item["id"])] = text(body, f"{ranked}[{i}].body")
+    responses = responses_of(fields, context)
     answers: dict[str, list[Any]] = {}
     subjects: dict[str, str] = {}
     for i, annotation in enumerate(objects(row["annotations"], "annotations")):
@@ -302,14 +252,5 @@ def _answer(result: Mapping[str, Any], names: list[str]) -> Any:
         if len(sides) != 2:
             raise Refused(f"pairwise: expected two responses in data, got {', '.join(names) or 'none'}")
         return one_of(value.get("selected"), dict(zip(("left", "right"), sides)), "pairwise.selected")
-    if kind == "ranker":
-        # The places of the ids in their order. Of several buckets each is a category, and no order of all.
-        ranker = value.get("ranker")
-        if isinstance(ranker, dict):
-            buckets = [ids for ids in ranker.values() if ids]
-            if len(buckets) != 1 or ranker.get(_UNSORTED):
-                return ranker
-            [ranker] = buckets
-        return {str(id): rank for rank, id in enumerate(a_list(ranker, "ranker"), 1)}
     answer = value.get("text") if kind == "textarea" else value.get(str(kind), value)
     return answer[0] if isinstance(answer, list) and len(answer) == 1 else answer

@@ -12,10 +12,10 @@ from agro.io.json_values import entry, objects, omit, text, unpacked
 from agro.logs import exchanges
 from agro.logs.exchanges import Message, blocks, choices, is_completion
 from agro.logs.protocol import Context, Item, Row, SkipRecord
-from agro.logs.records import call, pair_after, reply, settings, split, system
+from agro.logs.records import pair_after, reply, settings, split, system
 from agro.logs.values import wrong
 from agro.rollout.prompts import anthropic_prompt, openai_prompt
-from agro.types.conversation import normalized
+from agro.types.conversation import normalized, normalized_message
 from agro_formats.traces import described, joined_scores, responses, scored
 
 
@@ -144,15 +144,8 @@ def read_tensorzero(row: Row, context: Context) -> list[Item]:
         prompt.append(system(_rendered(request["system"], "input.system")))
     for i, message in enumerate(objects(request.get("messages"), "input.messages")):
         location = f"input.messages[{i}]"
-        content_blocks = list[dict[str, Any]]()
-        for block in blocks(message.get("content"), location):
-            if block.get("type") == "tool_result":
-                result = text(block.get("result"), f"{location}.result")
-                prompt.append({"role": "tool", "tool_call_id": block.get("id"), "content": result})
-            else:
-                content_blocks.append(block)
-        if content_blocks:
-            prompt.append(_message(message.get("role"), content_blocks, location))
+        parts = [_part(block, location) for block in blocks(message.get("content"), location)]
+        prompt += normalized_message({"role": message.get("role"), "content": parts}, location)
     params = entry(unpacked(row.get("inference_params")), "inference_params")
     scores = joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
     common = {
@@ -177,27 +170,28 @@ def _rendered(value: Any, name: str) -> str:
     )
 
 
-def _message(role: Any, blocks: list[dict[str, Any]], name: str) -> Message:
-    message: Message = {"role": role, "content": "", "reasoning_content": "", "tool_calls": []}
-    for block in blocks:
-        match block.get("type"):
-            case "text" | "raw_text":
-                message["content"] += _rendered(block.get("text", block.get("value")), name)
-            case "template":
-                _rendered(block.get("arguments", {}), name)
-            case "thought":
-                message["reasoning_content"] += block.get("text") or ""
-            case "tool_call":
-                tool = block.get("raw_name", block.get("name"))
-                arguments = block.get("raw_arguments", block.get("arguments"))
-                message["tool_calls"].append(call(tool, arguments, block.get("id")))
-            case kind:
-                raise wrong(name, "text, a thought, or a tool's call or result", kind)
-    return {key: value for key, value in message.items() if value or key in ("role", "content")}
+def _part(block: Row, name: str) -> Row:
+    """A block of TensorZero's as a part of a message that every reader knows."""
+    match block.get("type"):
+        case "text" | "raw_text":
+            return {"type": "text", "text": _rendered(block.get("text", block.get("value")), name)}
+        case "template":
+            _rendered(block.get("arguments", {}), name)
+        case "thought":
+            return {"type": "thinking", "thinking": block.get("text") or ""}
+        case "tool_call":
+            tool = block.get("raw_name", block.get("name"))
+            arguments = block.get("raw_arguments", block.get("arguments"))
+            return {"type": "tool_use", "id": block.get("id"), "name": tool, "input": arguments}
+        case "tool_result":
+            result = text(block.get("result"), f"{name}.result")
+            return {"type": "tool_result", "tool_use_id": block.get("id"), "content": result}
+    raise wrong(name, "text, a thought, or a tool's call or result", block.get("type"))
 
 
 def _reply(value: Any, name: str) -> Message:
     """Blocks of a function that chats; of one that answers JSON the text as it was generated."""
     if isinstance(value, dict):
         return {"content": text(value.get("raw"), f"{name}.raw")}
-    return _message("assistant", objects(value, name), name)
+    parts = [_part(block, name) for block in objects(value, name)]
+    return normalized_message({"role": "assistant", "content": parts}, name)[-1]

@@ -147,7 +147,6 @@ def tally(judgments: Iterable[Judgment]) -> tuple[Judgment, ...]:
 
 
 _FEEDBACK = ("instruction", "models", "completions")
-_OVERALL = ("overall_score", "fine-grained_score")
 _BINARIZED = ("prompt", "prompt_id", "chosen", "rejected", "messages", "score_chosen", "score_rejected")
 
 
@@ -181,10 +180,7 @@ def read_ultrafeedback(row: Row, context: Context) -> list[Item]:
 def _reward(completion: Row, name: str, context: Context) -> float | None:
     """The rating of the chosen aspect, or the mean of all, which is unknown where one of them is."""
     annotations = entry(completion.get("annotations"), f"{name}.annotations")
-    overall = [column for column in _OVERALL if column in completion]
-    aspect = context.chosen("aspect", (*annotations, "mean", *overall))
-    if aspect in overall:
-        return number(completion[aspect], f"{name}.{aspect}", is_text=True)
+    aspect = context.chosen("aspect", (*annotations, "mean"))
     ratings = []
     for each in annotations if aspect == "mean" else (aspect,):
         location = f"{name}.annotations.{each}"
@@ -195,14 +191,12 @@ def _reward(completion: Row, name: str, context: Context) -> float | None:
 
 
 def read_binarized(row: Row, context: Context) -> list[Item]:
-    """`chosen` and `rejected` are complete conversations, and `messages` is the chosen one again."""
+    """`chosen` and `rejected` are complete conversations; `prompt` and `messages` repeat the chosen one."""
     chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
     prompt = chosen[:-1]
     if not prompt or rejected[:-1] != prompt:
         raise Refused("rejected: expected the messages of chosen, and then another response")
-    meta: dict[str, Any] = omit(row, _BINARIZED)
-    copies = {"prompt": chosen[-2].get("content"), "messages": chosen}  # columns that repeat the chosen one
-    meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
+    meta = omit(row, _BINARIZED)
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
         score = number(row[f"score_{name}"], f"score_{name}")

@@ -1,13 +1,12 @@
-"""Sessions of coding agents (Claude Code's and Codex's JSON Lines, Gemini CLI's JSON and JSON Lines), and
-trajectories of SWE-agent and mini-swe-agent.
+"""Sessions of coding agents (Claude Code's and Codex's JSON Lines), and trajectories of SWE-agent and
+mini-swe-agent.
 
 Where a history is rewritten, by a rewind or a summary, and for an agent that is delegated to, another
-response begins. None has a reward. Claude Code's and Gemini's files lack the system prompt and the tools.
+response begins. None has a reward. Claude Code's files lack the system prompt and the tools.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,8 @@ from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.exchanges import Message, blocks
 from agro.logs.protocol import Context, Item, Row
-from agro.logs.records import common_start, exchange, system
-from agro.logs.values import identified, integer, listed, plain, wrong
+from agro.logs.records import exchange, system
+from agro.logs.values import identified, integer, wrong
 from agro.types.conversation import normalized_message
 
 
@@ -201,76 +200,6 @@ def _add_items(messages: list[Message], items: list[dict[str, Any]], name: str) 
     for item in items:
         if item.get("type") not in _NO_MESSAGES:
             exchanges.add_item(messages, item, name)
-
-
-def read_gemini(row: Row, context: Context) -> list[Item]:
-    session: dict[str, Any] = {}
-    messages: dict[Any, Row] = {}
-    histories = list[History]()
-    for event in objects(row.get("events", [row]), "events"):
-        if "$rewindTo" in event:
-            histories.append(_gemini_history(list(messages.values()), histories))
-            ids = list(messages)
-            keep = ids.index(event["$rewindTo"]) if event["$rewindTo"] in ids else 0
-            messages = {id: messages[id] for id in ids[:keep]}
-        elif "id" in event:  # written again when it is complete
-            messages[event["id"]] = event
-        else:
-            session |= entry(event.get("$set", event), "$set")
-    if session.get("messages"):
-        messages = dict(enumerate(objects(session["messages"], "messages")))
-    histories.append(_gemini_history(list(messages.values()), histories))
-    return responses(
-        histories, session.get("sessionId"), omit(session, ("messages", "sessionId", "lastUpdated"))
-    )
-
-
-def _gemini_history(records: list[Row], previous: list[History]) -> History:
-    messages = list[Message]()
-    model = None
-    for i, record in enumerate(records):
-        location = f"messages[{i}]"
-        said = _parts(record.get("content"), f"{location}.content")
-        if record.get("type") == "user":
-            messages.append({"role": "user", "content": said})
-        elif record.get("type") == "gemini":
-            model = record.get("model", model)
-            tools = listed(record.get("toolCalls"), f"{location}.toolCalls")
-            message: Message = {"role": "assistant", "content": said}
-            if tools:
-                names = ("name", "args", "id")
-                message["tool_calls"] = [{key: tool[key] for key in names if key in tool} for tool in tools]
-            if said or tools:  # else of a call that was cancelled
-                messages.append(message)
-            for tool in tools:
-                if tool.get("result") is not None:
-                    content = _result(tool["result"], location)
-                    messages.append({"role": "tool", "tool_call_id": tool.get("id"), "content": content})
-    # Behind what one of those before begins with as well.
-    begin = max((len(common_start(messages, other.messages)) for other in previous), default=0)
-    return History(messages, begin, {"model": model})
-
-
-def _parts(value: Any, name: str) -> str:
-    """Text, of one part or of several."""
-    parts = value if isinstance(value, list) else [value]
-    return "".join(plain([part], name) if isinstance(part, dict) else plain(part, name) for part in parts)
-
-
-def _result(value: Any, name: str) -> str:
-    """What a tool answered: in Gemini's parts, or as text."""
-    parts = value if isinstance(value, list) else [value]
-    texts = list[str]()
-    for part in parts:
-        answer = part.get("functionResponse") if isinstance(part, dict) else None
-        if answer is None:
-            texts.append(_parts(part, f"{name}.toolCalls.result"))
-            continue
-        response = entry(answer, f"{name}.functionResponse").get("response")
-        if isinstance(response, dict) and response.keys() in ({"output"}, {"error"}):
-            response = next(iter(response.values()))
-        texts.append(response if isinstance(response, str) else json.dumps(response, ensure_ascii=False))
-    return "".join(texts)
 
 
 def identity(row: Row) -> str:

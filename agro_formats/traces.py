@@ -264,18 +264,11 @@ def read(how: Declaration, row: Row, context: Context) -> list[Item]:
     rows.sort(key=lambda span: [_rank(at(span, key)) for key in how.get("order", ())])
     root = at(record, how.get("root", ""))
     rows = rows if root is None else [root, *rows]
-    example = next((span for span in rows if at(span, how.get("unit", ""))), None)
-    first = example or next((span for span in rows if at(span, one.get("parent", "")) is None), rows[0])
+    first = next((span for span in rows if at(span, one.get("parent", "")) is None), rows[0])
     parsed = [_span(span, f"spans[{i}]", one, context) for i, span in enumerate(rows)]
     if root is not None:
         parsed = [parsed[0], *(replace(s, parent=s.parent or parsed[0].id) for s in parsed[1:])]
     scores: Scores = {}
-    if example is not None:
-        inner = [span.id for span in parsed if span.parent == at(example, one["id"])]
-        parsed = [replace(span, is_judge=span.id in inner[1:]) for span in parsed]
-        parsed = [replace(s, parent=None) if s.id == at(example, one["id"]) else s for s in parsed]
-        for name, value in _numbers("", entry(at(example, how["unit_scores"]), "scores")):
-            _add(scores, name, value)
     own = {span.id: span.scores for span in parsed}
     for name, value, judged in _scores_in(record, how, how.get("scores", "scores")):
         _add(own.get(judged, scores) if judged else scores, name, value)
@@ -374,29 +367,10 @@ def _add(scores: Scores, name: str, value: Any) -> None:
 
 
 def gather(how: Declaration, lines: Iterator[Line]) -> Iterator[Line]:
-    """A record a trace; of an evaluation a record an example."""
+    """A record a trace."""
     column = how["group"].get("list")
     rows = unlisted(lines, lambda row: row.get(column)) if column else lines
-    for line in grouped(rows, lambda row: str(row.get(how["group"]["by"])), SPANS):
-        examples = [] if line.error or "unit" not in how else _examples(how, line.value[SPANS])
-        yield from (line._replace(value={SPANS: example}) for example in examples)
-        if not examples:
-            yield line
-
-
-def _examples(how: Declaration, rows: Sequence[Row]) -> list[list[Row]]:
-    """The spans at `unit`, each with those below it."""
-    parents = {at(row, how["span"]["id"]): at(row, how["span"]["parent"]) for row in rows}
-    ids = list(parents)
-    examples = {id: [row] for id, row in zip(ids, rows) if at(row, how["unit"])}
-    for id, row in zip(ids, rows):
-        ancestor, seen = parents[id], {id}
-        while ancestor in parents and ancestor not in examples and ancestor not in seen:
-            seen.add(ancestor)
-            ancestor = parents[ancestor]
-        if ancestor in examples and id not in examples:
-            examples[ancestor].append(row)
-    return list(examples.values())
+    return grouped(rows, lambda row: str(row.get(how["group"]["by"])), SPANS)
 
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

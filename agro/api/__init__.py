@@ -228,7 +228,7 @@ def _store_of(log: Any) -> str | None:
 
 def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None = None) -> Proposal | None:
     """How to read a log of unknown form, for `log_map` of `agro.train`: print it, and look whether the
-    responses that it calls the best are. None for a log that needs no proposal.
+    responses that it calls the best are. None for a log of a known format.
 
     Args:
         log: a path, or rows as in `agro.train`.
@@ -237,8 +237,7 @@ def propose(log: Any, reward: str | None = None, *, lower_is_better: bool | None
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(_log_files(log, Path(folder) / "log.jsonl")[0])
-        rewards = None if reward is None else {reward: 1.0}
-        return look_at(path, rewards=rewards, lower_is_better=lower_is_better)
+        return look_at(path, reward=reward, lower_is_better=lower_is_better)
 
 
 def _take_log(
@@ -275,7 +274,7 @@ def _take_log(
         proposal = propose_unknown(Path(files[0]), lower_is_better=lower_is_better or None)
     if proposal is not None:
         is_taken = log_map is not None or lower_is_better
-        if not is_taken or not proposal or proposal.undefined is not None:
+        if not is_taken or not proposal:
             raise Refused(
                 f"log: nothing is imported until somebody says that this is right\n{proposal}\n{TAKE}"
             )

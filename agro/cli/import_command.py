@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +61,7 @@ def import_(
     format: The files' format, where it isn't recognized.
     map_: FIELD=COLUMN: a name or JMESPath; the first * expands keys or items.
     prompts: Prompts of rows without one, joined by their id.
-    tokenizer: Count what this model can't be trained on. Its tokenizer made tokens without a mask.
+    tokenizer: The model whose tokenizer made the tokens of responses without a mask.
     rewards: COLUMN or COLUMN=WEIGHT: the reward is the sum of these.
     reward_map: WORD=NUMBER,…: rewards that are words, such as up=1,down=0.
     lower_is_better: Store the reward r as -r; of a pair the named one is the worse.
@@ -110,14 +109,11 @@ def import_(
     if store is None:
         raise Refused("--store: expected the store to import into, or --preview, got neither")
     arguments |= {"replace": replace, "license": license, "workers": workers}
-    report, encoding = _into(store, files, arguments, tokenizer, policy)
-    lines, document = [str(report)], report.to_json()
-    if encoding is not None:
-        document["encoding"] = encoding
-        lines.append("encoding: " + ", ".join(f"{k} {v}" for k, v in encoding.items()))
+    report = _into(store, files, arguments, tokenizer, policy)
+    document = report.to_json()
     if proposal is not None:
         document["proposed"] = proposal.to_json(name)
-    answer(document, "\n".join(lines), as_json)
+    answer(document, str(report), as_json)
 
 
 def _into(
@@ -126,12 +122,10 @@ def _into(
     arguments: dict[str, Any],
     tokenizer: str | None,
     setting: list[str] | None,
-) -> tuple[ImportReport, dict[str, int] | None]:
-    """What came of the files, and with a tokenizer how many samples a policy with it could train on, and why
-    not on the others. A refused import leaves no new store."""
+) -> ImportReport:
+    """What came of the files. A refused import leaves no new store."""
     encoder = None
     if tokenizer is not None:
-        from agro.models.encoding import InvalidSample
         from agro.models.policy import Policy
 
         encoder = Policy.load(policy_config(tokenizer, setting)).encoder
@@ -140,17 +134,7 @@ def _into(
     is_new = not exists(store)
     try:
         with Store.open(store) as opened:
-            report = import_files(opened, files, **arguments)
-            if encoder is None:
-                return report, None
-            counts = Counter[str]()
-            for sample in opened.samples():
-                try:
-                    encoder.rows(sample)
-                    counts["valid"] += 1
-                except InvalidSample as error:
-                    counts[error.reason] += 1
-            return report, dict(counts)
+            return import_files(opened, files, **arguments)
     except Refused:
         if is_new and store.exists():
             with Store.open(store, read_only=True) as opened:
@@ -199,19 +183,22 @@ def proposed(
     if decided or (rewards and not guess):
         return None
     if guess:
-        proposal = propose(files[0], rewards=rewards, lower_is_better=is_lower)
+        if len(rewards) > 1 or set(rewards.values()) - {1.0}:
+            raise Refused("--guess: expected one --reward COLUMN beside it; give its columns with --map")
+        proposal = propose(files[0], reward=next(iter(rewards), None), lower_is_better=is_lower)
+        if proposal is None:
+            print(f"{files[0]}: read as its format says, without --guess", file=sys.stderr)
     else:
         proposal = propose_unknown(files[0], lower_is_better=is_lower)
     if proposal is None:
         return None
-    can_be_taken = proposal and proposal.undefined is None
-    if can_be_taken and (yes or (guess and (rewards or is_lower))):
+    if proposal and (yes or (guess and (rewards or is_lower))):
         print(f"{proposal}\n  {visible(proposal.command(store))}", file=sys.stderr)
         return proposal
     if as_json:
         print(json.dumps(proposal.to_json(store), ensure_ascii=False))
         raise SystemExit(2)
-    if can_be_taken and sys.stdin.isatty() and sys.stdout.isatty():
+    if proposal and sys.stdin.isatty() and sys.stdout.isatty():
         return _asked(proposal, store)
     raise proposal.refusal(store)
 
@@ -220,8 +207,6 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
     """As the person at the terminal says."""
     while True:
         print(proposal, file=sys.stderr)
-        if proposal.undefined is not None:
-            raise proposal.refusal(store)
         question = "Is the upper one better? y / n (lower is better) / another column / q: "
         if not proposal.is_judged:
             question = "Are these prompts and responses? y / a column that judges them / q: "
@@ -234,7 +219,7 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
         if typed.lower() in ("n", "no", "q", "quit"):
             raise Refused(f"nothing is imported; as proposed it would be\n  {proposal.command(store)}")
         try:
-            proposal = (typed and propose(proposal.path, rewards={typed: 1.0})) or proposal
+            proposal = (typed and propose(proposal.path, reward=typed)) or proposal
         except Refused as error:
             print(visible(f"agro: {error}"), file=sys.stderr)
 

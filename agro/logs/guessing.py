@@ -28,7 +28,6 @@ from agro.logs.unknown_columns import (
     TEXTS,
     Column,
     Judged,
-    as_literal,
     best_named,
     candidates,
     check_scale,
@@ -36,7 +35,6 @@ from agro.logs.unknown_columns import (
     guessed_pairs,
     is_lower,
     quoted,
-    sides_of,
     worth_in,
 )
 from agro.logs.values import written_words
@@ -63,27 +61,25 @@ class Proposal:
 
     `best` and `worst` are samples with extreme rewards; of pairs winners and losers in step. `judged`: the
     column of rewards or winners, "" where there is none; `others`: more that may be it. `reasons`: what it
-    rests on, and what isn't used; `tried`: on how many records, and what came of them. Without `mapping` and
-    `rewards` nothing is proposed.
+    rests on, and what isn't used; `tried`: on how many records, and what came of them. Without `mapping` the
+    format is known, or nothing is proposed.
     """
 
     path: Path
     columns: tuple[Column, ...]
     mapping: Mapping[str, str] = field(default_factory=dict)
-    rewards: Mapping[str, float] = field(default_factory=dict)
     reward_map: Mapping[str, float | None] = field(default_factory=dict)
     lower_is_better: bool = False
     drop: tuple[str, ...] = ()  # columns with the name of a field of another kind
     judged: str = ""
     others: tuple[str, ...] = ()
-    undefined: Column | None = None  # may be the reward, but nobody knows what its words are worth
     reasons: tuple[str, ...] = ()
     tried: str = ""
     best: tuple[Example, ...] = ()
     worst: tuple[Example, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.mapping or self.rewards)
+        return bool(self.mapping or self.judged)
 
     @property
     def is_paired(self) -> bool:
@@ -91,13 +87,13 @@ class Proposal:
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has rewards or pairs, or would have with --reward-map."""
-        return bool(self.rewards or self.undefined) or not {"reward", "chosen"}.isdisjoint(self.mapping)
+        """Whether it has rewards or pairs."""
+        return bool(self.judged) or self.is_paired
 
     def options(self) -> Options:
         return {
             "mapping": self.mapping,
-            "rewards": self.rewards,
+            "rewards": {} if self.mapping else {self.judged: 1.0},
             "reward_map": self.reward_map,
             "lower_is_better": self.lower_is_better,
             "drop": self.drop,
@@ -112,15 +108,9 @@ class Proposal:
         return replace(self, lower_is_better=not self.lower_is_better, best=best, worst=worst)
 
     def command(self, store: str = "STORE.db") -> str:
-        """The full command; of words whose worth is unknown with NUMBER in its place."""
-        mapping = dict(self.mapping)
         worth = {word: "null" if x is None else f"{x:g}" for word, x in self.reward_map.items()}
-        if self.undefined is not None:
-            mapping["reward"] = self.undefined.path
-            unrated = self.undefined.unrated
-            worth = {w: "null" if w in unrated else "NUMBER" for w in self.undefined.distinct[:FEW]}
-        options = [("--map", f"{name}={column}") for name, column in mapping.items()]
-        options += [("--reward", name if w == 1 else f"{name}={w:g}") for name, w in self.rewards.items()]
+        options = [("--map", f"{name}={column}") for name, column in self.mapping.items()]
+        options += [] if self.mapping else [("--reward", self.judged)]
         options += [("--reward-map", written_words(worth))] if worth else []
         options += [("--drop", name) for name in self.drop]
         lower = ["--lower-is-better"] if self.lower_is_better else []
@@ -136,7 +126,6 @@ class Proposal:
             "best": [example._asdict() for example in self.best],
             "worst": [example._asdict() for example in self.worst],
             "pairs": self.is_paired,
-            "undefined": None if self.undefined is None else self.undefined.distinct,
             "columns": [column.about() for column in self.columns],
             "reasons": self.reasons,
             "tried": self.tried,
@@ -146,8 +135,8 @@ class Proposal:
         """The columns, what the proposal rests on, and the responses as it would have them."""
         lines = ["columns:", *map(str, self.columns), *self.reasons]
         lines += [f"tried on {self.tried}"] if self.tried else []
-        what = " and ".join(self.rewards) or cut(self.judged, 60)
-        if self.is_judged and self.undefined is None:
+        what = cut(self.judged, 60)
+        if self.is_judged:
             way = "lower is better" if self.lower_is_better else "higher is better"
             if self.is_paired:
                 way = "it names the worse one" if self.lower_is_better else "it names the better one"
@@ -166,7 +155,7 @@ class Proposal:
                 for e in side:
                     raw = "" if e.raw is None else f"{cut(str(e.raw), 40)} → "
                     lines.append(f"  {raw}{e.reward:g}: {cut(e.prompt, 50)} » {cut(e.response, 60)}")
-        elif self.is_judged and self.tried and self.undefined is None:
+        elif self.is_judged and self.tried:
             lines.append("no two of these responses are judged differently: nothing shows which are better")
         else:
             lines += [f"  {cut(e.prompt, 50)} » {cut(e.response, 60)}" for e in self.best]
@@ -187,11 +176,8 @@ class Proposal:
             look = "whether the upper ones are better, then give --yes (as proposed), --lower-is-better or "
             look += "--reward COLUMN with --guess"
         ways = [f"as proposed: {self.command(store)}"]
-        if self.undefined is not None:
-            ways = [f"say what the words are worth: {self.command(store)}"]
-        elif self.is_judged:
-            ways.append(f"the other way round: {self.reversed().command(store)}")
         if self.is_judged:
+            ways.append(f"the other way round: {self.reversed().command(store)}")
             ways.append(f"another column: agro import {file} --guess --reward COLUMN --store {quoted}")
         return Refused(
             f"{self.path}: nothing is imported until somebody says that this is right\n{self}\n"
@@ -211,29 +197,26 @@ def propose_unknown(path: Path, *, lower_is_better: bool | None = None) -> Propo
     return None if format is not None and proposal is not None and not proposal.is_judged else proposal
 
 
-def propose(
-    path: Path, *, rewards: Mapping[str, float] | None = None, lower_is_better: bool | None = None
-) -> Proposal | None:
-    """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs.
+def propose(path: Path, *, reward: str | None = None, lower_is_better: bool | None = None) -> Proposal | None:
+    """A proposal for a file; None where it needs none: its format is known, and it has rewards or pairs, or
+    no column that may be the reward.
 
-    `rewards`: the columns whose sum is the reward, or that name the better of two; None: to be proposed, and
-    so is `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has
-    two scales, and where there is no such column.
+    `reward`: the column of rewards, or that names the better of two; None: to be proposed, and so is
+    `lower_is_better`. Raises `Refused` where the file can't be read, where the column of rewards has two
+    scales or words whose worth isn't known, and where there is no such column.
     """
-    rewards = dict(rewards or {})
     known = _tried(path, {})
     known = known if known is not None and known.samples else None
-    if known is not None and not rewards and not known.refused and known.is_judged:
+    if known is not None and known.is_judged and reward is None:
         return None
     lines = list(islice(lines_of(path, None), ROWS))
     if not lines:
         raise Refused(f"{path}: empty: expected records, got none")
     lines = [line for line in lines if not line.error]
     columns = columns_of([line.value for line in lines])
-    if len(rewards) == 1 and set(rewards.values()) == {1.0}:
-        rewards = {_column(next(iter(rewards)), columns).path: 1.0}
+    named = "" if reward is None else _column(reward, columns).path
     where = [line.where for line in lines]
-    for guess in _guesses(path, columns, rewards, where, known=known is not None):
+    for guess in _guesses(path, columns, named, where, known=known is not None):
         found = _tried(path, guess.options())
         while found is not None and found.refused and not found.samples:
             used = {*guess.mapping, *guess.mapping.values(), *guess.drop}
@@ -245,18 +228,18 @@ def propose(
             found = _tried(path, guess.options())
         if found is None or not found.samples or len(found.refused) > len(found.samples):
             continue
+        if known is not None and not guess.is_judged:
+            break
         if lower_is_better not in (None, guess.lower_is_better):
             guess = replace(guess, lower_is_better=not guess.lower_is_better)
             found = _tried(path, guess.options()) or found
-        if known is not None and not guess.is_judged:
-            break
         scored = sum(sample.reward is not None for sample in found.samples)
         tried = f"{len(found.samples)} samples, {scored} with a reward, {len(found.pairs)} pairs"
         if found.refused:
             tried += f", {len(found.refused)} refused ({found.refused[0]:.120})"
         guess = replace(guess, tried=f"the first {len(lines)} records: {tried}")
         return _with_examples(guess, found, lines)
-    return None if known is not None and not known.refused else Proposal(path, columns)
+    return Proposal(path, columns) if known is None else None
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:
@@ -336,71 +319,52 @@ def _few(items: Sequence[tuple[str, Any]]) -> list[Any]:
 
 
 def _guesses(
-    path: Path,
-    columns: tuple[Column, ...],
-    rewards: Mapping[str, float],
-    where: Sequence[str],
-    *,
-    known: bool,
+    path: Path, columns: tuple[Column, ...], named: str, where: Sequence[str], *, known: bool
 ) -> Iterator[Proposal]:
-    """Proposals, the likeliest first."""
-    named = next(iter(rewards)) if list(rewards.values()) == [1.0] else ""
+    """Proposals, the likeliest first. `named`: the column that judges; "" for any."""
     bases = [Judged({}, "prompt and response are those of a known format")] if known else []
     for base in chain(bases, _responses(columns, named)):
-        guess = Proposal(path, columns, dict(base.mapping), lower_is_better=base.lower)
-        judged = [base.column] if base.column is not None else []
-        if "reward" not in base.mapping and "chosen" not in base.mapping:
-            guess, judged = _with_reward(guess, rewards, named)
-        elif not judged:  # each of several responses has one
-            judged = [c for c in columns if c.step in base.mapping.get("reward", "")]
-        if named and [column.path for column in judged] != [named]:
+        guess, judged = Proposal(path, columns, dict(base.mapping), lower_is_better=base.lower), base.column
+        if judged is None and not guess.is_paired:
+            ranked = candidates(columns, guess.mapping)
+            judged = next((c for c in columns if c.path == named), ranked[0] if ranked else None)
+            guess = replace(guess, others=tuple(c.path for c in ranked if c is not judged))
+            if judged is not None:
+                check_scale(judged, where)
+                if base.mapping:
+                    guess = replace(guess, mapping={**guess.mapping, "reward": judged.path})
+                worth = worth_in(judged)
+                if worth is None:
+                    raise _unknown_words(guess, judged)
+                guess = replace(guess, reward_map=worth, lower_is_better=is_lower(judged))
+            if any("*" in column for column in guess.mapping.values()):
+                guess = replace(guess, mapping={**guess.mapping, "source": f"'{path.stem}'"})
+        if named and (judged is None or judged.path != named):
             continue
-        if base.column is None and judged and not (rewards and not named):
-            guess = replace(guess, lower_is_better=is_lower(judged[0]))
-        if len(judged) == 1:
-            guess = replace(guess, judged=judged[0].path)
-        if base.column is None:
-            for column in judged:
-                check_scale(column, where)
-            worths = [worth_in(column) for column in judged]
-            if None in worths:
-                mapping = {name: path for name, path in guess.mapping.items() if name != "reward"}
-                guess = replace(guess, undefined=judged[0], rewards={}, mapping=mapping)
-            else:
-                guess = replace(guess, reward_map={w: x for each in worths for w, x in (each or {}).items()})
+        guess = replace(guess, judged="" if judged is None else judged.path)
         yield replace(guess, reasons=(base.reason, *_about(guess, judged)))
 
 
-def _with_reward(guess: Proposal, rewards: Mapping[str, float], named: str) -> tuple[Proposal, list[Column]]:
-    """With the columns that judge its responses: those that are given, or the likeliest."""
-    ranked = candidates(guess.columns, guess.mapping)
-    judged = [c for c in guess.columns if c.path in rewards] or ranked[:1]
-    guess = replace(guess, others=tuple(c.path for c in ranked if c not in judged))
-    if not guess.mapping or (rewards and not named):
-        return replace(guess, rewards=dict(rewards) or {c.path: 1.0 for c in judged}), judged
-    path = {"reward": judged[0].path} if judged else {}
-    owner, star, value = judged[0].path.rpartition("[*]") if judged else ("", "", "")
-    if star and judged[0].type == "number" and not any(f"{owner}[*]" in x for x in guess.mapping.values()):
-        record, inner, listed = owner.rpartition("[*].")
-        path["reward"] = f"{record}{inner}avg({listed}[]{value})"  # a response has several
-    source = {"source": f"'{guess.path.stem}'"} if any("*" in p for p in guess.mapping.values()) else {}
-    return replace(guess, mapping={**guess.mapping, **path, **source}), judged
+def _unknown_words(guess: Proposal, column: Column) -> Refused:
+    worth = {word: "null" if word in column.unrated else "NUMBER" for word in column.distinct[:FEW]}
+    return Refused(
+        f"{column.path}: nobody knows what its words are worth. What to do: say it, with NUMBER in\n"
+        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}\n"
+        "or name another column with --reward COLUMN"
+    )
 
 
-def _about(guess: Proposal, judged: Sequence[Column]) -> Iterator[str]:
+def _about(guess: Proposal, judged: Column | None) -> Iterator[str]:
     """What a proposal takes as unknown, and what it doesn't use."""
-    for column in judged:
-        if column.unrated:
-            yield f"of {column.path} taken as unknown: {', '.join(sorted(column.unrated))}"
-    if guess.undefined is not None:
-        yield f"{guess.undefined.path} may be the reward; say what its words are worth"
+    if judged is not None and judged.unrated:
+        yield f"of {judged.path} taken as unknown: {', '.join(sorted(judged.unrated))}"
     inside = "".join(guess.mapping.values())
     matter = [  # what may be a judgment, or what somebody says
         c for c in guess.columns if c.type in JUDGING or (c.type == "text" and c.is_spoken and not c.is_aside)
     ]
-    used = {c.path for c in judged} | {*guess.others}
+    used = {guess.judged, *guess.others}
     aside = [c.path for c in matter if c.path not in used and c.path not in inside]
-    if aside and guess.mapping:
+    if aside:
         yield f"not used: {', '.join(aside)}"
 
 
@@ -418,7 +382,6 @@ def _responses(columns: Sequence[Column], named: str) -> Iterator[Judged]:
         prompt = spoken[0]
     if prompt is not None:
         others = [c for c in texts if c is not prompt]
-        yield from _side_scores(prompt, others, columns)
         for judged in guessed_pairs(prompt, others, columns, named):
             if judged is None:
                 return
@@ -467,20 +430,6 @@ def _said(texts: Sequence[Column]) -> tuple[list[Column], dict[str, str]]:
     if right is None or not any(c.named("response") for c in said):
         return list(texts), {}
     return said, {"answer": right.path}
-
-
-def _side_scores(prompt: Column, others: Sequence[Column], columns: Sequence[Column]) -> Iterator[Judged]:
-    """Responses of several models in a row, each with its score: gpt_answer, gpt_score, llama_answer, …"""
-    scores = [c for c in columns if c.type in JUDGING and c.named("reward")]
-    for responses in sides_of([c for c in others if c.is_spoken]):
-        for judged in sides_of(scores):
-            marks = [mark for mark in responses if mark in judged]
-            if len(marks) < 2:
-                continue
-            said, rated = (", ".join(side[mark].step for mark in marks) for side in (responses, judged))
-            mapping = {"prompt": prompt.path, "response": f"[{said}]", "reward": f"[{rated}]"}
-            reason = f"responses of {', '.join(marks)}, each with its score"
-            yield Judged({**mapping, "source": as_literal(marks)}, reason)
 
 
 def _is_asked(column: Column) -> bool:

@@ -312,11 +312,11 @@ class EntryWriter:
                 f"{path}: {deleted or 'all'} of its samples were deleted by agro forget, and this import "
                 "might bring them back; remove them from the file, or import it into another store"
             )
-        differs = difference(prior.options, self._options) if prior is not None else ""
+        differs = differing(prior.options, self._options) if prior is not None else []
         if differs and not self._is_replacing:
             raise Refused(
-                f"{path}: imported before with other options: {differs}. What to do: give the same options, "
-                "or --replace, which takes its records anew in place of what is stored of them"
+                f"{path}: imported before with other options ({', '.join(differs)}). What to do: give the "
+                "same, or --replace, which takes its records anew in place of what is stored of them"
             )
         runs = self._store.draws.trained(ids)
         if runs:
@@ -416,23 +416,10 @@ def reading(options: Options) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def difference(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Which options differ, as they are written on the command line; empty where none does."""
-    texts = []
-    for name in dict.fromkeys((*previous, *current)):
-        if previous.get(name) != current.get(name):
-            texts.append(f"--{name} was {_shown(previous.get(name))}, is {_shown(current.get(name))} now")
-    return "; ".join(texts)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key}={item}" for key, item in sorted(value.items()))
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if value is True:
-        return "set"
-    return "not set" if value is None else str(value)
+def differing(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """The options that differ, as they are called on the command line."""
+    names = dict.fromkeys((*previous, *current))
+    return [f"--{name}" for name in names if previous.get(name) != current.get(name)]
 
 
 @dataclass

@@ -99,15 +99,10 @@ def worth_of(word: str) -> float | None:
         return None
     rating = rating_in(word)
     count = rating.number if rating is not None and rating.most is None else None
-    for number in (share_in(word), count, worded_number(word), WORDS.get(word)):
+    for number in (share_in(word), count, worded_number(word), WORDS.get(word), WORTH.get(word)):
         if number is not None:
             return number
-    tokens = re.findall(r"\w+|[^\w\s]", plain(re.split(r"\s*[:(–—;,]\s*|\s+-\s+", word)[0])) or [word]
-    said = [WORTH[token] for token in tokens if token in WORTH]
-    if not said or sum(token not in WORTH and token not in NOT for token in tokens) > 1:
-        return None
-    number = 0.5 if 0.5 in said else said[0]
-    return float(number == 0) if not set(NOT).isdisjoint(tokens[:-1]) else number
+    return None
 
 
 def is_number(value: Any) -> bool:
@@ -232,10 +227,9 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns of records, also those inside of objects and of JSON in a cell."""
     columns: dict[str, Column] = {}
     for i, row in enumerate(rows):
-        is_by_key = _by_key(row)
-        for name, value in row.items():
+        for name, value in () if _is_table(row) else row.items():
             for below, inner in _leaves(value, DEEP):
-                path = f"*{below}" if is_by_key else f"{quoted(name)}{below}" if below else name
+                path = f"{quoted(name)}{below}" if below else name
                 column = columns.setdefault(path, Column(path))
                 if not is_unknown(inner) and inner != "":
                     column.values.append(inner)
@@ -246,9 +240,8 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
 def _leaves(value: Any, deep: int) -> Iterator[tuple[str, Any]]:
     """What is below a value, with the path there; "" is that of the value itself."""
     parsed, steps = unpacked(value), list[tuple[str, Any]]()
-    if isinstance(parsed, dict) and parsed and deep:
-        is_by_key = _by_key(parsed)
-        steps = [(".*" if is_by_key else f".{quoted(name)}", item) for name, item in parsed.items()]
+    if isinstance(parsed, dict) and not _is_table(parsed) and deep:
+        steps = [(f".{quoted(name)}", item) for name, item in parsed.items()]
     elif are_messages(parsed) and deep:  # a judgment may stand beside what the last one says
         yield "", value
         aside = parsed[-1].keys() - {"role", "content", "tool_calls", "name", "id"}
@@ -261,15 +254,11 @@ def _leaves(value: Any, deep: int) -> Iterator[tuple[str, Any]]:
         yield from ((f"{step}{below}", inner) for below, inner in _leaves(item, deep - 1))
 
 
-def _by_key(value: Mapping[str, Any]) -> bool:
-    """Whether its keys number or name records that are alike, such as those of pandas' to_json."""
-    if all(str(key).isdecimal() for key in value):
-        return len(value) > 1
+def _is_table(value: Mapping[str, Any]) -> bool:
+    """Whether its keys number or name records that are alike, as those of pandas' to_json: no columns."""
     items = list(value.values())
-    if len(items) < 3 or not all(isinstance(item, dict) and item for item in items):
-        return False
-    are_columns = all(str(key).isdecimal() for key in items[0])  # each with its cells
-    return not are_columns and all(item.keys() == items[0].keys() for item in items)
+    are_alike = all(isinstance(item, dict) and item.keys() == items[0].keys() for item in items)
+    return all(key.isdecimal() for key in value) or (are_alike and len(items) > 2)
 
 
 def quoted(name: str) -> str:
@@ -423,7 +412,8 @@ class Judged(NamedTuple):
 def guessed_pairs(
     prompt: Column, others: Sequence[Column], columns: Sequence[Column], named: str
 ) -> Iterator[Judged | None]:
-    """The likeliest first; None at the end where there are two responses, and nothing says which is better.
+    """The likeliest first; None at the end where there are several responses, and nothing says which is
+    better.
 
     `named`: the path of the only column that may judge; "" for any.
     """
@@ -432,7 +422,11 @@ def guessed_pairs(
     if chosen is not None and rejected is not None and not named:
         mapping = {"prompt": prompt.path, "chosen": chosen.path, "rejected": rejected.path}
         yield Judged(mapping, "a better and a worse response by their names")
+    scores = sides_of([c for c in columns if c.type == "number" and c.named("reward") and not c.is_aside])
     for alike in sides_of([c for c in others if c.is_spoken or c.length > 1]):
+        if not named and any(len(alike.keys() & each.keys()) > 1 for each in scores):
+            yield None  # each response has a score of its own
+            return
         can_judge = list[tuple[Column, dict[str, Column]]]()
         for column in columns:
             sides = {mark: side for mark, side in alike.items() if side is not column}
@@ -443,7 +437,8 @@ def guessed_pairs(
         for column, sides in can_judge:
             if (conditions := _read(column, sides)) is not None:
                 yield _preferred(prompt, column, sides, conditions)
-        if can_judge and not named and _are_ordinals(alike):
+        are_responses = all(c.named("response") and not c.is_aside for c in alike.values())
+        if not named and (are_responses or (can_judge and _are_ordinals(alike))):
             yield None
 
 
@@ -519,9 +514,6 @@ def _read(column: Column, sides: Mapping[str, Column]) -> dict[str | None, str] 
             of = {text: yes if number else no for text, number in numbers.items()}
         elif known <= {0.0, 1.0, 2.0}:
             of = {text: marks[int(number) - 1] if number else None for text, number in numbers.items()}
-        elif column.named("preference") and min(known) == 1.0 and max(known) in (5.0, 7.0, 9.0):
-            by_sign, middle = {-1: first, 0: None, 1: second}, (1 + max(known)) / 2
-            of = {text: by_sign[(number > middle) - (number < middle)] for text, number in numbers.items()}
     else:
         named = {text: _side_of(text, sides) for text in values}
         of = {text: side for text, side in named.items() if side or _is_tie(text)}
@@ -529,7 +521,7 @@ def _read(column: Column, sides: Mapping[str, Column]) -> dict[str | None, str] 
             of = dict(zip(values, marks, strict=True))
     others = sum(str(value) not in of for value in column.values)
     better: list[str | None] = [mark for mark in marks if mark in of.values()]
-    if len(better) < 2 or 5 * others > len(column.values):
+    if len(better) != 2 or 5 * others > len(column.values):
         return None
     conditions: dict[str | None, str] = {}
     for mark in [*better, *([None] if None in of.values() else [])]:
@@ -560,16 +552,10 @@ def _is_tie(text: str) -> bool:
 def _preferred(
     prompt: Column, judge: Column, sides: Mapping[str, Column], conditions: Mapping[str | None, str]
 ) -> Judged:
-    """Of a tie both votes are equal, which says that neither is better. Of more than two responses the best
-    one has the reward true."""
+    """Of a tie both votes are equal, which says that neither is better."""
     won = [(sides[mark], condition) for mark, condition in conditions.items() if mark is not None]
     reason = f"{judge.path} says which of {' and '.join(side.path for side, _ in won)} is better"
-    is_worse = is_negated(judge.tokens, WORSE) and len(sides) == 2
-    if len(won) > 2:
-        responses = ", ".join(side.step for side, _ in won)
-        rewards = ", ".join(f"{judge.step} && ({is_best})" for _, is_best in won)
-        mapping = {"prompt": prompt.path, "response": f"[{responses}]", "reward": f"[{rewards}]"}
-        return Judged(mapping, reason.replace("better", "best"), judge, is_worse)
+    is_worse = is_negated(judge.tokens, WORSE)
     (a, is_a), (b, is_b) = ((side.step, condition) for side, condition in won)
     chosen, rejected = f"({is_a} && {a}) || ({is_b} && {b})", f"({is_a} && {b}) || ({is_b} && {a})"
     votes = {}

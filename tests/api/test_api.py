@@ -194,10 +194,12 @@ def test_a_log_of_unknown_form_is_proposed(objects, capsys) -> None:
     assert (proposal.judged, proposal.lower_is_better) == ("toxicity", True)
     with pytest.raises(agro.Refused, match="--reward tox: expected one of the columns q, a, toxicity"):
         agro.propose(rows, "tox")
+    log = [{"x": 1, "y": 2}, {"x": 3, "y": 4}]  # of no known column
+    with pytest.raises(agro.Refused, match="nothing is imported until somebody says"):
+        agro.train(objects, log=log, log_map=agro.propose(log), out="run", **SMALL)
     words = [{**row, "toxicity": ("blorp", "zing", "quux")[int(row["toxicity"])]} for row in rows]
-    for log in (words, [{"x": 1, "y": 2}, {"x": 3, "y": 4}]):  # of unknown worth, and of no known column
-        with pytest.raises(agro.Refused, match="nothing is imported until somebody says"):
-            agro.train(objects, log=log, log_map=agro.propose(log), out="run", **SMALL)
+    with pytest.raises(agro.Refused, match="toxicity: nobody knows what its words are worth"):
+        agro.propose(words)
     for name, given, expected in (
         ("proposed", {"log_map": proposal}, {0.0, -1.0, -2.0}),
         ("reversed", {"log_map": proposal.reversed()}, {0.0, 1.0, 2.0}),

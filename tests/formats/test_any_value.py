@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 from example import Example
 from test_formats import EVERY, EXAMPLES, load
-from writers import json_lines
 
 from agro.errors import Refused
 from agro.io.jsonlines import Line
 from agro.io.record_files import record_blocks
 from agro.logs import importing
 from agro.logs.format_table import FORMATS
-from agro.logs.importing import import_files
 from agro.store import Store
 
 DEEP: Any = "x"
@@ -93,15 +91,6 @@ def written(example: Example, folder: Path, row: dict[str, Any]) -> Path:
     with suppress(Exception):
         return example.make(folder, [row, *example.rows])
     return example.make(folder.with_name(f"{folder.name}-as-it-is"))
-
-
-def test_one_bad_record_among_others(store: Store, tmp_path: Path) -> None:
-    rows = [{"instruction": i, "output": "4"} for i in ("2+2", None, "3+3", 4)]
-    json_lines(tmp_path / "log.jsonl", rows)
-    report = import_files(store, [tmp_path / "log.jsonl"])
-    assert report.samples == 2
-    assert [refusal.where[-2:] for refusal in report.refused] == [":2", ":4"]
-    assert "instruction" in report.refused[0].reason
 
 
 @pytest.mark.parametrize("bad", [{"key": "k", "value": {"intValue": "x"}}, {"key": "k", "value": 3}, 5])

@@ -9,9 +9,10 @@ import sys
 import zipfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from unknown_logs import ANSWERS, DAYS, LOGS, QUESTIONS, SIX, Log, rewards, run, taken, write
+from unknown_logs import ANSWERS, DAYS, LOGS, QUESTIONS, SIX, WORSE, Log, judged, rewards, run, taken, write
 
 from agro.logs.guessing import propose
 from agro.logs.unknown_columns import columns_of
@@ -134,6 +135,8 @@ def test_a_known_format_needs_no_guess(tmp_path: Path) -> None:
     assert propose(path) is None
     document = taken(path)
     assert (document["scored"], "proposed" in document) == (6, False)
+    said = run(path, "--guess", "--store", tmp_path / "known.store").stderr
+    assert "known.jsonl: read as its format says, without --guess" in said
 
 
 def test_rewards_that_are_not_taken_are_named(tmp_path: Path) -> None:
@@ -194,22 +197,45 @@ def test_a_table_as_excel_writes_text_and_one_of_sqlite(tmp_path: Path) -> None:
 
 def test_several_values_for_one_response_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "of_two.jsonl"
-    LOGS["of_two.jsonl"].write(path)
+    write(path, judged("marks", [[{"score": i}, {"score": i + 1}] for i in SIX]))
     mapping = ("--map", "prompt=question", "--map", "response=pred", "--map", "reward=marks[*].score")
     said = run(path, *mapping, "--store", tmp_path / "s.db", code=2).stderr
     assert "reward: one response has 2 values of marks[*].score; avg(marks[].score)" in said
 
 
-def test_the_best_of_three_has_the_reward_1(tmp_path: Path) -> None:
-    path = tmp_path / "three.csv"
-    rows = [[q, a, f"{a} b", f"{a} c", i % 3 + 1] for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS))]
-    names = ["task", "candidate_1", "candidate_2", "candidate_3", "best"]
-    write(path, [names, *rows, [*rows[0][:4], "tie"]])
-    found = taken(path)["rewards"]
-    with Store.open(path.with_suffix(".store"), read_only=True) as opened:
-        best = [sample.response for sample in opened.samples() if sample.reward]
-    assert best == [row[row[4]] for row in rows]
-    assert found == (0,) * 15 + (1,) * 6
+SIDES = {"question": QUESTIONS, "gpt_answer": ANSWERS, "llama_answer": WORSE}
+ONE, OTHER = ([f"{answer} {name}" for answer in ANSWERS] for name in ("b", "c"))
+UNTOLD: dict[str, Any] = {
+    "models.csv": {**SIDES, "gpt_score": SIX, "llama_score": (0, 1) * 3},
+    "wide.csv": {"Prompt": QUESTIONS, "Reply 1": ANSWERS, "Stars 1": SIX, "Reply 2": WORSE, "Stars 2": SIX},
+    "three.csv": {
+        "task": QUESTIONS,
+        "candidate_1": ANSWERS,
+        "candidate_2": ONE,
+        "candidate_3": OTHER,
+        "best": (1, 2, 3) * 2,
+    },
+    "scale.csv": {
+        "question": QUESTIONS,
+        "answer_a": ANSWERS,
+        "answer_b": WORSE,
+        "preference": (1, 2, 3, 4, 5, 1),
+    },
+    "frame.json": {name: dict(enumerate(values)) for name, values in SIDES.items()},
+    "by_name.json": {f"q{i}": row for i, row in enumerate(judged("score", (0, 1, 2) * 2))},
+    "by_number.json": dict(enumerate(judged("score", (0, 1, 2) * 2))),
+    "several.jsonl": judged("marks", [[{"score": i}, {"score": i + 1}] for i in SIX]),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_of_what_no_column_says_nothing_is_proposed(name: str, tmp_path: Path) -> None:
+    """Scores of several models side by side, the best of three, a scale between two, tables by column or by
+    key, and several scores of a response."""
+    path = tmp_path / name
+    write(path, UNTOLD[name])
+    said = run(path, "--guess", "--yes", "--store", tmp_path / "s.db", code=2).stderr
+    assert "no column says that it is the prompt or the response, or which of two is better; name" in said
 
 
 def test_a_page_of_the_web_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from agro.logs.protocol import Context
 from agro.store import Store
 
 CLAUDE, CODEX = rows_of("claude-code"), rows_of("codex")
-SPOKEN = parts_of("gemini-cli")["spoken"]
 
 
 def line(kind: str, uuid: str, parent: str | None, content: Any, **others: Any) -> dict[str, Any]:
@@ -116,13 +115,6 @@ def test_lines_without_links_follow_each_other() -> None:
     (record,) = read("claude-code", bare)
     assert record["prompt"] == [{"role": "user", "content": "List the files."}]
     assert record["response"] == "Yes."
-
-
-def test_a_cancelled_turn_of_gemini_is_none() -> None:
-    head = {"sessionId": "s", "projectHash": "h", "startTime": "2026-01-01T00:00:00Z"}
-    cancelled = [{**SPOKEN[0], "id": "9", "content": "Wait."}, {**SPOKEN[-1], "id": "10", "content": ""}]
-    (record,) = read("gemini-cli", [head, *SPOKEN, *cancelled])
-    assert record["response"] == "One file."
 
 
 def test_items_of_openai_responses_are_messages() -> None:

@@ -179,32 +179,11 @@ TABLES = (
         delimiter="\t",
         encoding="utf-16",
     ),
-    Log(  # words of a house: of two one is better, and who is asked says which
-        "house.csv", {"question": QUESTIONS, "answer": ANSWERS, "label": ("ship it", "rework") * 3}, TWO
-    ),
-    Log("grades.csv", {"question": QUESTIONS, "answer": ANSWERS, "grade": ("0 - no", "1 - no") * 3}, TWO),
     Log("unnamed.csv", {"c1": QUESTIONS, "c2": ANSWERS, "c3": (0, 1) * 3, "c4": SIX}, TWO),
     Log(
         "percent.csv",
         {"query": QUESTIONS, "output": ANSWERS, "score": ("0%", "10%", "20%") * 2},
         (0, 0, 0.1, 0.1, 0.2, 0.2),
-    ),
-    Log(
-        "models.csv",
-        {
-            "question": QUESTIONS,
-            "gpt_answer": ANSWERS,
-            "gpt_score": SIX,
-            "llama_answer": WORSE,
-            "llama_score": (0, 1) * 3,
-        },
-        (0, 0, 0, 0, 1, 1, 1, 1, 2, 3, 4, 5),
-        mapping={
-            "prompt": "question",
-            "response": "[gpt_answer, llama_answer]",
-            "reward": "[gpt_score, llama_score]",
-        },
-        responses=BOTH,
     ),
     Log(  # of the task own-log: responses that are numbers
         "digits.csv",
@@ -232,11 +211,6 @@ TABLES = (
             "Agent answer": ANSWERS,
             "Resolved": ("No", "Yes") * 3,
         },
-        TWO,
-    ),
-    Log(  # the names of sessions are no responses
-        "sessions.csv",
-        {"session": numbered("S{}"), "asked": QUESTIONS, "replied": ANSWERS, "thumb": ("up", "down") * 3},
         TWO,
     ),
     Log(
@@ -297,25 +271,10 @@ TABLES = (
         {"question": QUESTIONS, "sql": ANSWERS, "execution_success": ("t", "f") * 3, "latency_ms": SIX},
         TWO,
     ),
-    Log(  # whatever the column is called
-        "graded_words.csv",
-        {"Frage": QUESTIONS, "Antwort": ANSWERS, "Befund": ("gut", "partly right", "wrong") * 2},
-        (0, 0, 0.5, 0.5, 1, 1),
-    ),
     Log(  # one word among judgments that is none
         "not_rated.csv",
         {"prompt": QUESTIONS, "reply": ANSWERS, "verdict": ("good", "bad", "good", "bad", "good", "ask Jim")},
         (0, 0, 1, 1, 1),
-    ),
-    Log(  # the last word of a name says what it is
-        "levels.csv",
-        {
-            "grade_level": (0, 1, 2) * 2,
-            "question": QUESTIONS,
-            "answer": ANSWERS,
-            "rubric_score": ("0%", "10%", "20%", "30%", "40%", "50%"),
-        },
-        (0, 0.1, 0.2, 0.3, 0.4, 0.5),
     ),
     Log(  # longer than the answers
         "comments.csv",
@@ -408,15 +367,6 @@ OBJECTS = (
         },
         (1, 2, 3, 4, 5, 5),
     ),
-    Log(  # pandas: DataFrame.to_json()
-        "frame.json",
-        {
-            "query": {str(i): QUESTIONS[i] for i in SIX},
-            "reply": {str(i): ANSWERS[i] for i in SIX},
-            "correct": {str(i): bool(i % 2) for i in SIX},
-        },
-        TWO,
-    ),
     Log(  # several answers to one question
         "sampled.jsonl",
         {
@@ -432,11 +382,6 @@ OBJECTS = (
         "labels.jsonl",
         {"query": QUESTIONS, "reply": ANSWERS, "verdict": ("correct", "partial", "wrong") * 2},
         (0, 0, 0.5, 0.5, 1, 1),
-    ),
-    Log(
-        "answer_of_an_interface.json",
-        {"data": judged("scores", [[{"name": "user", "value": i}] for i in SIX])},
-        (0, 1, 2, 3, 4, 5),
     ),
     Log(
         "correct_or_not.jsonl",
@@ -465,12 +410,6 @@ OBJECTS = (
             for i in SIX
         ],
         (0, 1, 2, 3, 4, 5),
-    ),
-    Log("by_name.json", {f"q{i}": row for i, row in enumerate(judged("score", (0, 1, 2) * 2))}, THREE),
-    Log(
-        "of_two.jsonl",
-        judged("marks", [[{"score": i}, {"score": i + 1}] for i in SIX]),
-        (0.5, 1.5, 2.5, 3.5, 4.5, 5.5),
     ),
     Log("ranks.jsonl", judged("rank", (1, 2, 3) * 2), (-3, -3, -2, -2, -1, -1)),
     Log("signs.jsonl", judged("reaction", ("-1", "+1") * 3), (-1, -1, -1, 1, 1, 1)),
