@@ -41,12 +41,12 @@ class Trainer(PlanningTrainer):
             and parameters(self.policy.model) >= LARGE
         ):
             held = (self.prompts, self.eval_prompts, self.store)
-            self.progress.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
+            self.activity.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
         super()._train()
 
     def present(self) -> None:
         """Write the page and the cards of a run that has ended, and upload its model where that is set."""
-        self.ended_well = present(self.out, self.config.train, self.progress.say)
+        self.ended_well = present(self.out, self.config.train, self.activity.say)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

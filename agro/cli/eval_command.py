@@ -45,7 +45,7 @@ from agro.pages.store.value_on_log import WAY_OUT, value_on_log
 from agro.rollout import Task, collect
 from agro.rollout.evaluate import Heldout, heldout
 from agro.rollout.prompts import places
-from agro.runs.progress import Progress, RunActivity
+from agro.runs.progress import RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import place
 from agro.stats.paired import compare, holm
@@ -179,7 +179,7 @@ class Measurement:
     def of(self, rollout: Rollout, model: str, prompts: Sequence[Prompt]) -> Heldout:
         """Of a model; those that the store has already from the same weights, prompts and settings aren't
         sampled again."""
-        activity, ledger = RunActivity(Progress(0)), ""
+        activity, ledger = RunActivity(), ""
         if self.store is not None:
             decides = {
                 "model": fingerprint(model) if Path(model).is_dir() else model,
@@ -196,7 +196,7 @@ class Measurement:
                 print(f"{self.store}: {earlier} responses are there already", file=sys.stderr)
             task = Task(seed=self.seed, ledger=ledger)
             done = collect(rollout, prompts, self.sampler, store, task, activity=activity)
-            activity.progress.close()
+            activity.close()
             stored = list(store.samples(ids=done.ids))
             result = heldout(rollout, self.scorer, prompts, self.sampler, self.seed, stored)
             if self.store is not None:

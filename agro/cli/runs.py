@@ -18,7 +18,7 @@ from agro.pages.run.verdict import Verdict
 from agro.place.placement import TITLES, Placement, RunStatus, TrainCommand
 from agro.runs.folder import check_out
 from agro.runs.problems import problems
-from agro.runs.progress import Progress, RunActivity
+from agro.runs.progress import RunActivity
 from agro.runs.rundata import load_run
 from agro.runs.side_by_side import SideBySide
 
@@ -184,9 +184,8 @@ def collect(
     """
     from agro.place.collector import Collector
 
-    progress = Progress(0)
-    with RunActivity(progress) as activity:
-        count = Collector.of(run, activity, progress.say, name).serve()
+    with RunActivity() as activity:
+        count = Collector.of(run, activity, activity.say, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,64 +28,9 @@ from agro.types import Sample, Text
 
 PACE = 20  # steps whose median duration predicts the time left
 LONGEST = 600  # characters of a text that is shown
-PAUSE = 0.1  # seconds at least between two redrawings of a stage
+PAUSE = 0.5  # seconds at least between two counts of a stage that are shown
 CLEAR = "\r\x1b[K"  # the line that the cursor is in
 KINDS = 10  # of failures of rewards that are shown
-PACKAGE = str(Path(__file__).parents[1])
-
-
-class Progress:
-    """One line per step: phase, step, reward, KL, speed, time left. `final_step`: of the run."""
-
-    def __init__(self, final_step: int, stream: TextIO | None = None) -> None:
-        """`stream`: stderr where it isn't given."""
-        self.final_step = final_step
-        self.stream = drawn(stream or sys.stderr)
-        self.durations: list[float] = []  # of the last steps
-        plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-        self.redraws = self.stream.isatty() and not plain_only
-        self.stage_name, self.redraw_time = "", -math.inf
-
-    def say(self, text: str) -> None:
-        print(f"{CLEAR if self.redraws else ''}{visible(text)}", file=self.stream, flush=True)
-
-    def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """What the run is doing, and how far it is."""
-        is_new = name != self.stage_name
-        if self.redraws and (is_new or time.monotonic() - self.redraw_time >= PAUSE):
-            self.stage_name, self.redraw_time = name, time.monotonic()
-            text = visible(f"{name} {numbers.progress(done, total)}")
-            room = shutil.get_terminal_size().columns - 1
-            print(f"{CLEAR}{text[:room]}", end="", file=self.stream, flush=True)
-
-    def step(self, m: Mapping[str, Any]) -> None:
-        """A row of metrics."""
-        parts = [f"{m['phase']} {m['step']}/{self.final_step}"]
-        if m["seconds"] is not None:
-            self.durations = [*self.durations, m["seconds"]][-PACE:]
-            pace = sorted(self.durations)[len(self.durations) // 2]
-            parts += [
-                f"loss {short(m['loss'])}",
-                f"reward {short(m['reward_mean'])}",
-                f"KL {short(m['kl_ref'])}",
-                f"{short(m['tokens_per_second'])} tok/s",
-                f"{clock((self.final_step - m['step']) * pace)} left",
-            ]
-        titles = {"eval_reward": ("", 3), "eval_consistency": ("½Var(R) ", 5), "eval_auc": ("AUC ", 3)}
-        for name, (title, digits) in titles.items():
-            if m.get(name) is not None:
-                parts.append(f"held-out {title}{with_error(m[name], m[f'{name}_se'], digits)}")
-        if m["dropped"]:
-            reasons = (f"{n} ({reason})" for reason, n in m["dropped_reasons"].items())
-            parts.append(f"dropped {', '.join(reasons)}")
-        if m["skipped"]:
-            parts.append("update skipped")
-        self.say("  ".join(parts))
-
-    def close(self) -> None:
-        """Clear the line of the stage."""
-        if self.redraws:
-            print(CLEAR, end="", file=self.stream, flush=True)
 
 
 def responses_text(step: int, samples: Sequence[Sample]) -> str:
@@ -111,16 +55,27 @@ class RunActivity(Activity):
     """See `agro.rollout.Activity`. Use it as a context, in the thread that works.
 
     Meanwhile the first SIGINT or SIGTERM requests a stop, and the second stops at once. A stage without
-    progress for `seconds` is reported with the line that it is in, again after twice that time, and so on.
+    progress for `seconds` is reported, again after twice that time, and so on.
     """
 
-    def __init__(self, progress: Progress, seconds: float = 0.0, file: Path | None = None) -> None:
-        """`seconds`: 0 watches nothing. `file`: gets the stage, for the page of a run without a step."""
-        self.progress, self.seconds, self.file = progress, seconds, file
+    def __init__(
+        self,
+        final_step: int = 0,
+        seconds: float = 0.0,
+        file: Path | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        """`final_step`: of the run. `seconds`: 0 watches nothing. `file`: gets the stage, for the page of a
+        run without a step. `stream`: stderr where it isn't given."""
+        self.final_step, self.seconds, self.file = final_step, seconds, file
+        self.stream = drawn(stream or sys.stderr)
+        self.durations: list[float] = []  # of the last steps
+        plain_only = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        self.redraws = self.stream.isatty() and not plain_only
         self.stop_requested = False
         self._stage = self._stage_text = ""
+        self._shown = -math.inf  # when the stage was
         self._since, self._limit = time.monotonic(), seconds  # of the last progress, and when to report
-        self._written = -math.inf
         self._failures: set[Hashable] = set()  # of rewards, the kinds that were shown
 
     def __enter__(self) -> Self:
@@ -130,8 +85,7 @@ class RunActivity(Activity):
             self._handlers = {}
         self._ended = threading.Event()
         if self.seconds:
-            watched = threading.get_ident()
-            self._thread = threading.Thread(target=self._watch, args=[watched], daemon=True)
+            self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
 
@@ -141,19 +95,54 @@ class RunActivity(Activity):
             self._thread.join()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self.close()
+
+    def close(self) -> None:
+        """Clear the line of the stage."""
+        if self.redraws:
+            print(CLEAR, end="", file=self.stream, flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"{CLEAR if self.redraws else ''}{visible(text)}", file=self.stream, flush=True)
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         is_new, self._stage = name != self._stage, name
         self._stage_text = f"{name} {numbers.progress(done, total)}".strip()
         self._since, self._limit = time.monotonic(), self.seconds
-        self.progress.stage(name, done, total)
-        if self.file is not None and (is_new or time.monotonic() - self._written >= 1.0):
-            self._written = time.monotonic()
+        if not is_new and self._since - self._shown < PAUSE:
+            return
+        self._shown = self._since
+        if self.redraws:
+            room = shutil.get_terminal_size().columns - 1
+            text = visible(self._stage_text)[:room]
+            print(f"{CLEAR}{text}", end="", file=self.stream, flush=True)
+        if self.file is not None:
             with suppress(OSError):  # a full disk is told where something is lost
                 self.file.write_text(self._stage_text, encoding="utf-8")
 
-    def say(self, text: str) -> None:
-        self.progress.say(text)
+    def step(self, m: Mapping[str, Any]) -> None:
+        """A line of a row of metrics: phase, step, reward, KL, speed, time left."""
+        parts = [f"{m['phase']} {m['step']}/{self.final_step}"]
+        if m["seconds"] is not None:
+            self.durations = [*self.durations, m["seconds"]][-PACE:]
+            pace = sorted(self.durations)[len(self.durations) // 2]
+            parts += [
+                f"loss {short(m['loss'])}",
+                f"reward {short(m['reward_mean'])}",
+                f"KL {short(m['kl_ref'])}",
+                f"{short(m['tokens_per_second'])} tok/s",
+                f"{clock((self.final_step - m['step']) * pace)} left",
+            ]
+        titles = {"eval_reward": ("", 3), "eval_consistency": ("½Var(R) ", 5), "eval_auc": ("AUC ", 3)}
+        for name, (title, digits) in titles.items():
+            if m.get(name) is not None:
+                parts.append(f"held-out {title}{with_error(m[name], m[f'{name}_se'], digits)}")
+        if m["dropped"]:
+            reasons = (f"{n} ({reason})" for reason, n in m["dropped_reasons"].items())
+            parts.append(f"dropped {', '.join(reasons)}")
+        if m["skipped"]:
+            parts.append("update skipped")
+        self.say("  ".join(parts))
 
     def fail(self, kind: Hashable, error: str) -> None:
         if kind in self._failures or len(self._failures) == KINDS:
@@ -162,7 +151,7 @@ class RunActivity(Activity):
         text = f"a reward is unknown, the first for this reason: {error}"
         if len(self._failures) == KINDS:
             text += "; other reasons aren't shown here, but in the store and on the page"
-        self.progress.say(text)
+        self.say(text)
 
     def check(self) -> None:
         self._since, self._limit = time.monotonic(), self.seconds
@@ -174,27 +163,15 @@ class RunActivity(Activity):
             raise KeyboardInterrupt
         self.stop_requested = True
         end = f"{self._stage} can be interrupted or ends" if self._stage else "the model is loaded"
-        self.progress.say(
+        self.say(
             f"stopping, with a checkpoint, when {end}. Again: stop at once, with everything up to the last "
             "checkpoint"
         )
 
-    def _watch(self, watched: int) -> None:
-        """`watched`: the thread that works."""
+    def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self.seconds / 4)):
             idle = time.monotonic() - self._since
             if idle >= self._limit:
                 self._limit *= 2
                 stage = self._stage_text or "the run"
-                self.progress.say(f"{stage} has made no progress for {idle:.0f} s{_location(watched)}")
-
-
-def _location(thread: int) -> str:
-    """The innermost line of agro in a thread."""
-    frame = sys._current_frames().get(thread)
-    stack = [] if frame is None else traceback.extract_stack(frame)
-    for innermost in reversed(stack):
-        if innermost.filename.startswith(PACKAGE):
-            path = Path(innermost.filename).relative_to(PACKAGE)
-            return f"; it is in {path}:{innermost.lineno} ({innermost.name})"
-    return ""
+                self.say(f"{stage} has made no progress for {idle:.0f} s")

@@ -21,7 +21,7 @@ from agro.rollout.engines import capabilities, declared
 from agro.rollout.envs.process import load_environment
 from agro.rollout.rollout import EpisodeReward, load_engine
 from agro.runs.folder import STAGE, Run, check_out
-from agro.runs.progress import Progress, RunActivity
+from agro.runs.progress import RunActivity
 from agro.runs.track import Trackers, check_trackers
 from agro.store import Store
 from agro.store.location import Location, located
@@ -94,7 +94,6 @@ class BaseTrainer:
     reference: Policy | None
     store: Store
     folder: Run
-    progress: Progress
     trackers: Trackers
     activity: RunActivity
     ended_well = True  # after `run`: whether no problem is more important than what was measured
@@ -147,12 +146,11 @@ class BaseTrainer:
             self.folder = Run(
                 self.out, self.config, resume=resume, inputs=digests, accept=accept, epochs=epochs
             )
-            self.progress = Progress(self.phases[-1].ends)
-            self.trackers = Trackers.of(self.config, self.folder, self.progress.say)
-            self.activity = RunActivity(self.progress, self.config.guard.stage_seconds, self.out / STAGE)
+            seconds = self.config.guard.stage_seconds
+            self.activity = RunActivity(self.phases[-1].ends, seconds, self.out / STAGE)
+            self.trackers = Trackers.of(self.config, self.folder, self.activity.say)
             with (
                 closing(self.folder),
-                closing(self.progress),
                 closing(self.trackers),
                 Store.open(store) as self.store,
                 self.activity,
@@ -232,7 +230,7 @@ class BaseTrainer:
         return load_reference(self.phases[0].config.policy, policy)
 
     def _train(self) -> None:
-        say = self.progress.say
+        say = self.activity.say
         if self.config.data.hold_out:
             self.store.split.use(self.clusters)
             write_clusters(self.out, self.clusters)
@@ -260,14 +258,14 @@ class BaseTrainer:
     def _learner(self) -> Iterator[Learner]:
         """The learner: in this process, or sharded over the ranks that torchrun started."""
         if world_size() == 1:
-            yield Learner(self.policy, self.reference, self.progress.say)
+            yield Learner(self.policy, self.reference, self.activity.say)
             return
         from agro.train.ranks import Ranks, Shard
 
         with joined(self.policy.device) as mesh:
-            shard = Shard(self.policy, self.reference, self.progress.say, mesh)
+            shard = Shard(self.policy, self.reference, self.activity.say, mesh)
             assert shard.copy is not None
-            self.engine = load_engine(self.config.engine, shard.copy, self.progress.say)
+            self.engine = load_engine(self.config.engine, shard.copy, self.activity.say)
             with closing(Ranks(shard)) as learner, self.watch.naming():
                 yield cast(Learner, learner)
 
@@ -282,13 +280,13 @@ class BaseTrainer:
             from agro.models.footprint import engine_settings
 
             settings = engine_settings(self.config, self.policy.device)
-        return load_engine(settings, self.policy, self.progress.say)
+        return load_engine(settings, self.policy, self.activity.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> tuple[Feed, Sequence[Monitor]]:
         data, trained = phase.config.data, {p.id for p in self.prompts}
         if data.draws_stored:
             for note in check_store(phase, self.store):
-                self.progress.say(f"{phase.name}: {note}")
+                self.activity.say(f"{phase.name}: {note}")
             stored = {group.prompt_id for group in drawn_groups(data, self.store)}
             check_heldout(stored, [p.id for p in self.eval_prompts])
             trained |= stored
@@ -340,7 +338,7 @@ class BaseTrainer:
             self.store,
             self.folder,
             self.environments.get(phase.name),
-            self.progress.say,
+            self.activity.say,
         )
         return put_around(source, context)
 
@@ -351,7 +349,7 @@ class BaseTrainer:
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """First the run's own, then those passed to the trainer, then those that write the metrics."""
-        config, say, activity = phase.config, self.progress.say, self.activity
+        config, activity, say = phase.config, self.activity, self.activity.say
         shifts = config.objective.options.get("baseline_shift") == MEASURED
         other = None if "shares_weights" in capabilities(config.engine.kind) else learner
         monitors: list[Monitor] = [Guard(config.guard, phase.name, other, config.policy.temperature)]
@@ -368,7 +366,7 @@ class BaseTrainer:
         if config.data.has_held_out_groups:
             monitors += self._held_out_log(phase, learner, trained)
         monitors += [self.best, *self.monitors, Signal(phase, say), Warnings(say)]
-        return [*monitors, Record(self.folder, self.trackers, self.store), Terminal(self.progress)]
+        return [*monitors, Record(self.folder, self.trackers, self.store), Terminal(self.activity)]
 
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
@@ -379,14 +377,14 @@ class BaseTrainer:
         except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
-            self.progress.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
+            self.activity.say(f"{name}: no held-out prompt has two scored responses, which could be ranked")
             return []
         check_heldout(trained, log.prompt_ids, "data.eval_store")
         clusters = len({self.clusters.get(prompt_id, prompt_id) for prompt_id in log.prompt_ids})
         measured = f"{len(log.prompt_ids)} stored groups are measured and not trained on"
         if clusters < len(log.prompt_ids):
             measured += f", in {clusters} clusters of near-copies"
-        self.progress.say(f"{name}: {measured}")
+        self.activity.say(f"{name}: {measured}")
         return [log]
 
     def _unscored(self, phase: Phase, learner: Learner) -> list[Monitor]:

@@ -335,7 +335,7 @@ def test_log_probs_of_the_reference_belong_to_the_update(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Local, "logp", slow)
     run_tiny(tmp_path, train__steps=1, guard={"stage_seconds": 0.1})
-    assert re.search("updating .*no progress .*it is in train/feed.py", capsys.readouterr().err)
+    assert re.search("updating .*no progress", capsys.readouterr().err)
 
 
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}

@@ -21,7 +21,7 @@ import pytest
 from tiny_runs import metrics, run_tiny, tiny, weights, write_prompts, write_toml
 
 from agro.errors import Refused
-from agro.runs.progress import Progress, responses_text
+from agro.runs.progress import RunActivity, responses_text
 from agro.runs.rundata import empty_metrics
 from agro.runs.track import Trackers
 from agro.types import Sample
@@ -49,10 +49,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_plain_lines() -> None:
     out = io.StringIO()
-    progress = Progress(60, out)
-    progress.stage("sampling", 3, 64)
-    progress.step(row(12, eval_reward=0.75, eval_reward_se=0.01))
-    progress.step(row(13, dropped=2, dropped_reasons={"too long": 2}, reward_mean=None))
+    activity = RunActivity(60, stream=out)
+    activity.stage("sampling", 3, 64)
+    activity.step(row(12, eval_reward=0.75, eval_reward_se=0.01))
+    activity.step(row(13, dropped=2, dropped_reasons={"too long": 2}, reward_mean=None))
     assert out.getvalue() == (
         # 48 · 2 s
         "onpolicy 12/60  loss 0.25  reward 0.5  KL 1.5  500 tok/s  1:36 left  held-out 0.750 ± 0.010\n"
@@ -62,14 +62,14 @@ def test_plain_lines() -> None:
 
 def test_a_terminal_has_the_stage_below_what_is_said(terminal: Terminal) -> None:
     """The cursor stays behind the stage, whose line is cleared before anything else."""
-    progress = Progress(60, terminal)
-    progress.stage("sampling", 37, 64)
-    progress.say("update [red]skipped\x1b[31m")
-    progress.stage("scoring")
-    progress.stage("waiting for " + "x" * 40, 3)
-    progress.close()
+    activity = RunActivity(60, stream=terminal)
+    activity.stage("sampling", 37, 64)
+    activity.say("update [red]skipped\x1b[31m")
+    activity.stage("scoring")
+    activity.stage("waiting for " + "x" * 40, 3)
+    activity.close()
     lines = terminal.getvalue().split("\r\x1b[K")
-    assert lines[1:4] == ["sampling 37/64", "update [red]skipped\\x1b[31m\n", "scoring "]
+    assert lines[1:4] == ["sampling 37/64", "update [red]skipped\\x1b[31m\n", "scoring"]
     assert lines[4:] == ["waiting for " + "x" * 27, ""]
 
 
@@ -77,13 +77,13 @@ def test_a_new_stage_is_drawn_at_once_and_its_counts_now_and_then(terminal: Term
     """Else a long stage that begins right after another would stand under the other's name."""
     now = [100.0]
     monkeypatch.setattr("agro.runs.progress.time.monotonic", lambda: now[0])
-    progress = Progress(60, terminal)
+    activity = RunActivity(60, stream=terminal)
     for i in range(64):
-        progress.stage("sampling", i, 64)
-    progress.stage("scoring")
+        activity.stage("sampling", i, 64)
+    activity.stage("scoring")
     now[0] += 1
-    progress.stage("scoring", 1, 2)
-    assert terminal.getvalue().split("\r\x1b[K")[1:] == ["sampling 0/64", "scoring ", "scoring 1/2"]
+    activity.stage("scoring", 1, 2)
+    assert terminal.getvalue().split("\r\x1b[K")[1:] == ["sampling 0/64", "scoring", "scoring 1/2"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_stage_needs_a_terminal_that_can_redraw(monkeypatch, stream, environme
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     out = stream()
-    Progress(60, out).stage("sampling")
+    RunActivity(60, stream=out).stage("sampling")
     assert bool(out.getvalue()) == redraws
 
 

@@ -44,7 +44,7 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.models.policy import Policy
-from agro.runs.progress import Progress, RunActivity
+from agro.runs.progress import RunActivity
 from agro.store import Store
 from agro.train import learner
 from agro.train.learner import Local
@@ -227,7 +227,7 @@ def test_what_ends_before_a_stop_is_named_and_the_stage_is_in_a_file(tmp_path: P
         (None, "the model is loaded"),
         ("sampling", "sampling can be interrupted or ends"),
     ):
-        with RunActivity(Progress(0, said), file=file) as activity:
+        with RunActivity(file=file, stream=said) as activity:
             if stage:
                 activity.stage(stage, 1, 2)
                 assert file.read_text() == "sampling 1/2"

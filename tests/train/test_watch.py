@@ -6,20 +6,15 @@ from __future__ import annotations
 import io
 import math
 import re
-import sqlite3
-import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from processes import until
 
-from agro.runs.progress import Progress, RunActivity
-from agro.store import Store
+from agro.runs.progress import RunActivity
 from agro.train.process_group import Watch
-from agro.types import Sample
 
 SECONDS = 1.0
 
@@ -145,7 +140,7 @@ LIMIT = 0.4  # seconds: on a busy machine the sleeps of 0.02 take longer
 
 def watched(seconds: float) -> tuple[RunActivity, io.StringIO]:
     said = io.StringIO()
-    return RunActivity(Progress(0, said), seconds), said
+    return RunActivity(seconds=seconds, stream=said), said
 
 
 def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
@@ -164,20 +159,6 @@ def test_it_names_the_stage_and_its_progress_when_it_hangs() -> None:
     assert 1 <= len(hung) <= 1 + doublings
     assert all(re.match(r"sampling 37/64 has made no progress for \d+ s", line) for line in hung)
     assert said.getvalue().splitlines() == hung
-
-
-def test_it_says_where(tmp_path: Path) -> None:
-    """A store that waits for another writer's lock: the line of agro is the database's."""
-    activity, said = watched(0.1)
-    with Store.open(tmp_path / "s.db") as store:
-        other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
-        other.execute("BEGIN IMMEDIATE")
-        threading.Timer(1.0, lambda: other.execute("ROLLBACK")).start()
-        with activity:
-            activity.stage("appending")
-            store.append([Sample("a", "b")])
-        other.close()
-    assert "it is in store/database.py:" in said.getvalue().splitlines()[0]
 
 
 def test_none() -> None:

@@ -96,12 +96,14 @@ def scale_axes(axes: Any, values: Values, *, log: bool = False, percent: bool = 
     """Limits and ticks of the y axis. `log`: logarithmic, linear around 0, where the values span enough."""
     values = values[np.isfinite(values)]
     lowest, highest, positive = values.min(), values.max(), values[values > 0]
-    if log and positive.size and highest > 20 * positive.min():
-        axes.set_yscale("symlog", linthresh=positive.min())
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(lowest * (0.7 if lowest > 0 else 1.4), highest * 1.4)
-        axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
-        return
+    if log and positive.size:
+        floor = 10.0 ** math.ceil(math.log10(max(positive.min(), -lowest)))  # ticks are powers of 10
+        if highest > 10 * floor:
+            axes.set_yscale("symlog", linthresh=floor)
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(lowest * (0.7 if lowest > 0 else 1.4), highest * 1.4)
+            axes.yaxis.set_major_formatter(FuncFormatter(power_tick))
+            return
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
     axes.yaxis.set_major_formatter(FuncFormatter(percent_tick if percent else tick))
     low, high = axes.get_ylim()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from agro.runs.folder import Run
-from agro.runs.progress import Progress, responses_text
+from agro.runs.progress import RunActivity, responses_text
 from agro.runs.rundata import HeldOutRewards, write_rewards
 from agro.runs.side_by_side import best_of_log
 from agro.runs.track import Trackers
@@ -115,8 +115,8 @@ class Record(Monitor):
 class Terminal(Monitor):
     """A line per step, and responses every `train.show_every` steps."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, activity: RunActivity) -> None:
+        self.activity = activity
         self.samples: Sequence[Sample] = ()  # that the step trained on
 
     def receive(self, samples: Sequence[Sample]) -> None:
@@ -125,9 +125,9 @@ class Terminal(Monitor):
     def after(self, view: View) -> None:
         if view.is_empty:
             return
-        self.progress.step(view.metrics)
+        self.activity.step(view.metrics)
         every = view.phase.config.train.show_every
         if every and view.step and view.at % every == 0 and self.samples:
-            self.progress.say(responses_text(view.step, self.samples))
+            self.activity.say(responses_text(view.step, self.samples))
         if view.stop and view.step:
-            self.progress.say(f"stopped after step {view.step}: {view.stop}")
+            self.activity.say(f"stopped after step {view.step}: {view.stop}")
