@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -393,11 +394,12 @@ class BaseTrainer:
         count = unscored(config, has_reference=has_reference)
         if not count:
             return []
-        encoder = self.policy.encoder
-        prompts = heldout.first_prompts(config, self.store, self.folder.id, self.prompts, encoder, count)
+        encoder, run = self.policy.encoder, self.folder.id
+        prompts = heldout.first_prompts(config, self.store, run, self.prompts, encoder, count)
         measures_kl = has_reference and samples_kl(config)
-        if measures_kl and prompts:
-            prompts = [prompts[i % len(prompts)] for i in range(count)]
-        rollout = self._rollout(phase)
-        monitor = heldout.Unscored(phase, learner, rollout, prompts, self.activity, measures_kl=measures_kl)
-        return [monitor] if prompts else []
+        if measures_kl:
+            prompts = list(islice(cycle(prompts), count))
+        if not prompts:
+            return []
+        rollout, activity = self._rollout(phase), self.activity
+        return [heldout.Unscored(phase, learner, rollout, prompts, activity, measures_kl=measures_kl)]

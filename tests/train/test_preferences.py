@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_trainable import check
 from tiny_runs import RESPONSE_ROUNDING, before_step, fill_store, metrics, tiny
 
 from agro.api.reporting_trainer import Trainer
@@ -197,18 +196,6 @@ def test_a_damaged_judgment_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path / "pairs.db") as store:
         store.tables.run("UPDATE pairs SET winner = loser, loser = winner WHERE rowid = 2")
     assert "1 pair not as written: pair 2" in refused(tmp_path)
-
-
-@pytest.mark.parametrize("objective", ["dpo", "pair_consistency"])
-def test_check_says_whether_it_can_be_trained_on(tmp_path: Path, objective: str) -> None:
-    config(tmp_path)
-    for path in (tmp_path / "preferences.jsonl", tmp_path / "pairs.db"):
-        code, found = check(path, objective)
-        assert (code, found["trainable"], found["pairs"], found["groups"]) == (0, True, 36, 12)
-    fill_store(tmp_path / "log.db")
-    code, found = check(tmp_path / "log.db", objective)
-    assert (code, found["trainable"], found["pairs"]) == (2, False, 0)
-    assert f"objective {objective} needs pairs" in found["problem"]
 
 
 def test_a_dry_run_counts_what_a_draw_takes(tmp_path: Path) -> None:
