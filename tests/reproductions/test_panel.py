@@ -363,14 +363,6 @@ def test_the_mean_of_all_jobs() -> None:
     ]
 
 
-@pytest.mark.parametrize("job", ["fresh", "graded"])
-def test_three_arguments_alone(job, out) -> None:
-    """The rate is a number, though `agro.train` finds it on the way."""
-    found = studies.three_arguments(Row(job, studies.ARGUMENTS, None), out, logs.SMALL)
-    assert found["rate"] > 0
-    assert report.line(found).startswith(f"{job}, three arguments, lr {found['rate']:g}, seed 0: ")
-
-
 @pytest.mark.parametrize(
     ("given", "where"),
     [
