@@ -82,30 +82,10 @@ def limit_of_step(row: dict[str, Any]) -> str:
     return f"{most:.2g} with the step's matrix products alone, at their full rate"
 
 
-def limit_of_draws(row: dict[str, Any]) -> str:
-    floor = "a draw reads 64 samples and writes what it drew to the disk"
-    least = min(row["ours"])
-    return f"{floor}; the shortest of {len(row['ours'])} took {least:.4f}"
-
-
-def limit_of_imports(row: dict[str, Any]) -> str:
-    """Where the floor of this file wasn't measured, that of a smaller one of the same records."""
-    rows = json.loads((RESULTS / "imports.json").read_text())
-    kind = row["name"].partition("_")[0]
-    measured = [row, *(other for other in rows if other["name"].startswith(f"{kind}_"))]
-    found = next((each for each in measured if "floor" in each), None)
-    if found is None:
-        return "unmeasured"
-    most, file = number(statistics.median(found["floor"])), found["name"].split()[2].rstrip(",")
-    return f"{most} where {file} is only unpacked, hashed and parsed, and rows inserted into the same table"
-
-
 LIMITS: dict[str, Callable[[dict[str, Any]], str]] = {  # what the machine of a row can't exceed
     "trl": limit_of_trl,
     "sampling": limit_of_sampling,
     "step": limit_of_step,
-    "draws": limit_of_draws,
-    "imports": limit_of_imports,
 }
 
 

@@ -4,12 +4,12 @@
 
 Makes stores of short texts with rewards, four responses a prompt, in build/draws, and draws from each by each
 rule: groups, their samples, and the record of the draw, on the disk. Writes benchmarks/results/draws.json,
-where `ours` is CPU seconds of a draw, for each of the repeats the median of its steps (`peer`: the same
-before orders were kept, as it was measured then), and prints a table. Wall time, most of which is the disk's,
-depends on what else the machine does; `first` is that of the first draw by a rule, which puts the groups in
-order, `first_cpu` its CPU time, and `next_first` and `next_cpu` those of the first draw of the next process,
-which finds the order in the store. None of them has the check of the file. Stores of more than 10^6 samples
-are copies of that log under other prompts, with indexes made at the end.
+where `ours` is CPU seconds of a draw, for each of the repeats the median of its steps, and prints a table.
+Wall time, most of which is the disk's, depends on what else the machine does; `first` is that of the first
+draw by a rule, which puts the groups in order, `first_cpu` its CPU time, and `next_first` and `next_cpu`
+those of the first draw of the next process, which finds the order in the store. None of them has the check of
+the file. Stores of more than 10^6 samples are copies of that log under other prompts, with indexes made at
+the end.
 """
 
 from __future__ import annotations
@@ -166,22 +166,19 @@ def main() -> None:
             following.append(measured(samples, 1, asked.rules, anew=False))
         for rule in asked.rules:
             name = f"draw of {GROUPS} groups of {samples} samples, {rule}"
-            peer = known.get(name, {}).get("peer", [])
             seconds = [found[rule]["cpu"] for found in ours]
             more = {key: [found[rule][key] for found in ours] for key in ("wall", "first", "first_cpu")}
             more["next_first"] = [found[rule]["first"] for found in following]
             more["next_cpu"] = [found[rule]["first_cpu"] for found in following]
-            ratio = statistics.median(peer) / statistics.median(seconds) if peer else None
-            row = recording.row(name, seconds, goal=GOAL, ratio=ratio, peer=peer, **more)
+            row = recording.row(name, seconds, goal=GOAL, **more)
             row["bytes_per_sample"] = ours[0]["bytes"]
             known[name] = row
             first, wall = statistics.median(row["first"]), statistics.median(row["wall"])
             following_first = statistics.median(row["next_first"])
-            faster = f", {ratio:.0f} times as fast as before" if ratio else ""
             print(
                 f"{name}: {1e3 * statistics.median(seconds):.1f} ms CPU ({1e3 * wall:.1f} ms), first "
                 f"{first:.2f} s, of the next process {following_first:.3f} s, "
-                f"{row['bytes_per_sample']:.0f} bytes a sample{faster}",
+                f"{row['bytes_per_sample']:.0f} bytes a sample",
                 flush=True,
             )
     recording.keep(RESULTS, known)

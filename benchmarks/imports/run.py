@@ -3,14 +3,13 @@
     python benchmarks/imports/run.py [--records 100000] [--megabytes 300] [--repeats 3]
         [--workers 1 2] [--only …]
 
-Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and
-log-probs), and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own,
-without a tokenizer. Writes benchmarks/results/imports.json, where `ours` are records, or MB, a CPU second,
-`bytes` those of the file, unpacked, and `peak` is the memory in MB above that of the process before it began.
-Prints a line for each. `wall` is in seconds; it depends on the disk and on what else the machine does. With
+Makes logs in build/imports: small records, four responses a prompt (text alone; with tokens and log-probs),
+and trajectories of about 120 KB (plain, gzip, zstd). Imports each in a process of its own, without a
+tokenizer. Writes benchmarks/results/imports.json, where `ours` are records, or MB, a CPU second, `bytes`
+those of the file, unpacked, and `peak` is the memory in MB above that of the process before it began. Prints
+a line for each. `wall` is in seconds; it depends on the disk and on what else the machine does. With
 `--workers 2` two processes read and a third writes; `ours` counts the CPU seconds of all, and `own` has those
-of the one that writes, by which time is bounded on many cores. `floor` is the rate at which the file is
-unpacked, hashed and parsed, and the rows inserted, and nothing is checked.
+of the one that writes, by which time is bounded on many cores.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import orjson
 import zstandard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +38,6 @@ RESULTS = ROOT / "benchmarks/results/imports.json"
 LOGS = ROOT / "build/imports"
 GOALS = {"text": 20_000, "tokens": 20_000, "large": 100, "large.gz": 100, "large.zst": 100}
 WORDS = [f"word{i}" for i in range(2000)]
-FLOOR_ROWS = 50_000  # that are inserted once more by themselves
 LINES = [" ".join(random.Random(i).choices(WORDS, k=10)) for i in range(2000)]
 
 
@@ -113,10 +110,9 @@ def measure(path: Path, workers: int) -> dict[str, float]:
     """Import a log into a new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
-    from agro.store.sample_rows import SAMPLE, SELECT
 
     options: dict[str, Any] = {"workers": workers} if workers > 1 else {}
-    store, again = (path.with_suffix(f".{os.getpid()}.{name}") for name in ("db", "again.db"))
+    store = path.with_suffix(f".{os.getpid()}.db")
     began, used = time.perf_counter(), time.process_time()
     before = most_memory()
     try:
@@ -126,32 +122,10 @@ def measure(path: Path, workers: int) -> dict[str, float]:
         own, wall = time.process_time() - used, time.perf_counter() - began
         others = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = own + others.ru_utime + others.ru_stime
-        with Store.open(store) as opened:
-            rows = opened.tables.run(f"{SELECT} LIMIT {FLOOR_ROWS}")
-        with Store.open(again) as opened:
-            began = time.process_time()
-            for first in range(0, len(rows), 5000):
-                with opened.transaction():
-                    opened.tables.insert("samples", SAMPLE, rows[first : first + 5000])
-        inserted = (time.process_time() - began) / len(rows) * report.samples
     finally:
-        for file, suffix in product((store, again), ("", "-wal", "-shm")):
-            Path(f"{file}{suffix}").unlink(missing_ok=True)
-    found = {"cpu": cpu, "own": own, "wall": wall, "peak": peak / 1e3, "samples": report.samples}
-    return {**found, "floor": inserted + parsed(path)}
-
-
-def parsed(path: Path) -> float:
-    """CPU seconds of unpacking a file and its hash, twice as an import does, and of orjson for each line."""
-    from agro.io.jsonlines import content
-    from agro.io.record_files import fingerprint
-
-    began = time.process_time()
-    fingerprint(path)
-    with content(path) as (file, _):
-        for line in file:
-            orjson.loads(line)
-    return time.process_time() - began
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{store}{suffix}").unlink(missing_ok=True)
+    return {"cpu": cpu, "own": own, "wall": wall, "peak": peak / 1e3, "samples": report.samples}
 
 
 def case(name: str, workers: int, asked: Any) -> dict[str, Any]:
@@ -163,12 +137,8 @@ def case(name: str, workers: int, asked: Any) -> dict[str, Any]:
     by = f" by {workers} processes and one that writes" if workers > 1 else ""
     title = f"import of {path.name}{by}, {'MB' if name.startswith('large') else 'records'} a CPU second"
 
-    def rate(found: dict[str, float], seconds: str = "cpu") -> float:
-        return (size / 1e6 if name.startswith("large") else found["samples"]) / found[seconds]
-
-    rates = [rate(found) for found in ours]
+    rates = [(size / 1e6 if name.startswith("large") else found["samples"]) / found["cpu"] for found in ours]
     more: dict[str, Any] = {key: [found[key] for found in ours] for key in ("peak", "wall", "own")}
-    more["floor"] = [rate(found, "floor") for found in ours]
     row = recording.row(title, rates, goal=GOALS[name], bytes=size, **more)
     print(f"{title}: {statistics.median(rates):.0f}, {max(row['peak']):.0f} MB above the start", flush=True)
     return row

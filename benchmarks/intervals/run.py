@@ -1,7 +1,7 @@
 """How often the 95 % intervals of `agro eval` and `agro compare` hold the truth, and how often two equal
 models are called different, by simulation.
 
-    python benchmarks/intervals/run.py [--only shares] [--prompts 100 300] [--evaluations 2000] [--json]
+    python benchmarks/intervals/run.py [--only shares] [--prompts 100 300] [--evaluations 2000]
 
 A prompt's difficulty is drawn from Beta(½, 1), as in practice: most are hard, some are easy. It gives eight
 responses that pass with that probability, or one graded reward of that mean. Each simulated evaluation draws
@@ -19,9 +19,9 @@ flipped signs alone), and of a model that is better by `effect` that are called 
 the differences are in `SHAPES`, with rewards from 0 to 1, or of unknown range. With 500 evaluations it
 takes a quarter of an hour, and the standard error of a share is .01 at most at .05.
 
-Writes benchmarks/results/intervals.json and prints a table, or with --json that document alone. The standard
-error of a coverage is about 0.005. `--only shares` takes half a minute, `eval` and `graded`, whose intervals
-are bootstraps, some minutes; rows of the others stay in the file.
+Writes benchmarks/results/intervals.json and prints a table. The standard error of a coverage is about 0.005.
+`--only shares` takes half a minute, `eval` and `graded`, whose intervals are bootstraps, some minutes; rows
+of the others stay in the file.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def summary(rows: list[Row]) -> list[str]:
 
 
 def main() -> None:
-    parser = recording.parser(__doc__, prompts=[100, 300], evaluations=2000, json=False, only=KINDS)
+    parser = recording.parser(__doc__, prompts=[100, 300], evaluations=2000, only=KINDS)
     parser.set_defaults(only=[kind for kind in KINDS if kind != "null"])
     asked = parser.parse_args()
     rows: list[Row] = []
@@ -314,7 +314,7 @@ def main() -> None:
     made = {(row["kind"], row["prompts"]) for row in rows}
     rows = [row for row in kept if (row["kind"], row["prompts"]) not in made] + rows
     recording.write(RESULTS, rows)
-    print(json.dumps(rows, indent=1) if asked.json else "\n".join(summary(rows)))
+    print("\n".join(summary(rows)))
 
 
 if __name__ == "__main__":

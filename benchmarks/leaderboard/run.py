@@ -2,7 +2,7 @@
 
     make leaderboard                       # or make leaderboard TRL=/path/to/python-with-trl
     python benchmarks/leaderboard/run.py [--jobs sums sorting] [--methods NAME …] [--seeds 3]
-                                         [--trl-python P] [--trl-rates LR …]
+                                         [--trl-python P]
     python benchmarks/leaderboard/run.py --row "my idea" [--jobs sorting] KEY=VALUE …
 
 Two jobs, each one log, one small model to begin with, and a number of updates. `sorting` has the log of
@@ -159,17 +159,17 @@ def own(folder: Path, name: str, changes: Sequence[str], seeds: int) -> dict[str
     return row(folder.name, name, runs, " ".join(changes))
 
 
-def of_trl(folder: Path, name: str, python: Path, rates: Sequence[str], seeds: int) -> dict[str, Any]:
+def of_trl(folder: Path, name: str, python: Path, seeds: int) -> dict[str, Any]:
     """A row of TRL's, at the best of its rates by the accuracy at the end with seed 0."""
 
     def one(seed: int, rate: str) -> dict[str, Any]:
         command = [str(python), str(HERE / "trl_log.py"), str(folder), name.split()[-1], str(seed), rate]
         return measured(command, folder / f"{name}-{rate}-{seed}.json")
 
-    trials = {rate: one(0, rate) for rate in rates}
+    trials = {rate: one(0, rate) for rate in TRL_RATES}
     best = max(trials, key=lambda rate: last(trials[rate]))
     runs = [trials[best], *(one(seed, best) for seed in range(1, seeds))]
-    return row(folder.name, name, runs, f"{runs[0]['version']}, β = 0.1, lr {best} of {', '.join(rates)}")
+    return row(folder.name, name, runs, f"{runs[0]['version']}, β = 0.1, lr {best} of {', '.join(TRL_RATES)}")
 
 
 def row(job: str, name: str, runs: Sequence[dict[str, Any]], settings: str) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def main() -> None:
         train(Path(folder), int(seed), changes, Path(out))
         return
     options = {"jobs": JOBS, "methods": (*METHODS, *TRL), "seeds": 3, "row": str}
-    parser = recording.parser(__doc__, **options, trl_python=Path, trl_rates=[*TRL_RATES])
+    parser = recording.parser(__doc__, **options, trl_python=Path)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     asked = parser.parse_args()
     for job in asked.jobs:
@@ -239,7 +239,7 @@ def main() -> None:
             elif asked.trl_python is None:
                 print(f"{job}, {name}: skipped: name an interpreter with TRL: --trl-python (make: TRL=…)")
             else:
-                rows.append(of_trl(folder, name, asked.trl_python, asked.trl_rates, asked.seeds))
+                rows.append(of_trl(folder, name, asked.trl_python, asked.seeds))
         write(rows)
 
 

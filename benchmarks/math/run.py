@@ -1,9 +1,9 @@
 """How often the reward `math` judges a pair as people do.
 
-    python benchmarks/math/run.py [--alone] [--golden FILE]
+    python benchmarks/math/run.py [--alone]
 
-On the judged pairs of `tests/grade/pairs`, and on those of FILE (JSONL of prediction, gold and expected).
-With --alone that of math-verify by itself, without agro_grade's rules.
+On the judged pairs of `tests/grade/pairs`. With --alone that of math-verify by itself, without agro_grade's
+rules.
 """
 
 from __future__ import annotations
@@ -40,11 +40,6 @@ def judged(file: Path) -> Pairs:
     return pairs
 
 
-def golden(file: Path) -> Pairs:
-    rows = map(json.loads, file.read_text().splitlines())
-    return [(sample(row["prediction"], row["gold"]), float(row["expected"])) for row in rows]
-
-
 def accuracy(name: str, values: list[float | None], pairs: Pairs) -> dict[str, Any]:
     outcomes = list(zip(values, (label for _, label in pairs), strict=True))
     return {
@@ -64,9 +59,8 @@ def parsed(text: str) -> Any:
 
 
 def main() -> None:
-    asked = recording.parser(__doc__, golden=Path, alone=False).parse_args()
-    sets = {} if asked.golden is None else {"golden": golden(asked.golden)}
-    sets |= {file.stem: judged(file) for file in sorted((ROOT / "tests/grade/pairs").glob("*.jsonl"))}
+    asked = recording.parser(__doc__, alone=False).parse_args()
+    sets = {file.stem: judged(file) for file in sorted((ROOT / "tests/grade/pairs").glob("*.jsonl"))}
     with closing(load_reward(config.RewardConfig(name="math", timeout=20.0))) as reward:
         for name, pairs in sets.items():
             samples = [each for each, _ in pairs]

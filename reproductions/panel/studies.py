@@ -1,6 +1,6 @@
-"""Studies beside the panel, by studies.toml: few updates, more prompts, longer responses, three arguments.
+"""Studies beside the panel, by studies.toml: few updates, more prompts, longer responses.
 
-    python reproductions/panel/studies.py short|sizes|thousand|arguments [--jobs JOB …] [--seeds N]
+    python reproductions/panel/studies.py short|sizes|thousand [--jobs JOB …] [--seeds N]
                                           [--out runs/studies] [--record] [--small]
 
 Prints a table, and writes it with --record into result_NAME.json beside this script. An interrupted one
@@ -9,14 +9,11 @@ continues.
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,11 +23,10 @@ from unittest.mock import patch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-import agro  # noqa: E402
 from agro.train.phases import FEW_STEPS, step_bound  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.panel import logs, play, report  # noqa: E402
-from reproductions.panel.jobs import JOBS, Job, chosen, job_of, reward  # noqa: E402
+from reproductions.panel.jobs import JOBS, Job, chosen, job_of  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, Facts, Values  # noqa: E402
 from reproductions.panel.play import Row, Run  # noqa: E402
@@ -49,7 +45,7 @@ KINDS = {
     "noisy thumbs": replace(JOBS["thumbs"], name="noisy thumbs", task=TASKS["swapped"], wrong=0.2),
 }
 TINY = Size(16, 32, prompts=4, updates=1, warm_up=2)  # of `thousand`, with --small
-BOUND, ARGUMENTS = 0.005, "three arguments"
+BOUND = 0.005
 OWN, LONG = "0.005 √(100/updates)", "0.005, as in long runs"
 IN_SUM, NO_BOUND = "0.005 · 100/updates, as much in sum", "none"
 
@@ -99,45 +95,6 @@ def rows(job: Job, study: Mapping[str, Any], seeds: int) -> list[Row]:
         rates = study["rates"] if own is None else [own]
         found += [Row(job.name, method, rate, seed) for rate in rates]
     return found
-
-
-def complete(row: Row, out: Path, size: Size) -> Run:
-    """What is measured of a run, which is made unless that was done before."""
-    if row.method != ARGUMENTS:
-        return play.complete(row, out, size)
-    found: Run = harness.once(out / "runs" / row.file, lambda: three_arguments(row, out, size))
-    return found
-
-
-def three_arguments(row: Row, out: Path, size: Size) -> Run:
-    """What comes of a model, data and a reward."""
-    world = play.world(row.job, out, size)
-    job = world.job
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        data: dict[str, Any] = {"prompts": str(world.files.prompts), "reward": partial(reward, job=job.name)}
-        if job.data != "fresh":
-            shutil.copy(world.files.log, folder / "log.db")
-            data = {"log": str(folder / "log.db")}
-        run = agro.train(
-            str(world.files.start),
-            **data,
-            out=folder / "run",
-            train__steps=job.updates,
-            train__groups=job.groups,
-            train__warmup=min(10, job.updates // 2),
-            train__seed=row.seed,
-            sampler__n=play.RESPONSES,
-            sampler__max_new=job.max_new,
-            data__hold_out=0,
-            evaluate__kl=False,
-        )
-        config = json.loads((run.folder / "config.json").read_text())
-        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-        rate = max(json.loads(line)["lr"] or 0.0 for line in lines)  # the settings say "auto"
-        found = play.measure(world, logs.load(run.folder / "model"))
-    own = {**asdict(row), "rate": rate, "objective": config["objective"]}
-    return {**own, **found, "stopped": "", "cpu_seconds": 0.0, "measuring_seconds": 0.0}
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -193,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         updates = size.of(job).updates
         with patch.dict(METHODS, bounds), patch.dict(JOBS, {job.name: job}):
             for row in rows(job, study, args.seeds or study["seeds"]):
-                runs.append({**complete(row, folder, size), "updates": updates})
+                runs.append({**play.complete(row, folder, size), "updates": updates})
                 print(report.line(runs[-1]), flush=True)
             facts[f"{job.name}, {updates}"] = play.world(job.name, folder, size).facts
     result = {"machine": harness.machine(), "facts": facts, "runs": runs}

@@ -136,7 +136,7 @@ def test_a_notebook_shows_the_page_and_the_figure(finished) -> None:
     assert frame.count('"') == 8, "quotation marks of the page end no attribute"
     assert "&lt;svg" in frame
     figure = finished.plot()
-    assert [text.get_text() for text in figure.axes[0].texts][-2:] == ["training", "held-out"]
+    assert {text.get_text() for text in figure.axes[0].texts} >= {"training", "held-out"}
     measured = [row["reward_mean"] for row in rows(finished) if row["reward_mean"] is not None]
     [training, *_] = figure.axes[0].lines
     assert [y for y in training.get_ydata() if y == y] == measured

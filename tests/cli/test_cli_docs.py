@@ -23,15 +23,6 @@ def test_the_page_is_made_from_the_program() -> None:
     assert "| `RUN` | A run folder. Required. |" in made
 
 
-def test_below_an_example_is_what_it_printed() -> None:
-    made = cli_docs.page()
-    assert "```sh\nagro report runs/first\n```\n\n```text\nruns/first/report.html\n```\n" in made
-    texts = [block.partition("\n```")[0].splitlines() for block in made.split("```text\n")[1:]]
-    assert len(texts) == len(COMMANDS)
-    assert all(1 <= len(lines) <= cli_docs.LINES for lines in texts)
-    assert max(len(line) for lines in texts for line in lines) <= cli_docs.WIDTH
-
-
 def test_an_example_that_was_not_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = [entry._replace(example="runs/second") for entry in COMMANDS if entry.name == "report"]
     monkeypatch.setattr(cli_docs, "COMMANDS", changed)

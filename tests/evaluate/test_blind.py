@@ -316,16 +316,6 @@ def test_who_stops_at_any_time_errs_in_at_most_5_percent(share: float) -> None:
         assert error == pytest.approx(0.0340, abs=1e-4)
 
 
-def test_simulated_nulls_are_called_different_in_at_most_5_percent() -> None:
-    rng = np.random.default_rng(0)
-    wins = rng.integers(0, 2, (10_000, 200)).cumsum(axis=1)
-    n = np.arange(1, 201)
-    decides = np.array([[w <= size and is_decided(w, size - w) for w in range(201)] for size in n.tolist()])
-    called = decides[n - 1, wins].any(axis=1).mean()
-    assert 0.02 < called < 0.05
-    assert called == pytest.approx(stopped(0.5, table(0.5))[199], abs=0.006)  # three standard errors
-
-
 @pytest.mark.parametrize(("share", "median", "by_128"), [(0.6, 210, 0.30), (0.7, 47, 0.95), (0.8, 19, 1.0)])
 def test_power(share: float, median: int, by_128: float) -> None:
     found = stopped(share, table(0.5))

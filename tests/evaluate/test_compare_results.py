@@ -19,7 +19,6 @@ from agro.pages.store.check_survey import Contamination
 from agro.stats.paired import holm, shares_interval
 from agro.store import Store
 from agro.types import Prompt, Sample
-from reproductions.compare.run import TABLE, answers, row, unpaired_p, write_samples
 
 KEYS = ["name", "n", "a", "b", "difference", "low", "high", "p", "test", "detectable", "verdict"]
 
@@ -37,6 +36,34 @@ def refused(*arguments: Any) -> str:
     return result.stderr
 
 
+def row(doc_id: int, is_right: bool) -> dict[str, Any]:
+    """As lm-evaluation-harness logs a sample (4e7e0d4)."""
+    response = "42" if is_right else "I don't know."
+    generation = {"arg_0": f"Q: What is {doc_id}?\nA:", "arg_1": {"until": ["\n"], "temperature": 0.0}}
+    return {
+        "doc_id": doc_id,
+        "doc": {"question": f"What is {doc_id}?", "answer": "42"},
+        "target": "42",
+        "arguments": {"gen_args_0": generation},
+        "resps": [[response]],
+        "filtered_resps": [response],
+        "filter": "none",
+        "metrics": ["exact_match"],
+        "exact_match": float(is_right),
+    }
+
+
+def published(folder: Path) -> list[Path]:
+    """lm-evaluation-harness, pull request 3868, has n = 220 and p = .008; of the tables with both, the one
+    with the most changed answers: 110 right twice, 30 gained, 12 lost, 68 wrong twice."""
+    rights = [(True, True)] * 110 + [(False, True)] * 30 + [(True, False)] * 12 + [(False, False)] * 68
+    name = "samples_additions_2026-06-23T10-00-00.000000.jsonl"
+    return [
+        write_rows(folder / model / name, [row(i, right[side]) for i, right in enumerate(rights)])
+        for side, model in enumerate(("a", "b"))
+    ]
+
+
 def choice_row(doc_id: int, is_right: bool, **more: Any) -> dict[str, Any]:
     """Of a task that takes the log-likelihoods of given answers."""
     found = row(doc_id, is_right)
@@ -47,9 +74,7 @@ def choice_row(doc_id: int, is_right: bool, **more: Any) -> dict[str, Any]:
 
 
 def test_the_published_example_of_the_harness(tmp_path: Path) -> None:
-    """lm-evaluation-harness, pull request 3868: n = 220, p = .080 unpaired and .008 paired."""
-    paths = write_samples(tmp_path)
-    assert (sum(TABLE.values()), round(unpaired_p(paths), 3)) == (220, 0.080)
+    paths = published(tmp_path)
     document = compared(tmp_path, *paths)
     [found] = document["sets"]
     assert list(found) == KEYS
@@ -221,14 +246,13 @@ def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.test
 def test_files_are_compared_without_torch(tmp_path: Path) -> None:
-    paths = write_samples(tmp_path)
+    paths = published(tmp_path)
     program = (
         "import sys\nfrom agro.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n"
         "    assert not end.code\nassert 'torch._C' not in sys.modules"
     )
     arguments = ["compare", *map(str, paths), "--out", str(tmp_path / "out")]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
-    assert len(answers()) == 220
     assert PairedSets(()).to_json()["sets"] == []
 
 

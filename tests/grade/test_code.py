@@ -9,12 +9,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from subprocess import PIPE, run
-from threading import Thread
+from typing import Any
 
 import pytest
+from loopback import answering
 
 from agro import config
 from agro.errors import Refused
@@ -212,33 +213,21 @@ def test_right_programs_pass(reward, name):
     assert [score.value for score in through_a_server(samples)] == [1.0, 0.0]
 
 
-class Piston(BaseHTTPRequestHandler):
-    """A server that runs programs as Piston does, though without a sandbox."""
-
-    def do_POST(self):
-        assert self.headers["Authorization"] == "Bearer secret"
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        command = ["/usr/bin/python3", "-I", "-c", body["files"][0]["content"]]
-        done = run(command, input=body["stdin"].encode(), stdout=PIPE, timeout=20, check=False)
-        reply = json.dumps({"run": {"stdout": done.stdout.decode(), "code": done.returncode}}).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *args):
-        pass
+def as_piston(path: str, body: bytes, headers: Message) -> tuple[int, Any]:
+    """What a server answers that runs programs as Piston does, though without a sandbox."""
+    assert headers["Authorization"] == "Bearer secret"
+    asked = json.loads(body)
+    command = ["/usr/bin/python3", "-I", "-c", asked["files"][0]["content"]]
+    done = run(command, input=asked["stdin"].encode(), stdout=PIPE, timeout=20, check=False)
+    return 200, {"run": {"stdout": done.stdout.decode(), "code": done.returncode}}
 
 
 def through_a_server(samples: list[Sample]) -> list[Score]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Piston)
-    Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/api/v2/execute"
-    try:
-        with closing(opened("limits", 30.0, url=url, api_key="secret")) as reward:
-            return reward.score(samples)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with (
+        answering(as_piston) as url,
+        closing(opened("limits", 30.0, url=f"{url}/api/v2/execute", api_key="secret")) as reward,
+    ):
+        return reward.score(samples)
 
 
 def test_a_server_that_fails_leaves_the_reward_unknown():

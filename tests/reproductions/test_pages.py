@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from reproductions import racing
 from reproductions.baselines import run as baselines
+from reproductions.chat import report as of_chat
 from reproductions.offline import logs
 from reproductions.offline import run as offline_run
+from reproductions.panel import advice
 from reproductions.panel import report as of_panel
 from reproductions.paper import report as of_paper
 from reproductions.paper import run as paper_run
@@ -29,12 +32,19 @@ def fresh_table(result: Found) -> str:
     return offline_run.fresh_table(result["runs"], offline_run.peers())
 
 
+def of_races(result: Found) -> str:
+    rows = [racing.row(of_chat.NAMES[job], raced) for job, raced in result["races"].items()]
+    return "\n".join([*racing.HEAD, *rows])
+
+
 @pytest.mark.parametrize(
     ("result", "render", "marks"),
     [
         ("baselines/result.json", lambda found: baselines.tables(found)["noisy"], baselines.MARKS["noisy"]),
         ("baselines/result.json", lambda found: baselines.tables(found)["single"], baselines.MARKS["single"]),
         ("offline/result.json", fresh_table, (offline_run.BEGIN, offline_run.END)),
+        ("chat/races.json", of_races, (racing.BEGIN, racing.END)),
+        ("chat/result.json", of_chat.page, (of_chat.BEGIN, of_chat.END)),
         ("panel/result.json", of_panel.tables, (of_panel.BEGIN, of_panel.END)),
         (
             "paper/result.json",
@@ -56,3 +66,9 @@ def test_a_page_is_made_of_its_result(
     if marks:
         page = page.partition(marks[0])[2].partition(marks[1])[0].strip("\n")
     assert made == page
+
+
+def test_the_table_of_the_guide_is_made_of_the_panel() -> None:
+    runs = json.loads((ROOT / "panel/result.json").read_text(encoding="utf-8"))["runs"]
+    page = advice.GUIDE.read_text(encoding="utf-8")
+    assert page.partition(advice.BEGIN)[2].partition(advice.END)[0].strip("\n") == advice.table(runs)

@@ -18,8 +18,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.types import Batch
-from reproductions import racing
-from reproductions.panel import advice, jobs, logs, methods, play, race, report, run, studies
+from reproductions.panel import jobs, logs, methods, play, race, report, run, studies
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
@@ -271,23 +270,6 @@ def test_a_method_is_compared_with_the_start() -> None:
     ]
     apart = report.above_start(report.of_cells(runs), "the default")
     assert apart == {"own": pytest.approx(0.5), "better": pytest.approx(-0.2)}
-    text = report.tables({"runs": runs})
-    about = JOBS["own"].about
-    assert f"| own | {about} | 0.300 | 0.600 | – | 0.800 (2) | – |" in text
-
-
-def test_an_ablation_is_paired_by_job_rate_and_seed() -> None:
-    """Without the weight .2 lower on own, in the mean of two seeds, and .1 on better: −.15 ± .05. A third
-    seed, which the default doesn't have, and other rates don't count. FPA is .3 below and .1 above."""
-    runs = [measured("own", "the default", 3e-3, 0.8, seed) for seed in (0, 1)]
-    runs += [measured("own", "no weight", 3e-3, reward, seed) for seed, reward in enumerate((0.5, 0.7, 0.0))]
-    runs += [measured("better", "the default", 3e-3, 0.4), measured("better", "no weight", 3e-3, 0.3)]
-    runs += [measured("better", "no weight", 1e-3, 0.0), measured("better", "FPA", 3e-3, 0.5)]
-    runs += [measured("own", "FPA", 3e-3, 0.5)]
-    text = report.tables({"runs": runs})
-    paired = "-0.150 ± 0.050<br>jobs: 2, runs: 3; own -0.20"
-    assert f"| no weight | – | – | {paired} | – |" in text  # not at all rates, so none is the best
-    assert "| FPA | 0.003 | 2 | -0.100 | -0.300…+0.100 |" in text
 
 
 def test_a_rate_is_chosen_on_other_prompts_than_those_that_are_reported() -> None:
@@ -300,20 +282,6 @@ def test_a_rate_is_chosen_on_other_prompts_than_those_that_are_reported() -> Non
     assert [run["rate"] for run in report.at_best(runs[:3])] == [3e-4]
     assert report.paired_at_best(runs, "no weight") == {"own": [pytest.approx(-0.2)]}
     assert "-0.200<br>jobs: 1, runs: 1; own -0.20 |" in report.tables({"runs": runs})
-
-
-def test_the_table_of_the_guide_is_of_jobs_that_have_the_same_runs() -> None:
-    """GPT-2 and own are one row, the mean of .6 and .8; imitation has a run on one of them alone."""
-    runs = [measured("own", "the default", 1e-3, 0.6), measured("GPT-2", "the default", 1e-3, 0.7)]
-    runs += [
-        measured("GPT-2", "the default", 1e-3, 0.9, seed=1),
-        measured("own", "imitation of the good", 1e-3, 0.9),
-    ]
-    runs += [measured("own", "TOPR", 1e-3, 0.1), measured("GPT-2", "TOPR", 1e-3, 0.3)]
-    runs += [measured("worse", "the default", 1e-3, 0.2)]
-    lines = advice.table(runs).splitlines()
-    assert lines[2] == "| log of the policy, 0/1, short | 2 | – | – | 0.70 | – | – | TOPR 0.20 |"
-    assert lines[3] == "| log of a much worse author, 0/1 | 1 | – | – | 0.20 | – | – | – |"
 
 
 def test_recorded_runs_count_as_complete(tmp_path) -> None:
@@ -361,14 +329,6 @@ def test_the_mean_of_all_jobs() -> None:
         f"| 16 | {studies.LONG} | 0.001 | 0.312 |",
         f"| 25 | {studies.LONG} | 0.001 | 0.321 |",
     ]
-
-
-@pytest.mark.parametrize("job", ["fresh", "graded"])
-def test_three_arguments_alone(job, out) -> None:
-    """The rate is a number, though `agro.train` finds it on the way."""
-    found = studies.three_arguments(Row(job, studies.ARGUMENTS, None), out, logs.SMALL)
-    assert found["rate"] > 0
-    assert report.line(found).startswith(f"{job}, three arguments, lr {found['rate']:g}, seed 0: ")
 
 
 @pytest.mark.parametrize(
@@ -422,22 +382,6 @@ def test_a_race_has_the_job_s_data(out, tmp_path) -> None:
     assert kinds == logged | {"fresh": "fresh", "stars": "feedback", "pairs": "pairs"}
     log = JOBS["own"]
     assert jobs.reward(["52073>", "52073>"], ["02357", "02375"], job=log.name) == [1.0, 0.0]
-
-
-def test_the_row_of_a_race() -> None:
-    """After a quarter the best rate of each method; then the one that was chosen, on the other prompts."""
-    runs = {
-        "log-0.001": {"25": {"reward": 0.4}, "50": {"reward": 0.5}, "100": {"reward": 0.61}},
-        "log-0.003": {"25": {"reward": 0.3}},
-        "imitation-1e-05": {"25": {"reward": 0.35}, "50": {"reward": 0.38}},
-    }
-    judged = {"difference": 0.2, "low": 0.1, "high": 0.3, "n": 256, "verdict": "better"}
-    raced = {"runs": runs, "rows": [], "start": {"reward": 0.3}, "winner": "log-0.001", "judged": judged}
-    words = ["a log", "log 0.40 (0.001), imitation 0.35 (1e-05)", "log at 0.001", "0.30, 0.61"]
-    words += ["better, +0.20 (0.10 to 0.30), 256 prompts", "2.0"]
-    assert racing.row("a log", raced | {"cpu_seconds": 120.0}) == f"| {' | '.join(words)} |"
-    lost = racing.row("a log", raced | {"cpu_seconds": 120.0, "winner": None, "judged": None})
-    assert lost.endswith("| nothing | 0.30 | – | 2.0 |")
 
 
 @pytest.mark.parametrize("name", ["graded", "pairs", "GPT-2", "GPT-NeoX"])

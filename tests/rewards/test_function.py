@@ -353,18 +353,6 @@ def test_daemons_end_with_the_worker(write, text, result):
     until(lambda: not is_running(int(Path(f"{path}.pid").read_text())), 30)
 
 
-def test_subprocesses_end_when_the_function_times_out(write):
-    path = write("""
-        import subprocess, time
-        def f(completions, **kw):
-            child = subprocess.Popen(["sleep", "60"])
-            open(__file__ + ".pid", "w").write(str(child.pid))
-            time.sleep(60)
-    """)
-    assert outcome(scores(path, ["a"], timeout=1.5)) == ["timed out after 1.5 s"]
-    until(lambda: not is_running(int(Path(f"{path}.pid").read_text())), 30)
-
-
 PARENT = """
     import sys, time
     from agro.rewards import FunctionReward
