@@ -13,10 +13,11 @@ from stand_in import StandIn, decoded
 from agro import config
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.io.connection import Failed
 from agro.models.policy import Policy
 from agro.rollout import Rollout
 from agro.rollout.engines import NoServer, Request
-from agro.rollout.engines.connection import Failed, dialect_of
+from agro.rollout.engines.connection import dialect_of
 from agro.types import Prompt
 
 ROUNDED = 1e-6  # nats a token: what float32 makes of log-probs of about 2
