@@ -106,10 +106,16 @@ class JudgeReward:
             async with places:
                 return await self._score(server, sample, baseline)
 
-        try:
-            return list(await asyncio.gather(*map(one, samples, baselines)))
+        try:  # a refusal waits for the replies under way, which are kept
+            found = await asyncio.gather(*map(one, samples, baselines), return_exceptions=True)
         finally:
             await server.close()
+        scores = []
+        for score in found:
+            if isinstance(score, BaseException):
+                raise score
+            scores.append(score)
+        return scores
 
     async def _score(self, server: Judge, sample: Sample, baseline: str) -> Score:
         details = {"judge": self.options.model}
