@@ -216,7 +216,7 @@ class RewardConfig(Section):
     max_failed: Share = field(0.5, resume=True, shared=True)
     """the run stops where more than this share of one step's rewards failed"""
     workers: int = field(1, resume=True, shared=True, ge=1, le=2**10)
-    """processes of each reward that has some: functions, math, regex patterns"""
+    """processes of each reward that has some: functions, math, code"""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,6 @@ from agro.rewards.builtin import (
     OverlongOptions,
     OverlongReward,
     exact,
-    model,
     overlong,
 )
 from agro.rewards.function import PREFIX, FunctionReward
@@ -42,11 +41,18 @@ __all__ = [
 ]
 
 
+def _model(options: ModelOptions, **_: Any) -> Reward:
+    """See `agro.rewards.model`, which imports torch and transformers."""
+    from agro.rewards.model import ModelReward
+
+    return ModelReward(options)
+
+
 BUILTIN: dict[str, RewardMaker] = {
     "exact": RewardMaker(exact, ExactOptions),
     "overlong": RewardMaker(overlong, OverlongOptions),
     "judge": RewardMaker(judge, JudgeOptions),
-    "model": RewardMaker(model, ModelOptions),
+    "model": RewardMaker(_model, ModelOptions),
 }
 
 

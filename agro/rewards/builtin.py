@@ -1,4 +1,5 @@
-"""Rewards that compare a response with the sample's answer, `exact`, `overlong`, and what makes `model`."""
+"""Rewards that compare a response with the sample's answer, `exact`, `overlong`, and the options of
+`model`."""
 
 from __future__ import annotations
 
@@ -144,10 +145,3 @@ class ModelOptions(Section):
     """tokens of prompt and response; a longer one has no reward"""
     batch: Count = 16
     """sequences in one pass"""
-
-
-def model(options: ModelOptions, **_: Any) -> Reward:
-    """See `agro.rewards.model`, which imports torch and transformers."""
-    from agro.rewards.model import ModelReward
-
-    return ModelReward(options)

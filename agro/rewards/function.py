@@ -64,7 +64,7 @@ class Inline(Caller):
     def _begin(self, arguments: Mapping[str, Sequence[Any]], n: int, how: How) -> Future[list[Outcome]]:
         called: Future[list[Outcome]] = Future()
         try:
-            outcomes = _outside_a_loop(CALLS[how], self._function, dict(arguments), self._options, n)
+            outcomes = outside_a_loop(CALLS[how], self._function, dict(arguments), self._options, n)
             called.set_result([(value, error) for value, error in outcomes])
         except OneValue as error:
             raise Refused(f"reward: the function {error}") from None
@@ -76,7 +76,7 @@ class Inline(Caller):
         """Nothing is open."""
 
 
-def _outside_a_loop(function: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+def outside_a_loop(function: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
     """Call where an event loop can be started: a notebook's thread runs one already."""
     try:
         asyncio.get_running_loop()

@@ -6,27 +6,24 @@ asked for again, and then leaves the reward unknown.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
-
-import httpx
+from typing import Any, TypeVar, cast
 
 from agro.config import Count, Section, field
-from agro.errors import Refused, without_secrets
+from agro.errors import Refused
+from agro.io.connection import Connection, Failed, Lost, Missing
 from agro.io.strictjson import loads
+from agro.rewards.function import outside_a_loop
 from agro.rewards.protocol import Score, score_known
 from agro.types import Sample
 
-LONGEST_REPLY = 4 << 20  # bytes
-FIRST_PAUSE = 0.5  # seconds before a request is sent again; doubled each time
-AGAIN = (408, 425, 429)  # statuses that ask for the same request later
+PATH = "/chat/completions"
 RUBRIC = "Judge how helpful, correct and complete the response is. Judge neither its length nor its manner."
 SCORED = """{rubric}
 
@@ -69,10 +66,6 @@ class JudgeOptions(Section):
         return form.format(rubric=rubric.strip(), lowest=self.lowest, highest=self.highest)
 
 
-class NotJudged(Exception):
-    """Why there is no judgment."""
-
-
 class JudgeReward:
     """Scores by a judge: from `lowest` to `highest`; pairwise 1 where the response is better than the
     baseline in both orders, 0 where it is worse in both, else ½."""
@@ -81,15 +74,11 @@ class JudgeReward:
 
     def __init__(self, options: JudgeOptions, *, timeout: float, workers: int) -> None:
         """`timeout`: seconds of a request; `workers`: requests at a time."""
-        self.options, self.timeout = options, timeout
+        self.options, self.timeout, self.workers = options, timeout, workers
         self.maximum: float | None = 1.0 if options.pairwise else options.highest
         self.calls = 0
         self._instructions = options.instructions
-        self._lock = Lock()
         self._cache = Cache(options.cache) if options.cache else None
-        self._threads = ThreadPoolExecutor(workers)
-        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-        self._client = httpx.Client(headers=headers)
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         def baseline(sample: Sample) -> str:
@@ -97,8 +86,9 @@ class JudgeReward:
                 raise LookupError(problem)
             return str(sample.meta["baseline"]) if self.options.pairwise else ""
 
-        ask = self._score
-        return score_known(samples, baseline, lambda *columns: list(self._threads.map(ask, *columns)))
+        return score_known(
+            samples, baseline, lambda *columns: outside_a_loop(asyncio.run, self._score_all(*columns))
+        )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
         if self.options.pairwise and not isinstance(columns.get("baseline"), str):
@@ -106,33 +96,53 @@ class JudgeReward:
         return None
 
     def close(self) -> None:
-        self._threads.shutdown()
-        self._client.close()
         if self._cache is not None:
             self._cache.close()
 
-    def _score(self, sample: Sample, baseline: str) -> Score:
+    async def _score_all(self, samples: Sequence[Sample], baselines: Sequence[str]) -> list[Score]:
+        server, places = Judge(self), asyncio.Semaphore(self.workers)
+
+        async def one(sample: Sample, baseline: str) -> Score:
+            async with places:
+                return await self._score(server, sample, baseline)
+
+        try:  # a refusal waits for the replies under way, which are kept
+            found = await asyncio.gather(*map(one, samples, baselines), return_exceptions=True)
+        finally:
+            await server.close()
+        scores = []
+        for score in found:
+            if isinstance(score, BaseException):
+                raise score
+            scores.append(score)
+        return scores
+
+    async def _score(self, server: Judge, sample: Sample, baseline: str) -> Score:
         details = {"judge": self.options.model}
         try:
             if not self.options.pairwise:
                 material = {"prompt": sample.prompt, "response": sample.response} | _cut(sample, "response")
-                return Score(self._ask(material, self._read_score), details=details)
+                return Score(await self._ask(server, material, self._read_score), details=details)
             texts = {"prompt": sample.prompt, "response 1": sample.response, "response 2": baseline}
-            first = self._ask(texts | _cut(sample, "response 1"), _read_better)
+            first = await self._ask(server, texts | _cut(sample, "response 1"), _read_better)
             texts |= {"response 1": baseline, "response 2": sample.response}
-            second = 1.0 - self._ask(texts | _cut(sample, "response 2"), _read_better)
+            second = 1.0 - await self._ask(server, texts | _cut(sample, "response 2"), _read_better)
             return Score(first if first == second else 0.5, details=details)
-        except NotJudged as error:
+        except Missing as error:
+            raise Refused(f"reward judge: {error}") from None
+        except (Failed, Lost) as error:
             return Score(None, f"judge: {error}")
 
     def _read_score(self, reply: Mapping[str, Any]) -> float:
         score: Any = reply.get("score")
         if type(score) not in (int, float) or not self.options.lowest <= score <= self.options.highest:
             bounds = f"{self.options.lowest:g} to {self.options.highest:g}"
-            raise NotJudged(f"expected a score from {bounds}, got {score!r:.80}")
+            raise Failed(f"expected a score from {bounds}, got {score!r:.80}")
         return float(score)
 
-    def _ask(self, material: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
+    async def _ask(
+        self, server: Judge, material: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+    ) -> T:
         """What `read` makes of the judge's reply, which is kept where it can be read."""
         body = {
             "model": self.options.model,
@@ -148,66 +158,36 @@ class JudgeReward:
         kept = self._cache.get(key) if self._cache is not None else None
         if kept is not None:
             return read(_object(kept))
-        for attempt in range(self.options.retries + 1):
-            if attempt:
-                time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
-            try:
-                content = self._request(body)
-                judged = read(_object(content))
-            except NotJudged as error:
-                problem = error
-                continue
-            if self._cache is not None:
-                self._cache.put(key, content)
-            return judged
-        raise problem
+        content, judged = await server.request(PATH, body, lambda reply: _judged(reply, read))
+        if self._cache is not None:
+            self._cache.put(key, content)
+        return cast(T, judged)
 
-    def _request(self, body: Mapping[str, Any]) -> str:
-        """The content of the reply. Raises `Refused` where the same request can't succeed later."""
-        with self._lock:
-            if self.options.max_calls and self.calls >= self.options.max_calls:
-                raise Refused(
-                    f"reward judge: {self.calls} requests were sent, reward.options.max_calls. What to do: "
-                    "raise it and continue with --resume"
-                )
-            self.calls += 1
-        code, answer = self._post(body)
-        text = without_secrets(answer.decode("utf-8", "replace"))[:300]
-        status = f"{self.options.url}: status {code}: {text}"
-        if code >= 500 or code in AGAIN:
-            raise NotJudged(status)
-        if code != httpx.codes.OK:
-            raise Refused(f"reward judge: {status}")
+
+class Judge(Connection):
+    """The server of a reward, whose `calls` it counts."""
+
+    def __init__(self, reward: JudgeReward) -> None:
+        options = reward.options
+        super().__init__(
+            options.url.rstrip("/"), reward.timeout, options.retries, options.api_key, section="reward"
+        )
+        self.reward = reward
+
+    async def reply(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        most = self.reward.options.max_calls
+        if most and self.reward.calls >= most:
+            raise Refused(
+                f"reward judge: {most} requests were sent, reward.options.max_calls. What to do: raise it "
+                "and continue with --resume"
+            )
+        self.reward.calls += 1
+        content = await super().reply(path, body)
         try:
-            choice = loads(answer)["choices"][0]
-            content, finish = choice["message"]["content"], choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError):
-            raise NotJudged(f"expected a chat completion, got {text!r}") from None
-        if finish == "length" or not isinstance(content, str):
-            raise NotJudged(f"its reply isn't complete: {content!r:.200}")
+            loads(content)
+        except ValueError:
+            raise Failed(f"expected a chat completion, got {content[:300]!r}") from None
         return content
-
-    def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """The status and all of the answer, bounded in size and time: the server is trusted with nothing.
-
-        httpx's own timeout begins again with each byte, so the clock is read in between.
-        """
-        url, deadline = self.options.url, time.monotonic() + self.timeout
-        content = bytearray()
-        try:
-            path = f"{url.rstrip('/')}/chat/completions"
-            with self._client.stream("POST", path, json=body, timeout=self.timeout) as response:
-                for part in response.iter_bytes():
-                    content += part
-                    if time.monotonic() > deadline:
-                        raise NotJudged(f"{url}: timed out")
-                    if len(content) > LONGEST_REPLY:
-                        raise NotJudged(f"{url}: answered with more than {LONGEST_REPLY >> 20} MiB")
-                return response.status_code, bytes(content)
-        except httpx.TimeoutException:
-            raise NotJudged(f"{url}: timed out") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NotJudged(f"{url}: {type(error).__name__}: {error}") from None
 
 
 class Cache:
@@ -241,6 +221,18 @@ def judge(options: JudgeOptions, *, timeout: float, workers: int) -> JudgeReward
     return JudgeReward(options, timeout=timeout, workers=workers)
 
 
+def _judged(reply: Any, read: Callable[[Mapping[str, Any]], T]) -> tuple[str, T]:
+    """The text of a chat completion, and what `read` makes of it."""
+    try:
+        choice = reply["choices"][0]
+        content, finish = choice["message"]["content"], choice.get("finish_reason")
+    except (LookupError, TypeError, AttributeError):
+        raise Failed(f"expected a chat completion, got {reply!r:.300}") from None
+    if finish == "length" or not isinstance(content, str):
+        raise Failed(f"its reply isn't complete: {content!r:.200}")
+    return content, read(_object(content))
+
+
 def _object(content: str) -> Mapping[str, Any]:
     """The JSON object that a reply is, which may stand in a fence."""
     text = content.strip()
@@ -251,7 +243,7 @@ def _object(content: str) -> Mapping[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise NotJudged(f"expected a JSON object, got {content[:200]!r}")
+        raise Failed(f"expected a JSON object, got {content[:200]!r}")
     return value
 
 
@@ -264,5 +256,5 @@ def _read_better(reply: Mapping[str, Any]) -> float:
     """1 where the first response is better, 0 where it is worse, else ½."""
     better: Any = reply.get("better")
     if type(better) is not int or better not in (0, 1, 2):
-        raise NotJudged(f"expected better as 0, 1 or 2, got {better!r:.80}")
+        raise Failed(f"expected better as 0, 1 or 2, got {better!r:.80}")
     return {0: 0.5, 1: 1.0, 2: 0.0}[better]

@@ -43,8 +43,8 @@ from agro.types import ROUNDING, UNKNOWN_VERSION, Messages, Prompt, Role, Sample
 from agro.types.kept_sets import ALL, Ids, flat
 
 T = TypeVar("T")
-# Of the tokens that the policy chose, as in `Continuation`.
-LogProbs = Sequence[float]
+# Of the tokens that the policy chose, as in `Continuation`; None where they aren't known, or recorded.
+LogProbs = Sequence[float] | None
 Version = int | NDArray[np.int32]  # of all, or of each
 Kept = Sequence[Ids] | None  # of all of a row, or of none
 
@@ -63,7 +63,7 @@ class EpisodeRow:
 
     def observe(self, tokens: list[int]) -> None:
         """Tokens of the context or the environment."""
-        self._add(tokens, [math.nan] * len(tokens), UNKNOWN_VERSION, None, action=False)
+        self._add(tokens, None, UNKNOWN_VERSION, None, action=False)
 
     def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
         """Tokens that the policy chose."""
@@ -75,7 +75,7 @@ class EpisodeRow:
         count = len(tokens)
         self.tokens = self.tokens + tokens  # a new list: an engine may still use the old one
         self.action += [action] * count
-        self.logp += logp
+        self.logp += logp or [math.nan] * count
         self.version += np.broadcast_to(version, count).tolist()
         if self.kept is not None:
             self.kept += kept or [ALL] * count

@@ -11,7 +11,6 @@ writes result.json and figure.png into --out, with --record beside this script t
 
 from __future__ import annotations
 
-import math
 import random
 import sys
 import uuid
@@ -88,7 +87,7 @@ def demonstrate(
             )
         if not text.endswith(environment.stop or ("\0",)):
             ids = ids + encoder.end_of(prompt.text)
-        more = episode.turn(ids, [math.nan] * len(ids), cut=False)
+        more = episode.turn(ids, None, cut=False)
     if episode.error:
         raise Refused(f"{location}: {episode.error}")
     if more or not turns:

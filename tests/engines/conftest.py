@@ -10,9 +10,9 @@ from stand_in import FORM, NEW, StandIn, serving
 from torch import no_grad, randn_like
 
 from agro.config import EngineConfig, LoRA, PolicyConfig
+from agro.io import connection
 from agro.models.policy import Policy
 from agro.models.published import publish
-from agro.rollout.engines import connection
 from agro.rollout.engines.server import Server
 
 

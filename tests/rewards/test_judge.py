@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import tracemalloc
@@ -19,6 +20,7 @@ from agro.cli import app
 from agro.cli.stores import agreement
 from agro.config import RewardConfig
 from agro.errors import Refused
+from agro.io import connection
 from agro.rewards import load_reward
 from agro.rewards.judge import JudgeOptions, JudgeReward, judge
 from agro.types import Sample
@@ -62,7 +64,7 @@ def answer(material: dict[str, str]) -> str | int:
 
 @pytest.fixture
 def url(monkeypatch) -> Iterator[str]:
-    monkeypatch.setitem(JudgeReward.score.__globals__, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(connection, "FIRST_PAUSE", 0.001)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     ASKED.clear()
     SAID.clear()
@@ -195,8 +197,16 @@ def test_a_server_that_sends_a_byte_now_and_then_holds_nobody(url):
     with closing(judge(options, timeout=0.5, workers=1)) as reward:
         [score] = reward.score([Sample("p", "r")])
     assert score.value is None
-    assert "timed out" in score.error
+    assert "no complete reply in reward.timeout = 0.5 s" in score.error
     assert time.monotonic() - began < 3
+
+
+def test_a_notebook_whose_loop_runs_is_judged_too(url):
+    async def cell(reward):
+        return reward.score([Sample("p", "r")])
+
+    with closing(opened(url)) as reward:
+        assert [score.value for score in asyncio.run(cell(reward))] == [5.0]
 
 
 def test_a_rubric_may_be_a_file(tmp_path):

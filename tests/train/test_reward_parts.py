@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,8 @@ from agro import Batch
 from agro.api.reporting_trainer import Trainer
 from agro.config import RewardPart, RunConfig
 from agro.errors import Refused
+from agro.io import connection
 from agro.pages.run.page import page
-from agro.rewards import judge
 from agro.runs.rundata import load_run
 from agro.store import Store
 from agro.train.collate import with_reward_parts
@@ -165,7 +164,7 @@ def judged_at(url: str, retries: int) -> dict:
 def test_a_judge_that_dies_leaves_rewards_unknown_and_the_run_goes_on(tmp_path: Path, monkeypatch) -> None:
     """12 responses a step: the first step is judged, and 2 of the second. More than half are unknown: the run
     stops with the cause. When the server is back it is resumed, and ends."""
-    monkeypatch.setattr(sys.modules[judge.__module__], "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(connection, "FIRST_PAUSE", 0.001)
     judging = Judge(alive=14)
     with answering(judging.answer) as url:
         config = tiny(tmp_path, reward=judged_at(url, retries=1), train__steps=3)

@@ -41,6 +41,7 @@ from safetensors import safe_open
 from agro import config
 from agro.config import SamplerConfig, from_environment
 from agro.errors import Refused, remember_secret
+from agro.io.connection import Away, Broken, Lost, Missing
 from agro.io.files import digest
 from agro.io.processes import LocalProcess, free_port
 from agro.models.adapters import is_adapter
@@ -50,13 +51,9 @@ from agro.models.policy import Policy
 from agro.models.published import Probe
 from agro.rollout.engines import ENGINES, Capability, Continuation, NoServer, Request
 from agro.rollout.engines.connection import (
-    Away,
-    Broken,
-    Connection,
-    Lost,
-    Missing,
     Scores,
     check_reply,
+    connected,
     dialect_of,
     refusing_replies,
     score,
@@ -80,7 +77,7 @@ class Host:
         self, url: str, settings: config.EngineConfig, encoder: Encoder, key: str | None = None
     ) -> None:
         self.url, self.settings, self.encoder = url, settings, encoder
-        self.connection = Connection(url, settings, key)
+        self.connection = connected(url, settings, key)
         self.dialect = dialect_of(settings, encoder.eos_ids)
         self.served = settings.model if settings.dialect == "vllm" else None
         self.busy = 0  # requests under way
