@@ -226,9 +226,8 @@ def test_a_value_says_its_loss_and_its_mean(name: str, stream: str) -> None:
     values = [0.5, 0.5, 1.0]
     batch = of_one_token([1.0, 0.0, 2.0], [*"aab"], weight=[3, 3, 1], ref_logp=-1.0)
     given = {stream: values if name == "dro" else [[np.nan, v] for v in values]}
-    for options in ({"beta": 0.5}, {"beta": 0.5, "scale": "loss"}):
-        out = at(-1.0, name, batch, streams=given, **options)
-        assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
+    out = at(-1.0, name, batch, streams=given, beta=0.5)
+    assert out.metrics == {"value_loss": 0.21875, "value_mean": 0.625}
 
 
 def test_three_groups_are_named_of_those_too_small() -> None:

@@ -98,8 +98,8 @@ def test_advantages_by_hand(kind: str, expected: list[float]) -> None:
     """Rewards 1, 0, 0, 0 of responses of 3, 1, 1 and 1 tokens."""
     mask = [[0, 1, 1, 1], *[[0, 1, 0, 0]] * 3]
     batch = Batch.of(mask=mask, reward=[1, 0, 0, 0], group=[0] * 4)
-    out = objectives.evaluate("reinforce", [[-1.0] * 4] * 4, batch, baseline=kind)
-    np.testing.assert_allclose(np.asarray(out.grad)[:, 1] * -4, expected, rtol=1e-5)
+    out = objectives.evaluate("rec", [[-1.0] * 4] * 4, batch, advantage=kind)  # a mean over 6 tokens
+    np.testing.assert_allclose(np.asarray(out.grad)[:, 1] * -6, expected, rtol=1e-5)
 
 
 def test_certain_tokens_have_no_baseline() -> None:
@@ -121,7 +121,7 @@ def test_certain_tokens_have_no_baseline() -> None:
 def test_equal_rewards_have_no_advantage(kind: str) -> None:
     """Also where their mean isn't exactly them, as of three times 0.1."""
     for r in (0.0, 0.1):
-        assert (at(-1.0, "reinforce", of_one_token([r] * 3), baseline=kind).grad == 0).all()
+        assert (at(-1.0, "rec", of_one_token([r] * 3), advantage=kind).grad == 0).all()
 
 
 # Two own responses of one token, with rewards 1 and 0, and an expert's with the reward 1: the group's mean

@@ -177,5 +177,5 @@ def test_outside_of_a_run_it_is_a_number_in_units_of_the_gradient() -> None:
     assert [two[i][1] - one[i][1] for i in (0, 1)] == pytest.approx([-0.2, -0.2])
     with pytest.raises(Refused, match="expected a number here"):
         objectives.evaluate("agro", logp, batch, beta=0.0, baseline_shift="measured")
-    with pytest.raises(Refused, match='baseline_shift needs scale = "reward", got "loss"'):
+    with pytest.raises(Refused, match=r'scale = "loss" needs baseline_shift = 0\.0, got 0\.1'):
         objectives.evaluate("agro", logp, batch, beta=0.1, baseline_shift=0.1, scale="loss")
