@@ -1,4 +1,4 @@
-"""Which stored groups and responses a step trains on: pure functions, so a draw can be repeated.
+"""Rules by which a step draws stored groups and responses: pure functions, so a draw can be repeated.
 
 All randomness is a hash of (seed, step, item). Ids of rows matter only for the order of a group's responses,
 so a run that is resumed, and appends the same samples again, draws the same again.
@@ -6,26 +6,17 @@ so a run that is resumed, and appends the same samples again, draws the same aga
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.types import UNKNOWN_VERSION
 
-if TYPE_CHECKING:
-    from agro.store.candidates import Candidates
-
 PLACE_BITS = 63  # of the place of a group: a hash that puts groups in an order, see `place_of`
-PER_INTERVAL = 32  # groups of an interval of places, on average 32 to 64
-SLOTS = 160  # that more groups have places in one interval is next to impossible
-NEGLIGIBLE = 1e-16  # a weight below this share of the largest is 0
-TRIALS = 64  # for each group that is drawn by its staleness
 
 
 @dataclass(frozen=True)
@@ -104,75 +95,6 @@ def place_of(candidate: Candidate, rule: DrawRule, seed: int) -> int:
     """63 bits by which groups are ordered: of the epoch and the seed where the least used come first."""
     epoch = candidate.uses if rule.data.order in ("least_used", "newest") else -1
     return noise(seed, epoch, "group", candidate.prompt_id) >> 1
-
-
-def pick_groups(groups: Candidates, rule: DrawRule, at: At, taken: Collection[str] = ()) -> list[str]:
-    """The prompt_ids of up to `rule.groups` groups by `data.order`, without those in `taken`.
-
-    With `data.draws_candidates` `data.candidates` times as many, of which `pick_likely` chooses.
-    """
-    order, n = rule.data.order, rule.groups * (rule.data.candidates if rule.data.draws_candidates else 1)
-    if order in ("least_used", "newest"):
-        return [group for group in groups.first(n + len(taken)) if group not in taken][:n]
-    if order == "age_weighted":
-        return _by_age(groups, n, rule.data.age_decay, at, taken)
-    return _uniform(groups, n, at, taken)
-
-
-def _uniform(groups: Candidates, n: int, at: At, taken: Collection[str]) -> list[str]:
-    """`n` groups, each set of so many with the same probability.
-
-    Places are hashes, so intervals of 1/2^m of them have few groups each: one of the intervals and one of
-    `SLOTS` numbers are drawn, until the interval has a group of that number. This takes about
-    SLOTS / PER_INTERVAL looks for a group, however many there are.
-    """
-    if groups.count <= 4 * (n + len(taken)) or groups.count < SLOTS:
-        free = [group for group in groups.first(groups.count) if group not in taken]
-        return sorted(free, key=lambda group: (noise(at.seed, at.step, group), group))[:n]
-    intervals = 2 ** ((groups.count // PER_INTERVAL).bit_length() - 1)
-    width = 2**PLACE_BITS // intervals
-    looks = n * SLOTS // PER_INTERVAL  # in one query
-    picked: dict[str, None] = {}
-    trial = 0
-    while len(picked) < n:
-        slots = []
-        for number in range(trial, trial + looks):
-            interval, slot = divmod(noise(at.seed, at.step, "trial", number), SLOTS)
-            start = interval % intervals * width
-            slots.append((start, start + width - 1, slot))
-        for group in groups.between(slots):
-            if group is not None and group not in taken:
-                picked[group] = None
-        trial += looks
-    return list(picked)[:n]
-
-
-def _by_age(groups: Candidates, n: int, decay: float, at: At, taken: Collection[str]) -> list[str]:
-    """`n` groups one after the other, each with a probability in proportion to (1 − decay)^staleness.
-
-    Where the likely ones are few the newest of the others fill up.
-    """
-    newest = max((version for version, count in groups.versions.items() if count > 0), default=0)
-    span = math.ceil(math.log(NEGLIGIBLE) / math.log(1 - decay))
-    versions = [v for v in range(newest, newest - span, -1) if groups.versions.get(v, 0) > 0]
-    weights = [groups.versions[v] * (1 - decay) ** (newest - v) for v in versions]
-    below = list(itertools.accumulate(weights))
-    picked: dict[str, None] = {}
-    for trial in range(TRIALS * n if below else 0):
-        share = noise(at.seed, at.step, "version", trial) / 2**64
-        version = versions[min(bisect(below, share * below[-1]), len(versions) - 1)]
-        members = groups.of_version(version)
-        group = members[noise(at.seed, at.step, "trial", trial) % len(members)]
-        if group not in taken:
-            picked[group] = None
-        if len(picked) == n:
-            return list(picked)
-    for version in sorted(groups.versions, reverse=True):
-        remaining = [group for group in groups.of_version(version) if group not in taken]
-        picked |= dict.fromkeys(remaining)
-        if len(picked) >= n:
-            break
-    return list(picked)[:n]
 
 
 def pick_likely(log_weight: Mapping[str, float], n: int, at: At) -> list[str]:

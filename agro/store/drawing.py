@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agro.errors import Refused
-from agro.store.candidates import WAITS, Candidates, drawable, eligible
+from agro.store.candidates import WAITS, Candidates, drawable, eligible, pick_groups
 from agro.store.database import Database, Row, Statement, repeated
-from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_groups, pick_pairs, pick_responses
+from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_pairs, pick_responses
 from agro.store.sample_rows import FAILED, UNSCORED, decode_text
 from agro.store.samples import ASKED, NUMBER, Experience, Pair, build_condition, chosen
 from agro.store.split import Split

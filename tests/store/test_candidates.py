@@ -17,8 +17,8 @@ from agro.config import DataConfig
 from agro.config.data import Order
 from agro.errors import Refused
 from agro.store import At, DrawRule, Origin, Pair, Store
-from agro.store.candidates import Candidates
-from agro.store.draw_rules import Candidate, pick_groups, pick_likely
+from agro.store.candidates import Candidates, pick_groups
+from agro.store.draw_rules import Candidate, pick_likely
 from agro.store.sample_rows import ledger_of
 
 ORDERS = get_args(Order)

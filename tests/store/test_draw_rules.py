@@ -15,8 +15,8 @@ from making import Listed, draw, group, of_file, sample
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Pair, Store
-from agro.store.candidates import drawable, eligible
-from agro.store.draw_rules import Candidate, is_held_out, noise, pick_groups, pick_pairs, pick_responses
+from agro.store.candidates import drawable, eligible, pick_groups
+from agro.store.draw_rules import Candidate, is_held_out, noise, pick_pairs, pick_responses
 from agro.types import Sample
 
 
