@@ -261,7 +261,7 @@ def each_100(row, values):
     ],
     ids=[
         *("pushed weights", "a draft model", "a critic", "log-ratios", "held-out log-ratios"),
-        *("a clip in every step", "parts of the reward", "the held-out loss", "regret", "the optimum"),
+        *("parts of the reward", "the held-out loss", "regret", "the optimum"),
         *("zeros", "a run on a log alone"),
     ],
 )
