@@ -60,7 +60,8 @@ class AGROTrainer(GRPOTrainer):
         if self._buffered_inputs is None or self._step % (count * self.num_iterations) == 0:
             generated = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs = split_tensor_dict(generated, count)
-        return self._buffered_inputs[self._step % count]
+        part: dict[str, Any] = self._buffered_inputs[self._step % count]
+        return part
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
