@@ -216,30 +216,20 @@ def options(items: list[str] | None) -> dict[str, Any]:
     return parsed
 
 
-def licenses(store: Store) -> dict[str, str | None]:
-    """The licenses of imported samples by source; None: unknown."""
-    sources: dict[str, set[str]] = {}
-    for origin in store.imports.provenance():
-        sources.setdefault(origin.source, set()).add(origin.license or "")
-    return {source: ", ".join(sorted(names - {""})) or None for source, names in sources.items()}
-
-
 @contextmanager
-def opened_log(path: Path, workers: int = 1) -> Iterator[Store]:
+def opened_log(path: Path) -> Iterator[Store]:
     """The store at `path`, or one in a temporary folder with what the log there has."""
     from agro.logs.importing import import_files
     from agro.store import Store
     from agro.store.location import is_store
 
     if is_store(path) or not path.exists():  # it refuses what doesn't exist
-        if workers > 1:
-            raise Refused(f"--workers are for a log, whose records are read; {path} is a store: leave it out")
         with Store.open(path, read_only=True) as store:
             yield store
         return
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         try:
-            import_files(store, [path], workers=workers)
+            import_files(store, [path])
         except Refused as error:
             if "--map" not in str(error):
                 raise

@@ -477,35 +477,28 @@ def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
 
 
 SHEET = "rate.csv"  # in the run's folder
-OF_SERVER = ("run", "port", "host")
+PAIRS = 200  # prompts at most, chosen by a hash of their ids
 
 
 def rate(
-    context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     port: Annotated[int, typer.Option(min=0)] = 0,
     host: str = "127.0.0.1",
     prompts: list[Path] | None = None,
-    pairs: Annotated[int, typer.Option(min=1)] = 200,
-    max_new: int | None = None,
-    temperature: float = 1.0,
-    seed: int = 0,
-    policy: list[str] | None = None,
 ) -> None:
     """Args:
     run: A run: its start, its model, its prompts.
     port: 0: a free one.
     host: The address to listen at; 0.0.0.0: all, for a phone in your network.
     prompts: Prompts in place of the run's held-out ones; may be repeated.
-    pairs: Prompts at most, chosen by a hash of their ids.
     """
     from agro.pages.run.rate import RateServer, Rating
 
     sheet = run / SHEET
     if not sheet.exists():
-        subject = MeasuredModel.of(run, None, policy)
+        subject = MeasuredModel.of(run, None)
         loaded = [p for read in load_sets(prompts).values() for p in read] if prompts else subject.held_out()
-        asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:pairs]
+        asked = sorted(loaded, key=lambda prompt: place(prompt.id))[:PAIRS]
         print(f"sampling an answer of each model to {len(asked)} of {len(loaded)} prompts …", file=sys.stderr)
         least = fewest_more(0, 0)
         if len(asked) < least:
@@ -513,15 +506,12 @@ def rate(
         seen = subject.seen(asked)
         if seen is not None:
             print(f"seen in training: {seen.sentence}", file=sys.stderr)
-        sampler = subject.sampler(1, temperature, max_new)
-        write_blind(sheet, subject, asked, sampler, seed, "sequential")
-    else:
-        changed = [f"--{name.replace('_', '-')}" for name in given(context) if name not in OF_SERVER]
-        if changed:
-            raise Refused(
-                f"{', '.join(changed)}: {sheet} is there, which has its answers already; leave the options "
-                f"out, or remove {sheet} and its key, with all ratings"
-            )
+        write_blind(sheet, subject, asked, subject.sampler(1, 1.0, None), 0, "sequential")
+    elif prompts:
+        raise Refused(
+            f"--prompts: {sheet} is there, which has its answers already; leave the option out, or remove "
+            f"{sheet} and its key, with all ratings"
+        )
     key, steps = read_key(sheet), load_run(run).steps
     check_of(run, sheet, key)
     if key["test"] != "sequential" or key["step"] != steps:

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from agro.cli.common import answer, end, licenses, opened_log, pairs, policy_config
-from agro.config import RunConfig, override
+from agro.cli.common import answer, end, opened_log, pairs, policy_config
+from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.strictjson import dumps
 from agro.io.terminal import visible
@@ -242,21 +242,16 @@ def _asked(proposal: Proposal, store: str) -> Proposal:
 def check(
     path: Annotated[Path, typer.Argument(metavar="LOG-or-STORE")],
     objective: str | None = None,
-    recipe: Path | None = None,
-    changes: Annotated[list[str] | None, typer.Option("--set")] = None,
     model: str | None = None,
     reference: str | None = None,
     policy: list[str] | None = None,
     limit: Annotated[int, typer.Option(min=1)] = 1000,
     held_out: Path | None = None,
-    workers: int = 1,
     as_json: bool = False,
 ) -> None:
     """Args:
     path: A store, or a log of `agro formats`.
     objective: The objective that is to train on it; else the best for the data.
-    recipe: A recipe, by file or name: its settings are checked.
-    changes: KEY=VALUE, such as objective.singletons=drop; may be repeated.
     model: Measure log π of the responses: ranking (AUC), coverage, weights, β.
     reference: π_ref: measure log π/π_ref, such as the model before training.
     limit: Measure at most so many prompts with the model.
@@ -266,28 +261,17 @@ def check(
         raise Refused(
             "--reference and --policy go with --model, which isn't given; add it, or leave them out"
         )
-    if recipe is not None and objective is not None:
-        raise Refused("--objective: the recipe has one; give --recipe or --objective, not both")
-    if recipe is not None:
-        config = RunConfig.load(recipe, changes or [])
-    else:  # an objective with its defaults, and changed settings
-        values: dict[str, Any] = {"objective": {"name": objective or "agro"}}
-        for change in changes or []:
-            override(values, change, RunConfig)
-        config = RunConfig.of(values, "--set")
+    config = RunConfig.of({"objective": {"name": objective or "agro"}}, "--objective")
     compared = None if reference is None else policy_config(reference, policy)
     if model is not None:
         config = config.model_copy(update={"policy": policy_config(model, policy, config.policy)})
-    with opened_log(path, workers) as store:
+    with opened_log(path) as store:
         from agro.pages.store import (  # here: a missing file is refused at once
             check_store,
             recommendation_lines,
         )
 
-        is_asked = objective or recipe or any(change.startswith("objective.") for change in changes or [])
-        wanted = None if is_asked else changes or []
-        whose = licenses(store)
-        report = check_store(store, config, path=path, held_out=held_out, licenses=whose, changes=wanted)
+        report = check_store(store, config, path=path, held_out=held_out, as_recommended=objective is None)
         if model is not None:
             from agro.models.policy import Policy
             from agro.pages.store.measurements import measure

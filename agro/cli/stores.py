@@ -6,12 +6,10 @@ import json
 import math
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
@@ -26,7 +24,6 @@ from agro.cli.common import (
     answer,
     given,
     leave_out,
-    licenses,
     opened_log,
     options,
     pairs,
@@ -286,7 +283,7 @@ def store(
         Action,
         typer.Argument(
             help="copy: a store to a new one, a file or postgresql://…; recover: all that is undamaged into "
-            "a new store, and what is lost; show: samples, in a terminal all in a pager, elsewhere 10."
+            "a new store, and what is lost; show: samples, in a terminal 500 in a pager, elsewhere 10."
         ),
     ],
     stores: Annotated[
@@ -349,7 +346,7 @@ def store(
 
 COLUMN = 26  # characters of a response's column at least
 LONGEST = 800  # characters of a text
-UNASKED = 10  # samples, or groups, that are written where no limit is given and there is no pager
+UNASKED, PAGED = 10, 500  # samples, or groups, where no limit is given: written, and in a pager
 BLOCK = 256  # samples read at once, where the newest come first
 
 
@@ -409,53 +406,32 @@ def _show(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Samples, each alone or by their prompt, in the terminal's pager or up to a limit."""
-    if limit is None and not as_json and sys.stdout.isatty():
-        first = next(matches, None)
-        if first is not None:
-            _browse(chain([first], matches))
-            return
-    count = UNASKED if limit is None else limit
+    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager."""
+    is_paged = limit is None and not as_json and sys.stdout.isatty()
+    unasked = PAGED if is_paged else UNASKED
+    count = unasked if limit is None else limit
     shown = list(islice(matches, count or None))
     more = bool(count) and next(matches, None) is not None
-    total, origins = store.counts().samples, licenses(store)
+    total = store.counts().samples
     if as_json:
         rows: list[Any] = []
         for match in shown:
             records = [{"id": s.id, **to_record(s)} for s in match]
             prompt = {"prompt_id": match[0].prompt_id, "prompt": match[0].prompt}
             rows.append(prompt | {"responses": records} if groups else records[0])
-        report = {"store": str(path), "samples_in_store": total, "more": more, "licenses": origins}
+        report = {"store": str(path), "samples_in_store": total, "more": more}
         report["groups" if groups else "samples"] = rows
         print(json.dumps(report, allow_nan=False))  # ASCII: responses may have what UTF-8 can't encode
         return
     console = terminal()
     if not shown:
         console.print(f"none of {total:,} samples fits")
-    for match in shown:
-        _print(console, match)
-    if more:
-        console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
-    for name, license in origins.items():
-        if license:
-            print(f"license of {name}: {license}")
-
-
-def _browse(matches: Iterator[list[Sample]]) -> None:
-    """All of them in the terminal's pager, which asks for more as one scrolls."""
-    console = terminal()
-    command = os.environ.get("PAGER") or "less"
-    if shutil.which(shlex.split(command)[0]) is None:
-        command = "cat"
-    # As git asks less: leave a page that fits, show colors, keep the screen.
-    environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
-    with subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=environment) as pager:
-        assert pager.stdin is not None
-        with suppress(BrokenPipeError), pager.stdin as pages:  # the pager was left
-            for match in matches:
-                with console.capture() as captured:
-                    _print(console, match)
-                pages.write(captured.get().encode("utf-8", "backslashreplace"))
+    os.environ.setdefault("LESS", "FRX")  # as git asks less: leave a page that fits, show colors
+    with console.pager(styles=True) if is_paged and shown else nullcontext():
+        for match in shown:
+            _print(console, match)
+        if more:
+            console.print(f"there are more of the {total:,} samples (--limit 0 shows all)")
 
 
 def _print(console: Console, samples: Sequence[Sample]) -> None:

@@ -69,21 +69,11 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
     found = run(tmp_path, rows, "--objective", "agro")
     assert found.exit_code == 2
     assert "objective.singletons=drop" in found.stderr
-    of_recipe = ["--recipe", "log", "--set", "train.groups=3"]
-    for options in ([], of_recipe, ["--set", "objective.singletons=drop"]):  # [] finds the recipe
-        found = run(tmp_path, rows, *options)
-        assert found.exit_code == 0, found.output
-        assert "1 of 4 prompts have one response, and are left out" in found.stdout
-    too_few = run(tmp_path, rows, "--recipe", "log")
-    assert too_few.exit_code == 2
-    assert "expected 16 groups with 2 or more eligible responses to draw from, got 3" in too_few.stderr
-    completed = run(tmp_path, rows, "--objective", "agro", "--set", "data.complete_groups=4").stdout
-    assert "1 of 4 prompts have one response; 4 fresh ones are sampled" in completed
-    assert "data.complete_groups = 3" not in completed
-    for wrong in ("objective.beta=x", "objective.nope=1"):
-        assert run(tmp_path, rows, "--set", wrong).exit_code == 2
-    both = run(tmp_path, rows, "--recipe", "log", "--objective", "sft")
-    assert both.exit_code == 2
+    found = run(tmp_path, rows)  # of the recipe that it finds
+    assert found.exit_code == 0, found.output
+    assert "1 of 4 prompts have one response, and are left out" in found.stdout
+    for option in ("--recipe", "--set", "--workers"):
+        assert "No such option" in run(tmp_path, rows, option, "log").stderr
 
 
 def rows_of(kind: str) -> list[dict]:
@@ -142,5 +132,3 @@ def test_equal_rewards_teach_nothing(tmp_path):
     assert "agro: There is nothing to learn: all 4 rewards are 1." in alone.stderr
     by_prompt = [row | {"reward": int(row["prompt"][0])} for row in equal]
     assert "in all 3 groups the rewards are equal" in run(tmp_path, by_prompt).stderr
-    assert run(tmp_path, by_prompt, "--recipe", "feedback").exit_code == 2  # fewer than it takes, see below
-    assert "nothing to learn" not in run(tmp_path, by_prompt, "--recipe", "feedback").stderr

@@ -416,7 +416,8 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
             server.rating.rate(number, row["result"])
 
     monkeypatch.setattr(RateServer, "serve_until_interrupted", click)
-    rated = done("rate", run, "--prompts", held_out, "--pairs", 8)
+    monkeypatch.setattr("agro.cli.eval_command.PAIRS", 8)
+    rated = done("rate", run, "--prompts", held_out)
     assert "to 8 of 9 prompts" in rated.stderr
     assert re.search(rf"^serving {clicks[0]}\?token=\S{{22}}$", rated.stdout, re.MULTILINE)
     kept = Ratings.load(run)
@@ -427,7 +428,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     assert verdict["sentence"] in rated.stdout
     assert report_of("eval", run, "--ratings", run / "rate.csv")["verdict"] == verdict
     done("rate", run)  # goes on with its sheet, without sampling
-    assert "--pairs: " in refused("rate", run, "--pairs", 8)
+    assert "which has its answers already" in refused("rate", run, "--prompts", held_out)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 3, "phase": "train"}) + "\n")
     assert "expected answers of step 3 that agro rate sampled, got step 2" in refused("rate", run)

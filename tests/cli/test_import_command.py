@@ -77,14 +77,6 @@ def test_strict_and_replace(tmp_path: Path) -> None:
         assert [s.response for s in opened.samples()] == ["bob", "alice", "bob", "alice"]
 
 
-def test_licenses_are_shown(tmp_path: Path) -> None:
-    store = tmp_path / "s.db"
-    done("import", log(tmp_path), "--store", store, "--license", "CC-BY-4.0")
-    assert report_of("check", store, "--objective", "sft")["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
-    assert report_of("store", "show", store)["licenses"] == {"file:log.jsonl": "CC-BY-4.0"}
-    assert "license of file:log.jsonl: CC-BY-4.0" in done("store", "show", store).stdout
-
-
 def test_forget(tmp_path: Path) -> None:
     path, store = log(tmp_path), tmp_path / "s.db"
     done("import", path, "--store", store)
@@ -127,7 +119,7 @@ def test_rewards_that_are_words(tmp_path: Path) -> None:
 
 
 def test_several_processes_do_what_one_does(tmp_path: Path) -> None:
-    """Import, check and score; their reports but for the store's name, and the rewards."""
+    """Import and score; their reports but for the store's name, and the rewards."""
     path = log(tmp_path)
     reward = tmp_path / "reward.py"
     reward.write_text("def length(prompts, completions):\n    return [len(text) for text in completions]\n")
@@ -135,11 +127,9 @@ def test_several_processes_do_what_one_does(tmp_path: Path) -> None:
     for workers in (1, 2):
         store, how = tmp_path / f"{workers}.db", ("--workers", workers, "--json")
         imported = done("import", path, "--store", store, *how).stdout
-        checked = done("check", path, "--objective", "sft", *how).stdout
         scored = done("score", store, "--reward", f"{reward}:length", *how).stdout
-        reports.append([json.loads(text) for text in (imported, checked, scored)])
+        reports.append([json.loads(text) for text in (imported, scored)])
         with Store.open(store) as opened:
             rewards.append([sample.reward for sample in opened.samples()])
     assert reports[0] == reports[1]
     assert rewards == [[6, 36, 6, 36]] * 2  # characters of "fine 0" and of "mail a@b.org, …"
-    assert "is a store: leave it out" in refused("check", tmp_path / "1.db", "--workers", 2)

@@ -20,7 +20,6 @@ from agro.pages.run.ratings import (
     Ratings,
     answer_both,
     clopper_pearson,
-    expected_more,
     fewest_more,
     interval_at_any_stop,
     is_decided,
@@ -353,7 +352,3 @@ def test_what_is_still_needed() -> None:
         ahead, behind = max(wins, losses), min(wins, losses)
         assert is_decided(ahead + least, behind)
         assert not is_decided(ahead + least - 1, behind)
-    assert expected_more(0, 0, 3, 100) is None  # ties say nothing
-    assert expected_more(5, 5, 0, 10_000) is None
-    assert (expected_more(4, 0, 0, 100), expected_more(4, 0, 4, 100)) == (4, 7)  # 5.4 and 7.5 of 8
-    assert expected_more(4, 0, 4, 6) is None

@@ -181,11 +181,10 @@ def test_a_run_without_held_out_prompts(run_folder):
 
 PUSHED = "How far the log-probs of servers were from the trainer's after new weights."
 GRAY = "Gray: KL divergence of a policy that writes only the best of the stored responses."
-CLIPPED = "Clipped at 100% of the steps. The learning rate alone decides"
 LOG_RATIOS = {"log_ratio_best": 0.5, "log_ratio_worst": -1.0, "ratio_mean": 0.634, "kl_of_best": 1.28}
 OF_LOG = (
-    *("Log-ratio of the best and worst responses", "stored responses ended at 0.634"),
-    *(GRAY, "best of store"),
+    *("Log-ratio of the best and worst responses", "best of store"),
+    GRAY,
 )
 HELD_OUT_RATIOS = {
     "eval_log_ratio_best": 0.4,
@@ -226,18 +225,13 @@ def each_100(row, values):
             (),
         ),
         (
-            lambda row: {"grad_norm": 3.0, "grad_norm_clipped": 1.0} if row["step"] else {},
-            ("The learning rate alone", CLIPPED, "(median norm 3)"),
-            (),
-        ),
-        (
             lambda row: {"reward_parts": dict.fromkeys(PARTS, row["step"] / 9)},
             ("Parts of the reward", "a <b> form that…", "1 more in metrics.jsonl."),
             (),
         ),
         (
             lambda row: each_100(row, HELD_OUT_LOSS),
-            ("At step 200 it was 0.0200 ± unknown below the reference's, on 33 groups.",),
+            ("Held-out ½ Var(R)",),
             (),
         ),
         (lambda row: {"regret": 0.25 + row["step"]}, (REGRET,), (VARIANCE, SPREAD)),
@@ -267,7 +261,7 @@ def each_100(row, values):
     ],
     ids=[
         *("pushed weights", "a draft model", "a critic", "log-ratios", "held-out log-ratios"),
-        *("a clip in every step", "parts of the reward", "the held-out loss", "regret", "the optimum"),
+        *("parts of the reward", "the held-out loss", "regret", "the optimum"),
         *("zeros", "a run on a log alone"),
     ],
 )

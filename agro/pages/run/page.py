@@ -8,7 +8,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from agro.pages.run.experience import LONGEST, RunExperience, begin_and_end, hel
 from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg
 from agro.pages.run.render import render, template_text, with_script
 from agro.pages.run.verdict import Verdict
-from agro.runs.problems import COUNTED, Problem, kept_share, problems, way_out, without_share, without_signal
+from agro.runs.problems import COUNTED, Problem, problems, way_out, without_share, without_signal
 from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, Values, to_array
 from agro.store import Draw
 from agro.types import Text
@@ -107,8 +106,8 @@ def column(run: RunData, name: str) -> Values:
     return run.column(name)
 
 
-def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyType({})) -> list[Panel]:
-    """The charts of a section that have something to show. `more`: by title what else a caption says."""
+def panels(run: RunData, section: str) -> list[Panel]:
+    """The charts of a section that have something to show."""
     drawn = []
     for chart in CHARTS[section]:
         columns = {name: column(run, name) for name in chart.lines}
@@ -145,7 +144,6 @@ def panels(run: RunData, section: str, more: Mapping[str, str] = MappingProxyTyp
                 values = np.where(np.isfinite(series[0].values), compared, math.nan)
             gray = Series(name, values, figures.MUTED, points=series[0].points, smooth=smooth)
             series.append(gray)
-        texts.append(more.get(chart.title, ""))
         unit = METRICS[first].unit if first in METRICS else ""
         look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
         drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
@@ -188,20 +186,7 @@ def learning(run: RunData) -> dict[str, Any]:
         change = end.value - start.value if start and end else None
         row = {"config": config, "options": options, "data": data, "before": start, "after": end}
         phases.append({**row, "span": span, "change": change})
-    more = {}
-    ratio, consistency = run.latest("ratio_mean"), run.column("eval_consistency")
-    if ratio is not None:
-        more["Log-ratio of the best and worst responses"] = (
-            f"The mean of π/π_ref over stored responses ended at {ratio:.3g} (1 at the reference)."
-        )
-    latest = run.rows[int(max(np.flatnonzero(np.isfinite(consistency)), default=0))]
-    if latest.get("eval_consistency_fall") is not None:
-        better = with_error(latest["eval_consistency_fall"], latest.get("eval_consistency_fall_se"), 4)
-        groups = latest.get("eval_groups", "an unknown number of")
-        more["Held-out ½ Var(R)"] = (
-            f"At step {latest['step']} it was {better} below the reference's, on {groups} groups."
-        )
-    drawn = panels(run, "learning", more)
+    drawn = panels(run, "learning")
     for metric, title in PARTS.items():
         drawn += _parts(run, metric, title)
     return {
@@ -328,11 +313,7 @@ def course(run: RunData) -> dict[str, Any]:
     rates = set(run.column("lr")[np.isfinite(run.column("lr"))].tolist())
     if len(rates) == 1:
         facts.append(Fact("learning rate", f"{rates.pop():.3g}", "constant"))
-    share = kept_share(run.rows)
-    more = (
-        {} if share is None else {"Promised and kept": f"The median of the last steps kept {percent(share)}."}
-    )
-    return {"facts": facts, "panels": panels(run, "course", more)}
+    return {"facts": facts, "panels": panels(run, "course")}
 
 
 def health(run: RunData, problems: Sequence[Problem], experience: RunExperience) -> dict[str, Any]:
@@ -362,15 +343,7 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
     if share is not None and share.count:
         note = "fewer groups of the store than data.replay asks for; data.sources and the like limit them"
         facts.append(Fact("steps with less replay", share.text, note, bad=share.is_said))
-    norm, clipped_norm = run.column("grad_norm"), run.column("grad_norm_clipped")
-    measured, said = np.isfinite(norm), ""
-    if measured.any():
-        clipped = clipped_norm[measured] < norm[measured]
-        said = f"Clipped at {percent(float(np.mean(clipped)))} of the steps."
-        if clipped.all():
-            middle = float(np.median(norm[measured]))
-            said += f" The learning rate alone decides the size of a step (median norm {middle:.3g})."
-    return {"facts": facts, "panels": panels(run, "health", {"Gradient norm": said})}
+    return {"facts": facts, "panels": panels(run, "health")}
 
 
 def material(run: RunData, experience: RunExperience) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from agro.pages.local_server import LocalServer, is_for_us, page_response, refus
 from agro.pages.run.ratings import (
     SIDES,
     Ratings,
-    expected_more,
     fewest_more,
     is_decided,
     rate_rows,
@@ -97,26 +96,18 @@ class Rating:
             "rated": len(rows) - ratings.unrated,
             "total": len(rows),
             "decided": decided,
-            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings, len(differ)),
+            "status": Verdict.rated(ratings).sentence if number is None else outlook(ratings),
         }
 
 
-def outlook(ratings: Ratings, differ: int) -> str:
-    """What is known while it isn't decided, without whose answers are ahead, and what is still needed.
-    `differ`: pairs that aren't the same; of these are those left, of which other ties say nothing."""
+def outlook(ratings: Ratings) -> str:
+    """What is known while it isn't decided, without whose answers are ahead, and what is still needed."""
     left = ratings.unrated
     least = fewest_more(ratings.wins, ratings.losses)
     known = f"Not decided: {chance(ratings.p)}, and it needs p < .05. " if ratings.decided else ""
     if least > left:
         return f"{known}The pairs that are left ({left}) can't decide it any more, whatever you say of them."
-    needed = f"{known}Needed: {least} more at the earliest"
-    ties = differ - left - ratings.decided
-    expected = expected_more(ratings.wins, ratings.losses, ties, left)
-    if expected is not None:
-        needed += f", about {max(expected, least)} if they go on as so far"
-    elif ratings.decided:
-        needed += ", if they go on as so far more than are left"
-    return f"{needed}, {left} at most: so many pairs are left."
+    return f"{known}Needed: {least} more at the earliest, {left} at most: so many pairs are left."
 
 
 class RateServer(LocalServer):

@@ -290,8 +290,8 @@ class Ratings:
             ) from None
 
 
-def log_evidence(wins: float, losses: float, share: float = 0.5) -> float:
-    """Against a true `share` of the result. Counts needn't be whole."""
+def log_evidence(wins: int, losses: int, share: float = 0.5) -> float:
+    """Against a true `share` of the result."""
     likelihood = wins * math.log(share) + losses * math.log1p(-share)
     return math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(wins + losses + 2) - likelihood
 
@@ -301,7 +301,7 @@ def p_at_any_stop(wins: int, losses: int) -> float:
     return min(1.0, math.exp(-log_evidence(wins, losses)))
 
 
-def is_decided(wins: float, losses: float) -> bool:
+def is_decided(wins: int, losses: int) -> bool:
     return log_evidence(wins, losses) > -math.log(LEVEL)
 
 
@@ -327,17 +327,6 @@ def fewest_more(wins: int, losses: int) -> int:
     while not is_decided(ahead + more, behind):
         more += 1
     return more
-
-
-def expected_more(wins: int, losses: int, ties: int, most: int) -> int | None:
-    """The number of further ratings that decide if they have the same shares of wins, losses and ties as
-    those before; None where it is more than `most`."""
-    rated = wins + losses + ties
-    for more in range(most + 1 if rated else 0):
-        grown = 1 + more / rated
-        if is_decided(wins * grown, losses * grown):
-            return more
-    return None
 
 
 def clopper_pearson(k: int, n: int) -> tuple[float, float]:

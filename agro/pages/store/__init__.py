@@ -62,10 +62,8 @@ class Report:
     survey: StoreSurvey
     problem: str = ""  # why the objective can't train on it
     scales_apart: list[ScaleConflict] = field(default_factory=list)  # sources of different scales
-    licenses: dict[str, str | None] = field(default_factory=dict)
     measured: Measurements | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the objective, where they aren't its defaults
-    completes: int | None = None  # data.complete_groups
     explaining: Explaining | None = None  # what explains the rewards of single responses
     recipe: str = ""  # that was found for the data, where none was asked for
     recommended: Sequence[Recommendation] = ()  # recipes, the best first
@@ -93,7 +91,6 @@ class Report:
             "recipe": self.recipe or None,
             "trainable": self.trainable,
             "problem": self.problem or None,
-            "licenses": self.licenses,
             "scales_apart": [
                 {"sources": [a.lower.source, a.higher.source], "groups": a.groups} for a in self.scales_apart
             ],
@@ -116,8 +113,6 @@ class Report:
             if rewards["count"]:
                 ends = f"{short(rewards['min'])} to {short(rewards['max'])}"
                 text += f", reward {short(rewards['mean'])} ({ends})"
-            if self.licenses.get(name):
-                text += f", license {self.licenses[name]}"
             lines.append((f"  {name:.40}", text))
         if len(self.sources) > SHOWN:
             lines.append(("  …", f"and {count(len(self.sources) - SHOWN)} more sources"))
@@ -200,7 +195,7 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
 def _nothing_to_learn(report: Report, entry: Objective) -> str:
     """Why an objective on rewards has no signal; "" where it has some."""
     survey, needs = report.survey, entry.needed(report.options)
-    if REWARD not in needs or report.completes:
+    if REWARD not in needs:
         return ""
     known = {reward for source in survey.sources.values() for reward in source.rewards}
     if len(known) == 1 and report.counts.scored > 1:
@@ -218,10 +213,7 @@ def _groups(report: Report, entry: Objective) -> Iterator[DataVerdict]:
     singletons = report.options.get("singletons")
     alone = f"{count(survey.sizes[1])} of {count(survey.groups)} prompts have one response"
     if survey.sizes[1] and grouping(needs) is not None and PAIRS not in needs and singletons != "pool":
-        if report.completes:
-            sampled = f"{report.completes} fresh ones are sampled to each that is drawn"
-            yield DataVerdict("note", f"{alone}; {sampled} (data.complete_groups = {report.completes}).")
-        elif singletons == "drop":
+        if singletons == "drop":
             text = f"{alone}, and are left out (objective.singletons=drop)."
             yield DataVerdict("note", text, "data.complete_groups = 3 samples fresh ones to these prompts.")
         else:
@@ -296,8 +288,7 @@ def check_store(
     *,
     path: Location | None = None,
     held_out: Path | None = None,
-    licenses: dict[str, str | None] | None = None,
-    changes: Sequence[str] | None = None,
+    as_recommended: bool = False,
 ) -> Report:
     """Report on a store, for a configuration's objective; `measure` adds what a model says.
 
@@ -305,8 +296,7 @@ def check_store(
         config: its first phase that draws from a store is what counts.
         path: as it is called in messages; the store's own where it isn't given.
         held_out: a file of prompts that the store shouldn't have.
-        changes: given where no objective is asked for: the recipe that is best for the data is what counts,
-            changed by these.
+        as_recommended: the recipe that is best for the data is what counts, where there is one.
 
     Raises `Refused` for options that the objective doesn't have or take.
     """
@@ -315,8 +305,8 @@ def check_store(
         path = store.path
     log = path if isinstance(path, Path) and path != store.path else None
     recommended = recommend(store, log, config.policy.model) if counts.samples else []
-    if changes is not None and recommended:
-        config, recipe = recommended[0].config(config.policy, changes), recommended[0].name
+    if as_recommended and recommended:
+        config, recipe = recommended[0].config(config.policy), recommended[0].name
     phases = map(config.phase, config.phase_names)
     config = next((phase_config for phase_config in phases if phase_config.data.draws_stored), config)
     phase = Phase("", config, 0, 1)
@@ -340,9 +330,7 @@ def check_store(
         surveyed,
         problem,
         find_scale_conflicts(config.data, store) if uses_rewards else [],
-        licenses or {},
         options=options,
-        completes=config.data.complete_groups,
         explaining=explaining(store) if uses_rewards and is_single else None,
         recipe=recipe,
         recommended=recommended,
@@ -463,9 +451,9 @@ class Recommendation:
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "reason": self.reason, "command": self.command}
 
-    def config(self, policy: PolicyConfig, changes: Sequence[str]) -> RunConfig:
-        """Of a run that holds nothing out, with further changes."""
-        found = RunConfig.load(self.name, [*self.changes, *changes])
+    def config(self, policy: PolicyConfig) -> RunConfig:
+        """Of a run that holds nothing out."""
+        found = RunConfig.load(self.name, self.changes)
         return _holding_nothing(found).model_copy(update={"policy": policy})
 
 
