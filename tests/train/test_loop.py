@@ -121,11 +121,11 @@ def test_several_updates_a_batch(tmp_path: Path) -> None:
 
 def test_an_option_may_follow_a_schedule(tmp_path: Path) -> None:
     """Also a share that ends at 0, from where on its metric isn't reported."""
-    fixed = {"name": "agro", "beta": 1.0, "imitation": 1.0, "imitation_reward": 0.0}
-    constant = run(tmp_path, "constant", objective=fixed)
+    fixed = {"name": "agro", "beta": 1.0, "imitation": 1.0}
+    constant = run(tmp_path, "constant", objective=fixed, reward__name=f"{REWARDS}:digits")
     schedules = {"beta": {"start": 1.0, "end": 0.0, "steps": 4}}
     schedules["imitation"] = {"start": 1.0, "end": 0.0, "steps": 2}
-    falling = run(tmp_path, "falling", objective=fixed | schedules)
+    falling = run(tmp_path, "falling", objective=fixed | schedules, reward__name=f"{REWARDS}:digits")
     a, b = metrics(constant), metrics(falling)
     assert a[0]["loss"] == b[0]["loss"]
     assert weights(constant) != weights(falling)
