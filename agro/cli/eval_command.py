@@ -471,7 +471,7 @@ def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
     is_of_start = key.get("against", START) == START
     if key["run"] is None or load_run(run).values.get("run") != key["run"] or not is_of_start:
         raise Refused(
-            f"{sheet}: its ratings are of {key['model']}, not of the run {run} against its start; give its run"
+            f"{sheet}: its ratings are of {key['model']}, not of {run} against its start; give its run"
         )
 
 

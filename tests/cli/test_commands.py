@@ -432,7 +432,7 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     (run / "config.json").write_text(json.dumps(config | {"run": None}))
     for change in ({"run": None}, {"against": "other"}, {"run": "another"}):
         Path(written["key"]).write_text(json.dumps(key | change))
-        assert "not of the run" in refused("eval", run, "--ratings", sheet)
+        assert f"not of {run} against its start" in refused("eval", run, "--ratings", sheet)
         (run / "config.json").write_text(json.dumps(config))
 
 

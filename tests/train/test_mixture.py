@@ -77,7 +77,11 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 ALIKE = {
-    **{"age": "closest", "drift": "closest", "equal": "spread", "long lag": "lag", "tuned beta": "rules"},
+    "age": "closest",
+    "drift": "closest",
+    "equal": "spread",
+    "long lag": "lag",
+    "tuned beta": "rules",
     "kl on its own samples": "kl on a log",
 }
 OWN_STORE = ("kl on its own samples", "diagnostics")
