@@ -407,8 +407,7 @@ def _show(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager, if there is
-    one."""
+    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager, if any."""
     pager = os.environ.get("MANPAGER") or os.environ.get("PAGER") or "less"
     is_paged = limit is None and not as_json and sys.stdout.isatty() and which(pager.partition(" ")[0])
     unasked = PAGED if is_paged else UNASKED
