@@ -100,6 +100,7 @@ def eval_(
     log: Sample nothing: estimate the model's mean reward by a log that it didn't write, whose author's
         log-probs are known, or say why there is no estimate.
     """
+    check_against(against, run)
     if log is not None or ratings is not None:
         reason, allowed = OF_LOG if log is not None else OF_RATINGS
         leave_out(context, reason, set(given(context)) - set(allowed))
@@ -110,7 +111,6 @@ def eval_(
                 raise Refused("--ratings: expected the folder of the run whose answers they are of, got none")
             read_blind(run, ratings, as_json)
         return
-    check_against(against)
     if blind is not None:
         _check_blind(context, blind, against)
     if pass_at is not None and not math.isfinite(pass_at):
@@ -427,11 +427,9 @@ def write_blind(
     test: Test = "sign",
 ) -> dict[str, Any]:
     """Returns what was written, of the start and the result of a run."""
-    assert subject.run is not None
-    answered, ran = (
-        answer_both(subject.start(), subject.rollout(), prompts, sampler, seed),
-        load_run(subject.run),
-    )
+    assert subject.run is not None  # see `check_against`
+    answered = answer_both(subject.start(), subject.rollout(), prompts, sampler, seed)
+    ran = load_run(subject.run)
     about = {"model": subject.name, "run": ran.values.get("run"), "step": ran.steps, "test": test}
     write_sheet(sheet, answered, seed, about)
     same, failed = sum(a.start == a.result for a in answered), len(prompts) - len(answered)
@@ -469,10 +467,11 @@ def read_blind(run: Path, sheet: Path, as_json: bool) -> None:
 
 
 def check_of(run: Path, sheet: Path, key: dict[str, Any]) -> None:
-    """Raise `Refused` where a sheet isn't of the run."""
-    if load_run(run).values.get("run") != key["run"]:
+    """Raise `Refused` where a sheet isn't of the run and its start."""
+    is_of_start = key.get("against", START) == START
+    if key["run"] is None or load_run(run).values.get("run") != key["run"] or not is_of_start:
         raise Refused(
-            f"{sheet}: its ratings are of {key['model']}, which isn't of the run {run}; give its run"
+            f"{sheet}: its ratings are of {key['model']}, not of {run} against its start; give its run"
         )
 
 

@@ -110,9 +110,11 @@ START = "start"  # of --against: the model that the run started from
 OF_TWO = "agro compare A B --prompts FILE --reward NAME compares any two models"
 
 
-def check_against(against: str | None) -> None:
+def check_against(against: str | None, run: Path | None) -> None:
     if against not in (None, START):
         raise Refused(f"--against {against}: expected start, which is that of the run; {OF_TWO}")
+    if against is not None and run is None:
+        raise Refused(f"--against start: expected the folder of a run, got none; {OF_TWO}")
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,7 @@ class MeasuredModel:
 
     def start(self) -> Rollout:
         """Of the model that the run started from, in the same environment."""
-        if self.ran is None:
-            raise Refused(f"--against start: expected the folder of a run, got {self.name}; {OF_TWO}")
+        assert self.ran is not None  # see `check_against`
         start, seed = self.ran.policy.model or "random weights", derive(self.ran.train.seed, "weights")
         with working_in(self.started):
             return rollout_of(start, self.ran.policy, self.environment, seed)

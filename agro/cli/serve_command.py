@@ -208,8 +208,8 @@ def chat(
     against: start: answer beside the run's, blind; RUN/chat.db gets what you prefer.
     temperature: 0 is greedy.
     """
-    check_against(against)
     run = run_of(model)
+    check_against(against, run)
     asked = MeasuredModel.of(run, None if run is not None else model, policy, "a model")
     asked = replace(asked, environment=None)  # single questions, whatever the run played
     rollouts = [asked.rollout()]

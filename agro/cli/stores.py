@@ -13,6 +13,7 @@ from contextlib import closing, nullcontext
 from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 
 import typer
@@ -406,8 +407,9 @@ def _show(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager."""
-    is_paged = limit is None and not as_json and sys.stdout.isatty()
+    """Samples, each alone or by their prompt, up to a limit; without one in the terminal's pager, if any."""
+    pager = os.environ.get("MANPAGER") or os.environ.get("PAGER") or "less"
+    is_paged = limit is None and not as_json and sys.stdout.isatty() and which(pager.partition(" ")[0])
     unasked = PAGED if is_paged else UNASKED
     count = unasked if limit is None else limit
     shown = list(islice(matches, count or None))
@@ -426,7 +428,8 @@ def _show(
     console = terminal()
     if not shown:
         console.print(f"none of {total:,} samples fits")
-    os.environ.setdefault("LESS", "FRX")  # as git asks less: leave a page that fits, show colors
+    asked = {"LESS": "FRX", "LESSCHARSET": "utf-8"}  # as git asks less: leave a page that fits, show colors
+    os.environ |= asked | os.environ
     with console.pager(styles=True) if is_paged and shown else nullcontext():
         for match in shown:
             _print(console, match)

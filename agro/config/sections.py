@@ -595,11 +595,12 @@ class EvaluateConfig(Section):
     kl_samples: int = field(32, ge=0)
     """responses, one a prompt, that measure eval_kl_ref in a phase on stored data without data.eval_prompts,
     where the run has a reference: to held-out prompts of the store, or else to prompts that it draws. They
-    need no reward; `side_by_side` of them are sampled at least. 0: none"""
-    side_by_side: int = field(8, ge=0, le=32)
+    need no reward. 0: no KL"""
+    side_by_side: int = field(8, ge=0, le=32, shared=True)
     """prompts, chosen by a hash of their ids, of which card and terminal show the log's best response, one of
     the start and one of the trained model. They are of data.eval_prompts; in a phase on stored data without
-    these they are those of `kl_samples`, which are sampled without a reference too. 0: none"""
+    these they are the first of those that `kl_samples` takes, sampled at every evaluation, with or without a
+    reference. 0: none are shown"""
     beta: float | None = field(None, gt=0)
     """reward per nat of the response's log-ratio: β at which ½ Var(R) and regret are measured, whatever the
     objective, and of nothing else; the objective's own where it is not given. An objective without the

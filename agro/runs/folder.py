@@ -49,8 +49,8 @@ def resuming(folder: str | Path) -> str:
 class Run:
     """A folder with `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and perhaps `store.db`.
 
-    `held_out.jsonl` has responses to some held-out prompts, see `agro.runs.side_by_side`: the best ones of
-    the log in its first line, and then a line per evaluation.
+    `held_out.jsonl` has responses to some held-out prompts, or where none are held out to some that were
+    trained on, see `agro.runs.side_by_side`: the log's best ones in the first line, then one per evaluation.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Run:
     def log_held_out(
         self, step: int, samples: Sequence[Sample], best_of_log: Callable[[list[str]], Iterable[Response]]
     ) -> None:
-        """Append the first response to each of the first held-out prompts.
+        """Append the first response to each of the first of these prompts.
 
         Before the first line stands one with the best responses of the log, by the ids of prompts.
         """

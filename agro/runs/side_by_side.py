@@ -1,7 +1,8 @@
-"""Responses to held-out prompts, in a run's held_out.jsonl: the log's best ones, then those of evaluations.
+"""Responses in a run's held_out.jsonl: the log's best ones, then those of evaluations.
 
-No number replaces reading: a model can rank logged responses well while what it writes is gibberish. Which
-prompts are kept, and shown side by side, is decided by a hash of their ids, never by what was answered.
+They are to held-out prompts, or where none are held out to some that were trained on; unscored there (reward
+None). No number replaces reading: a model can rank logged responses well while what it writes is gibberish.
+Which prompts are kept, and shown side by side, is decided by a hash of their ids, never by what was answered.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +21,7 @@ from agro.io.strictjson import loads
 from agro.io.terminal import cut, plain, visible
 from agro.store import Store
 from agro.store.draw_rules import noise
-from agro.types import Sample, Text
+from agro.types import Sample
 
 HELD_OUT = "held_out.jsonl"
 KEPT = 32  # prompts whose responses are kept
@@ -125,7 +127,7 @@ class PromptResponses:
     step, and the log's best one."""
 
     prompt_id: str
-    prompt: Text
+    prompt: str
     answer: Any = None
     responses: dict[int, Answer] = field(default_factory=dict)
     log: Answer | None = None
@@ -141,14 +143,16 @@ def held_out_responses(folder: Path) -> list[PromptResponses]:
             row = loads(line)
             for r in row["responses"]:
                 reward = None if r["reward"] is None else float(r["reward"])
+                if reward is not None and not isfinite(reward):
+                    raise ValueError(f"the reward {reward}")
                 answer = Answer(visible(str(r["response"])), reward, r.get("observations", []))
                 key = visible(str(r["prompt_id"]))
-                prompt = found.setdefault(key, PromptResponses(key, r["prompt"], r.get("answer")))
+                prompt = found.setdefault(key, PromptResponses(key, plain(r["prompt"]), r.get("answer")))
                 if row.get("log"):
                     prompt.log = answer
                 else:
                     prompt.responses[int(row["step"])] = answer
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise Refused(f"{path}:{number}: expected the responses of an evaluation: {error}") from None
     return sorted(found.values(), key=lambda prompt: place(prompt.prompt_id))
 
@@ -160,7 +164,7 @@ def chosen(prompts: int, config: RunConfig) -> str:
     return f"{prompts} {kind}, chosen by a hash of their ids and not by what was answered"
 
 
-OF_LOG = "The log's is the one of the highest reward there."
+OF_LOG = "The log's is the best there, by reward or by preference."
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ class SideBySide:
         rows = [
             Row(
                 prompt.prompt_id,
-                cut(plain(prompt.prompt), LONGEST),
+                cut(prompt.prompt, LONGEST),
                 prompt.log,
                 prompt.responses.get(0),
                 None if step is None else prompt.responses.get(step),
@@ -209,10 +213,13 @@ class SideBySide:
     @property
     def about(self) -> str:
         """Which prompts and responses these are."""
-        models = "The start's responses are of step 0"
-        if self.step is not None:
-            models += f", the trained model's of step {self.step}, with the same random numbers"
-        return f"{self.chosen}. {models}." + f" {OF_LOG}" * ("log" in self.sides)
+        said = f"{self.chosen}."
+        if "start" in self.sides:
+            both = f", the trained model's of step {self.step}, with the same random numbers"
+            said += f" The start's responses are of step 0{'' if self.step is None else both}."
+        elif self.step is not None:
+            said += f" The trained model's responses are of step {self.step}."
+        return said + f" {OF_LOG}" * ("log" in self.sides)
 
     def to_json(self) -> dict[str, Any]:
         return {"about": self.about, "step": self.step, "rows": [asdict(row) for row in self.rows]}

@@ -44,7 +44,7 @@ class Hosted:
         hosted = importlib.import_module(module)
         name = config.track.name or run.folder.resolve().name
         settings: dict[str, Any] = {"name": f"{name}-{run.id[:8]}", "embed": False}
-        if module == "wandb":  # the terminal belongs to `Progress`
+        if module == "wandb":  # the terminal belongs to `RunActivity`
             quiet = hosted.Settings(console="off")
             settings = {"name": name, "id": run.id, "dir": str(run.folder), "settings": quiet}
         self._run = hosted.init(

@@ -32,7 +32,7 @@ from agro.store.draw_rules import is_held_out
 from agro.store.survey import Survey
 from agro.types import Text
 
-FILE = "near_copies.json"
+NEAR_COPIES = "near_copies.json"
 
 Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
 LETTERS = 5  # of a gram
@@ -101,12 +101,12 @@ def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict
 
 def write_clusters(folder: Path, clusters: Clusters) -> None:
     """Keep those of a run, which a resumed run splits by, though its store may have grown."""
-    write(folder / FILE, json.dumps(dict(clusters), ensure_ascii=False, indent=0) + "\n")
+    write(folder / NEAR_COPIES, json.dumps(dict(clusters), ensure_ascii=False, indent=0) + "\n")
 
 
 def read_clusters(folder: Path) -> dict[str, str] | None:
     """Of a run; None where it has none. Raises `Refused` for what isn't a table of ids."""
-    path = folder / FILE
+    path = folder / NEAR_COPIES
     if not path.is_file():
         return None
     try:

@@ -216,6 +216,9 @@ def _check_engine(config: RunConfig, prefix: str) -> None:
         "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
         'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
         and (not engine.uses_servers or sglang or config.source.kind != "inline"),
+        f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
+            engine.memory and not engine.starts_server
+        ),
         'engine.kind = "vllm" starts a server of its own: expected no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
         and (engine.urls or sglang),
@@ -274,8 +277,8 @@ def _check_objective(phase: Phase, prefix: str) -> None:
     rows: dict[str, object] = {
         f"objective.beta with target_kl follows kl_ref, which an objective that needs the reference has, got "
         f"{name}: on fresh samples, got data.replay = {data.replay}, or at evaluations, which need "
-        "evaluate.every, evaluate.kl, and evaluate.kl_samples or data.eval_prompts; set these, or a number "
-        "for beta": is_tuned(options.get("beta")) and not follows,
+        "evaluate.every, evaluate.kl, evaluate.temperature = policy.temperature, and evaluate.kl_samples or "
+        "data.eval_prompts; set these, or a number for beta": is_tuned(options.get("beta")) and not follows,
         'objective.baseline = "step" compares a response with the step\'s other groups, and train.groups '
         'is 1; raise it, or set objective.baseline = "others"': first.get("baseline") == "step"
         and config.train.groups == 1,
@@ -402,8 +405,8 @@ def _check_reward(phase: Phase, prefix: str) -> None:
 
 
 def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Settings that need another one in some phase: an environment prompts to play from, a stored value an
-    objective that reads it and the reverse, a share to hold out data, a guard's KL its measurement."""
+    """Refuse an environment without prompts, a stored value without an objective that reads it and the
+    reverse, a share to hold out without data, a guard's KL without its measurement."""
     data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     values = {f"data.{key}": getattr(data, key) for key in ("value_store", "value_half_life")}
@@ -491,8 +494,9 @@ def _may_measure_kl(config: RunConfig) -> bool:
 def samples_kl(config: RunConfig) -> bool:
     """Whether a phase on stored data samples responses for the KL, provided that the run has a reference.
 
-    It doesn't where held-out prompts measure it, where the engine isn't in this process, or where
-    responses are episodes, whose prompts need more than the store has.
+    It doesn't where held-out prompts measure it, where evaluate.temperature isn't policy.temperature, where
+    the engine isn't in this process, or where responses are episodes, whose prompts need more than the store
+    has.
     """
     wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and _may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)

@@ -33,7 +33,7 @@ from agro.store import Store, is_held_out
 from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.samples import chosen
-from agro.store.split import Clusters, clusters_in, read_clusters
+from agro.store.split import NEAR_COPIES, Clusters, clusters_in, read_clusters
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
@@ -155,6 +155,11 @@ def hold_out(
     data, clusters, notes = config.data, budget.clusters, list[str]()
     if resumed is not None:
         clusters = read_clusters(resumed)
+        if clusters is None and (resumed / "metrics.jsonl").exists():
+            raise Refused(
+                f"{resumed / NEAR_COPIES}: expected the near-copies that the run holds out together, got no "
+                "such file; put it back (a run that began without data.hold_out goes on without it)"
+            )
     warns = resumed is None and not budget.bounded and data.eval_prompts is None
     texts = _texts(prompts, location) if clusters is None or warns else {}
     if clusters is None:

@@ -72,8 +72,6 @@ def test_singletons_are_a_problem_unless_the_recipe_drops_them(tmp_path):
     found = run(tmp_path, rows)  # of the recipe that it finds
     assert found.exit_code == 0, found.output
     assert "1 of 4 prompts have one response, and are left out" in found.stdout
-    for option in ("--recipe", "--set", "--workers"):
-        assert "No such option" in run(tmp_path, rows, option, "log").stderr
 
 
 def rows_of(kind: str) -> list[dict]:
@@ -117,6 +115,13 @@ def test_the_recommended_commands_are_those_of_runs_that_are_not_refused(tmp_pat
             trainable.check_stores([phase], [], config.data.store)
             budget = within_budget(config, config.data.store, tmp_path, resume=False)
             trainable.check_enough(Phase.all(budget.config), config.data.store)
+
+
+@pytest.mark.parametrize(("kind", "code", "said"), [("pairs", 0, ""), ("groups", 2, "needs pairs")])
+def test_an_objective_of_pairs_needs_them(tmp_path, kind, code, said):
+    found = run(tmp_path, rows_of(kind), "--objective", "dpo")
+    assert found.exit_code == code
+    assert said in found.stderr
 
 
 def test_equal_rewards_teach_nothing(tmp_path):

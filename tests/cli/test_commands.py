@@ -427,8 +427,13 @@ def test_a_log_without_a_reward_is_judged_by_blind_ratings(tmp_path: Path, monke
     assert "expected answers of step 3 that agro rate sampled, got step 2" in refused("rate", run)
 
     assert "leave out --seed" in refused("eval", run, "--ratings", sheet, "--seed", 0)
-    Path(written["key"]).write_text(json.dumps(key | {"run": "another"}))
-    assert "isn't of the run" in refused("eval", run, "--ratings", sheet)
+    assert "--against other: expected start" in refused("eval", run, "--against", "other", "--ratings", sheet)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"run": None}))
+    for change in ({"run": None}, {"against": "other"}, {"run": "another"}):
+        Path(written["key"]).write_text(json.dumps(key | change))
+        assert f"not of {run} against its start" in refused("eval", run, "--ratings", sheet)
+        (run / "config.json").write_text(json.dumps(config))
 
 
 def test_episodes_are_sampled_scored_and_measured(tmp_path: Path) -> None:

@@ -127,6 +127,11 @@ def test_a_terminal_has_a_pager_that_may_be_left(tmp_path: Path) -> None:
     assert 0 < first.count("sample ") < 10
 
 
+def test_a_terminal_without_its_pager_has_the_first_samples(store: Path) -> None:
+    said, code = on_terminal("store", "show", store, PAGER="no-such-pager -R")
+    assert (said.count("sample "), code) == (5, 0), said
+
+
 def test_a_terminal_says_that_nothing_fits(tmp_path: Path) -> None:
     Store.open(tmp_path / "empty.db").close()
     said, code = on_terminal("store", "show", tmp_path / "empty.db", PAGER="cat")

@@ -20,7 +20,7 @@ from agro.pages.run import report
 from agro.pages.run.experience import HeldOutSamples, held_out_samples
 from agro.runs.folder import Run
 from agro.runs.rundata import load_run
-from agro.runs.side_by_side import KEPT, Answer, place
+from agro.runs.side_by_side import KEPT, Answer, SideBySide, place
 from agro.types import Sample
 
 EVIL = "</script><script>window.HIT=1</script>"
@@ -86,9 +86,13 @@ def test_every_evaluation_is_there_and_three_stand_beside_each_other(run_folder:
     assert shown.steps == tuple(steps)
     assert json.loads(shown.data)["responses"] == [[[[f"at {step}"], rewards[step]] for step in steps]]
     assert [step for _, step in shown.columns] == sorted({0, best, 220})
-    (run_folder / "held_out.jsonl").write_text("[]\n")
-    with pytest.raises(Refused, match=r"held_out\.jsonl:1: expected the responses"):
-        held_out_samples(run)
+    prompts: list[Any] = [5, None, {"a": 1}, [], [{"role": "user"}]]
+    wrong = [answer("p", "x", 0.0) | {"prompt": prompt} for prompt in prompts]
+    wrong += [answer("p", "x", reward) for reward in ("nan", "inf", 10**400)]
+    for line in ("[]", *(json.dumps({"step": 0, "responses": [each]}) for each in wrong)):
+        (run_folder / "held_out.jsonl").write_text(f"{line}\n")
+        with pytest.raises(Refused, match=r"held_out\.jsonl:1: expected the responses"):
+            SideBySide.of(run_folder, run.config)
 
 
 def test_the_log_stands_beside_the_model(run_folder: Path) -> None:

@@ -22,6 +22,7 @@ from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.errors import Refused, Unwritable
 from agro.store import Store, recover
+from agro.train.learner import Local
 
 
 def config(folder: Path) -> RunConfig:
@@ -167,6 +168,24 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
     with pytest.raises(Unwritable, match=rf"{run}\S*: .*the disk is full.*make room"):
         Trainer(config(undisturbed.parent), run).run()
     ballast.unlink()
+    goes_on(run, undisturbed)
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_written(
+    small_disk: Path, undisturbed: Path, monkeypatch
+) -> None:
+    run, ballast = small_disk / "run", []
+    save = Local.save
+
+    def no_room(self, folder):
+        ballast.append(fill(small_disk, 12))  # for some of the files
+        save(self, folder)
+
+    monkeypatch.setattr(Local, "save", no_room)
+    with pytest.raises(Unwritable, match=r"step-00000002: .*the disk is full.*make room"):
+        Trainer(config(undisturbed.parent), run).run()
+    monkeypatch.undo()
+    ballast[0].unlink()
     goes_on(run, undisturbed)
 
 

@@ -5,6 +5,7 @@ lowered by it, and what is refused.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_patience_on_a_log_ends_the_run_also_when_it_was_resumed(tmp_path: Path,
     assert metrics(Trainer(higher, out, resume=True).run())[-1]["step"] == 5
 
 
-def test_a_kl_ends_a_run_which_goes_on_only_without_that_rule(tmp_path: Path) -> None:
+def test_a_kl_ends_a_run_while_its_rule_holds(tmp_path: Path) -> None:
     held = write_prompts(tmp_path / "held.jsonl", range(60, 80))
 
     def config(target: float | None) -> RunConfig:
@@ -93,8 +94,9 @@ def test_a_kl_ends_a_run_which_goes_on_only_without_that_rule(tmp_path: Path) ->
     for resume in (False, True):
         out = Trainer(config(target), tmp_path / "run", resume=resume).run()
         assert [m["eval_kl_ref"] for m in metrics(out)] == free[: first + 1]
-    out = Trainer(config(None), out, resume=True).run()
-    assert [m["eval_kl_ref"] for m in metrics(out)] == free
+    for higher in (max(free) + 1, None):
+        on = Trainer(config(higher), shutil.copytree(out, tmp_path / str(higher)), resume=True).run()
+        assert [m["eval_kl_ref"] for m in metrics(on)] == free
 
 
 def test_a_log_of_equal_rewards_has_nothing_to_follow(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import os
 import pty
 import sqlite3
@@ -22,6 +23,7 @@ from tiny_runs import metrics, run_tiny, tiny, weights, write_prompts, write_tom
 from agro.errors import Refused
 from agro.runs.progress import RunActivity, responses_text
 from agro.runs.rundata import empty_metrics
+from agro.runs.track import Trackers
 from agro.types import Sample
 
 
@@ -239,6 +241,21 @@ def test_a_tracker_that_is_not_installed_is_refused_at_the_start(tmp_path: Path,
     with pytest.raises(Refused, match=r"wandb can't be imported .*pip install wandb"):
         tracked(tmp_path, to=["wandb"])
     assert not (tmp_path / "run").exists()
+
+
+def test_trackers_get_finite_numbers_alone() -> None:
+    found = {}
+
+    class One:
+        def log(self, step, numbers):
+            found.update(numbers)
+
+        def close(self): ...
+
+    Trackers({"one": One()}, print).log(
+        {"step": 1, "a": 2, "b": math.nan, "c": None, "d": True, "e": "x", "f": {"g": 0.5}}
+    )
+    assert found == {"a": 2.0, "f/g": 0.5}
 
 
 def installed(name: str) -> None:

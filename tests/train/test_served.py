@@ -3,6 +3,7 @@ a teacher teaches as one in the process does."""
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -161,6 +162,16 @@ def test_two_ranks_sample_with_a_server(tmp_path: Path, start: str) -> None:
         file = write_toml(tmp_path / "config.json", run_of(tmp_path, start, url))
         torchrun("-m", "agro", "train", str(file), "--out", str(tmp_path / "run"), cwd=tmp_path)
     assert all(row["push_error"] < ROUNDED for row in steps_of(tmp_path / "run"))
+
+
+def test_a_key_is_not_in_the_run_folder(tmp_path: Path, start: str, monkeypatch) -> None:
+    monkeypatch.setenv("AGRO_TEST_KEY", "s3cret-of-the-server")
+    with serving(Policy.load(PolicyConfig(model=start))) as (url, _):
+        config = run_of(tmp_path, start, url, engine={"api_key": "env:AGRO_TEST_KEY"}, train__steps=1)
+        run = Trainer(config, tmp_path / "run").run()
+    assert json.loads((run / "config.json").read_text())["engine"]["api_key"] == "env:AGRO_TEST_KEY"
+    for file in run.rglob("*.json*"):
+        assert "s3cret" not in file.read_text()
 
 
 @pytest.fixture

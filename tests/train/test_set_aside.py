@@ -50,7 +50,7 @@ from agro.runs.side_by_side import (
     short_text,
 )
 from agro.store import Pair, Store, is_held_out
-from agro.store.split import read_clusters
+from agro.store.split import NEAR_COPIES, read_clusters
 from agro.train.inputs import largest_share, within_budget
 from agro.train.trainer import BaseTrainer
 from agro.types import Sample, prompt_hash
@@ -298,6 +298,9 @@ def test_a_resumed_run_splits_as_it_began(tmp_path: Path) -> None:
     BaseTrainer(of_near_copies(tmp_path), folder, resume=True).run()
     assert read_clusters(folder) == before
     assert len(before or ()) == 80
+    (folder / NEAR_COPIES).unlink()
+    with pytest.raises(Refused, match=r"near_copies\.json: .* put it back"):
+        BaseTrainer(of_near_copies(tmp_path), folder, resume=True).run()
 
 
 def test_a_verdict_counts_clusters(tmp_path: Path) -> None:
@@ -358,7 +361,7 @@ def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run
     assert shown.about in written
     kept = len(held_out_responses(run_on_a_log))
     assert f"One response to each of {kept} held-out prompts, chosen by a hash of their ids" in text
-    assert "The log's is the one of the highest reward there." in text
+    assert "The log's is the best there, by reward or by preference." in text
     for row in shown.rows[:4]:
         assert f"prompt: `{row.prompt}`" in written
         assert row.trained.response in written
@@ -412,6 +415,7 @@ def test_a_phase_on_a_log_after_one_without_shows_no_start(tmp_path: Path) -> No
     BaseTrainer(tiny(tmp_path, data=log | fresh, phases=phases), tmp_path / "run").run()
     shown = side_by_side(tmp_path / "run")
     assert (shown.step, shown.sides) == (2, ("log", "trained"))
+    assert "answered. The trained model's responses are of step 2. The log's" in shown.about
 
 
 def test_of_a_log_of_pairs_the_preferred_response_is_the_best(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_phases_share_the_value_and_one_without_it_leaves_it(tmp_path: Path) -> 
     assert all((first[k] == v).all() for k, v in value_of(run).items())
 
 
+def test_a_value_that_is_not_finite_skips_the_update(tmp_path: Path) -> None:
+    def spoil(feed, valid) -> None:
+        feed.learner.policy.value.linear.bias.data.fill_(math.inf)
+
+    with before_step(spoil), pytest.raises(Refused, match="5 updates in a row were skipped"):
+        Trainer(valued(tmp_path), tmp_path / "run").run()
+
+
 # The soft maximum of r = (0, 1) at β = 0.5: ½ log ½(1 + e²) = 0.7169.
 def test_the_stored_value_is_the_soft_maximum(tmp_path: Path) -> None:
     of_tokens = {"tokens": [1, 2], "action": [False, True], "token_reward": [math.nan, 0.5]}

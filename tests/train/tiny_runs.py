@@ -152,8 +152,11 @@ def weights(run: Path) -> bytes:
 
 
 def same(a: Path, b: Path) -> None:
-    """Two runs have the same weights and metrics, but for the time that they took."""
+    """Two runs have the same weights, learned values and metrics, but for the time that they took."""
     assert weights(a) == weights(b)
+    last = [max((run / "checkpoints").iterdir()) for run in (a, b)]
+    values = [[file.read_bytes() for file in checkpoint.glob("value.safetensors")] for checkpoint in last]
+    assert values[0] == values[1]
     times = dict.fromkeys(("seconds", "seconds_sample", "seconds_train", "tokens_per_second"))
     assert [row | times for row in metrics(a)] == [row | times for row in metrics(b)]
 

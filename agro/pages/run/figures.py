@@ -58,7 +58,7 @@ def label(
 def margins(size: Size, labels: Sequence[str], above: int = 0, below: int = 0) -> Box:
     """The box of axes, with room for `labels` on the right and lines of text above and below."""
     width, height = size[0] * 72, size[1] * 72
-    right = max([30.0, *(8 + 0.58 * FONT * len(text) for text in labels)])
+    right = max([30.0, *(8 + 0.7 * FONT * len(text) for text in labels)])
     margin, bottom, top = 30.0, 20.0 + below * LINE, 8 + above * LINE
     return margin / width, bottom / height, 1 - (margin + right) / width, 1 - (bottom + top) / height
 

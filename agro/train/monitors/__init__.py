@@ -37,7 +37,7 @@ class View:
     options: dict[str, Any]  # the objective's, at this step
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
     stop: str = ""  # why the run is to end after this step; a monitor may set it
-    held_out: Sequence[Sample] = ()  # responses of an evaluation to held-out prompts
+    held_out: Sequence[Sample] = ()  # responses of an evaluation to held-out prompts, or unscored ones
     held_out_rewards: HeldOutRewards | None = None  # of the latest evaluation of these prompts
 
     @property
