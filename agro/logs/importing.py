@@ -159,6 +159,9 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     nothing. Records that are refused are in the report, the others are taken. Raises `Refused` where a file
     can't be read, or was read with other options before, and takes nothing then; and where all records are
     refused.
+
+    Each process of `workers` runs the script that called this again, but for what it does under
+    `if __name__ == "__main__":`. There the call has to be.
     """
     mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
     join, prompts_file, prompts = options.get("join"), options.get("prompts"), dict[str, Prompt]()

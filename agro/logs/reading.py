@@ -414,7 +414,8 @@ def _reply(future: Future[Reply] | None) -> Reply | None:
     try:
         return None if future is None else future.result()
     except BrokenProcessPool:
-        warnings.warn("a process of this import ended; this one reads the rest", AgroWarning, stacklevel=3)
+        problem = "a process of this import ended (killed? out of memory?); this one reads the rest"
+        warnings.warn(problem, AgroWarning, stacklevel=3)
     except Exception:  # noqa: BLE001 see above
         pass
     return None
