@@ -145,7 +145,8 @@ def read_tensorzero(row: Row, context: Context) -> list[Item]:
     for i, message in enumerate(objects(request.get("messages"), "input.messages")):
         location = f"input.messages[{i}]"
         parts = [_part(block, location) for block in blocks(message.get("content"), location)]
-        prompt += normalized_message({"role": message.get("role"), "content": parts}, location)
+        if parts:
+            prompt += normalized_message({"role": message.get("role"), "content": parts}, location)
     params = entry(unpacked(row.get("inference_params")), "inference_params")
     scores = joined_scores(context, "metrics", row.get("inference_id", row.get("id")), row.get("episode_id"))
     common = {
@@ -177,6 +178,7 @@ def _part(block: Row, name: str) -> Row:
             return {"type": "text", "text": _rendered(block.get("text", block.get("value")), name)}
         case "template":
             _rendered(block.get("arguments", {}), name)
+            return {"type": "text", "text": ""}
         case "thought":
             return {"type": "thinking", "thinking": block.get("text") or ""}
         case "tool_call":

@@ -191,12 +191,15 @@ def _reward(completion: Row, name: str, context: Context) -> float | None:
 
 
 def read_binarized(row: Row, context: Context) -> list[Item]:
-    """`chosen` and `rejected` are complete conversations; `prompt` and `messages` repeat the chosen one."""
+    """`chosen` and `rejected` are complete conversations; `prompt` and `messages` mostly repeat the chosen
+    one."""
     chosen, rejected = objects(row["chosen"], "chosen"), objects(row["rejected"], "rejected")
     prompt = chosen[:-1]
     if not prompt or rejected[:-1] != prompt:
         raise Refused("rejected: expected the messages of chosen, and then another response")
-    meta = omit(row, _BINARIZED)
+    meta: dict[str, Any] = omit(row, _BINARIZED)
+    copies = {"prompt": chosen[-2].get("content"), "messages": chosen}
+    meta |= {name: row[name] for name, same in copies.items() if row.get(name, same) != same}
     records = []
     for turns, name in ((chosen, "chosen"), (rejected, "rejected")):
         score = number(row[f"score_{name}"], f"score_{name}")

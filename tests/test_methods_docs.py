@@ -175,6 +175,10 @@ def test_several_functions_are_added_on_the_command_line() -> None:
     """In place of the one reward that the recipe names."""
     functions = RunConfig.load("fresh", ['reward_funcs=["r.py:a", "r.py:b"]']).reward.functions
     assert [(each.name, each.weight) for each in functions] == [("r.py:a", 1.0), ("r.py:b", 1.0)]
+    for text in ("math,length", "[math,length]", "[math, 'length']"):  # as a shell leaves them
+        functions = RunConfig.load("fresh", [f"reward_funcs={text}"]).reward.functions
+        assert [each.name for each in functions] == ["math", "length"]
+    assert RunConfig.load("fresh", ["reward_funcs=[math]"]).reward.name == "math"
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:

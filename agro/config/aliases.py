@@ -57,7 +57,11 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
         if is_theirs and (ours == name or name != "beta"):  # evaluate.beta is ours
             theirs = name
-            ours, meant = _ours(name, parse(value, f"command line: {name}"))
+            meant = parse(value, f"command line: {name}")
+            if name == "reward_funcs" and isinstance(meant, str):  # names, with brackets or without
+                names = [part.strip(" \"'") for part in meant.strip(" []").split(",")]
+                value, meant = names[0], names if len(names) > 1 else names[0]
+            ours, meant = _ours(name, meant)
             if ours == "reward.functions":
                 tables = (f"{{ name = {json.dumps(each['name'])} }}" for each in meant)
                 value = f"[{', '.join(tables)}]"

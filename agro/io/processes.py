@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,11 +80,17 @@ def begin_worker(begin: bytes) -> None:
     function without arguments, which is called then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        _die_with_parent(signal.SIGKILL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)
     defer("torch")
     pickle.loads(begin)()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _die_with_parent(number: signal.Signals) -> None:

@@ -20,6 +20,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import cache, partial
 from itertools import chain, islice
@@ -527,9 +528,15 @@ def _values(array: Any) -> list[Any]:
     Dates and times are text, to the digit that the file has; a duration is a count of its unit. A decimal
     number is a number where that is the same, else text. A map is an object, whose keys are texts.
     """
+    import pyarrow as pa
+
     kind = _plain_type(array.type)
-    values = (array if kind == array.type else array.cast(kind)).to_pylist(maps_as_pydicts="strict")
-    return [_without_decimals(value) for value in values] if "decimal" in str(kind) else list(values)
+    is_plain = "decimal" not in str(kind) and "list_view" not in str(kind)
+    try:
+        values = (array if kind == array.type else array.cast(kind)).to_pylist(maps_as_pydicts="strict")
+    except pa.ArrowNotImplementedError:  # such as of a map whose keys are objects: it becomes a list of pairs
+        values, is_plain = array.to_pylist(), False
+    return list(values) if is_plain else list(map(_plain_value, values))
 
 
 def _plain_type(kind: Any) -> Any:
@@ -552,11 +559,14 @@ def _plain_type(kind: Any) -> Any:
     return kind
 
 
-def _without_decimals(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_decimals(item) for item in value]
+def _plain_value(value: Any) -> Any:
+    """What Arrow doesn't cast."""
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without_decimals(item) for key, item in value.items()}
+        return {key: _plain_value(item) for key, item in value.items()}
+    if isinstance(value, date | time | timedelta):
+        return str(value)
     if not isinstance(value, Decimal):
         return value
     if value == value.to_integral_value():

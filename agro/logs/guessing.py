@@ -93,7 +93,7 @@ class Proposal:
     def options(self) -> Options:
         return {
             "mapping": self.mapping,
-            "rewards": {} if self.mapping else {self.judged: 1.0},
+            "rewards": {self.judged: 1.0} if self.judged and not self.mapping else {},
             "reward_map": self.reward_map,
             "lower_is_better": self.lower_is_better,
             "drop": self.drop,
@@ -110,7 +110,7 @@ class Proposal:
     def command(self, store: str = "STORE.db") -> str:
         worth = {word: "null" if x is None else f"{x:g}" for word, x in self.reward_map.items()}
         options = [("--map", f"{name}={column}") for name, column in self.mapping.items()]
-        options += [] if self.mapping else [("--reward", self.judged)]
+        options += [("--reward", self.judged)] if self.judged and not self.mapping else []
         options += [("--reward-map", written_words(worth))] if worth else []
         options += [("--drop", name) for name in self.drop]
         lower = ["--lower-is-better"] if self.lower_is_better else []
@@ -335,7 +335,7 @@ def _guesses(
                     guess = replace(guess, mapping={**guess.mapping, "reward": judged.path})
                 worth = worth_in(judged)
                 if worth is None:
-                    raise _unknown_words(guess, judged)
+                    raise _unknown_words(replace(guess, judged=judged.path), judged)
                 guess = replace(guess, reward_map=worth, lower_is_better=is_lower(judged))
             if any("*" in column for column in guess.mapping.values()):
                 guess = replace(guess, mapping={**guess.mapping, "source": f"'{path.stem}'"})
@@ -347,10 +347,10 @@ def _guesses(
 
 def _unknown_words(guess: Proposal, column: Column) -> Refused:
     worth = {word: "null" if word in column.unrated else "NUMBER" for word in column.distinct[:FEW]}
+    others = f"\nor another column: --guess --reward COLUMN, of {', '.join(guess.others)}"
     return Refused(
         f"{column.path}: nobody knows what its words are worth. What to do: say it, with NUMBER in\n"
-        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}\n"
-        "or name another column with --reward COLUMN"
+        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}{others if guess.others else ''}"
     )
 
 

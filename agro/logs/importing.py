@@ -69,6 +69,8 @@ class ImportReport(Counts):
     replaced: int = 0  # samples of an earlier import that were erased for this one
     before: dict[str, int] = field(default_factory=dict)  # samples of other files of the same names
     forgotten: int = 0  # samples that were deleted by `agro forget`
+    absent: str = ""  # what --map names and no record has
+    wordless: bool = False  # no reward was a word of --reward-map
     recognized: str = ""
     lower_is_better: bool = False
     encodings: dict[str, str] = field(default_factory=dict)  # of tables that aren't in UTF-8
@@ -91,7 +93,7 @@ class ImportReport(Counts):
     def to_json(self) -> dict[str, Any]:
         values = vars(self) | {"refused": [refusal._asdict() for refusal in self.refused]}
         values["columns_left"] = list(self.columns_left)
-        del values["kinds"]
+        del values["kinds"], values["with_value"]
         if self.refused_count <= LISTED:
             del values["refused_file"]
         return values
@@ -149,6 +151,8 @@ LINES = {  # of a printed report, by what is counted, of several things by their
     "tokens_dropped": "tokens dropped, since their text was changed: of {} samples",
     "left_out": "left out: {1} records: {0}",
     "without_value": "--map {}: {} records have no value there: unknown",
+    "absent": "--map {}: no record has a value there; correct it with --replace",
+    "wordless": "--reward-map: no reward was one of its words",
 }
 
 
@@ -159,6 +163,9 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
     nothing. Records that are refused are in the report, the others are taken. Raises `Refused` where a file
     can't be read, or was read with other options before, and takes nothing then; and where all records are
     refused.
+
+    Each process of `workers` runs the script that called this again, but for what it does under
+    `if __name__ == "__main__":`. There the call has to be.
     """
     mapping, limit, workers = options.get("mapping") or {}, options.get("limit"), options.get("workers", 1)
     join, prompts_file, prompts = options.get("join"), options.get("prompts"), dict[str, Prompt]()
@@ -201,6 +208,8 @@ def import_files(store: Store, paths: Sequence[str | Path], **options: Unpack[Op
         # What was added has so many groups, and responses that equal an earlier one of their group.
         digests = [digest for _, digest in files]
         report.groups, report.repeats = store.imports.repeats(digests, writer.last)
+        report.absent = ", ".join(name for name in report.without_value if not report.with_value[name])
+        report.wordless = bool(options.get("reward_map")) and not report.with_value["--reward-map"]
         report.recognized = " and ".join(f"{kind} records" for kind in sorted(report.kinds))
         report.recognized += ", mapped" if mapping else ""
         if report.samples and not (report.scored or report.pairs):
@@ -313,10 +322,12 @@ class EntryWriter:
                 "might bring them back; remove them from the file, or import it into another store"
             )
         differs = differing(prior.options, self._options) if prior is not None else []
-        if differs and not self._is_replacing:
+        if prior is not None and differs and not self._is_replacing:
+            before = {name: value for name, value in prior.options.items() if f"--{name}" in differs}
             raise Refused(
-                f"{path}: imported before with other options ({', '.join(differs)}). What to do: give the "
-                "same, or --replace, which takes its records anew in place of what is stored of them"
+                f"{path}: imported before with other options ({', '.join(differs)}). They were "
+                f"{before or 'none'}. What to do: give the same, or --replace, which takes its records anew "
+                "in place of what is stored of them"
             )
         runs = self._store.draws.trained(ids)
         if runs:

@@ -77,6 +77,7 @@ class Counts:
 
     left_out: Counter[str] = field(default_factory=Counter)  # records by the rule of their format
     without_value: Counter[str] = field(default_factory=Counter)  # records by the FIELD=COLUMN of --map
+    with_value: Counter[str] = field(default_factory=Counter)  # and by --reward-map, blocks with its words
     columns_left: dict[str, None] = field(default_factory=dict)  # that the mapping doesn't name
     dropped: Counter[str] = field(default_factory=Counter)  # records that had the field
     redacted: Counter[str] = field(default_factory=Counter)  # by kind
@@ -198,6 +199,7 @@ class Reader:
                 self._read_part(part, line)
         result.dropped, result.redacted = self._privacy.dropped, self._privacy.redacted
         result.tokens_dropped = self._privacy.tokens
+        result.with_value["--reward-map"] += "--reward-map" in self._context.notes
         return result, Known(self._context.notes, self._recognizer.known)
 
     def _read_part(self, part: Part, line: Line) -> None:
@@ -206,8 +208,9 @@ class Reader:
             if part.problem:
                 raise Refused(part.problem)
             for name in OPTIONAL:
-                if name in self._mapping and is_unknown(part.record.get(name)):
-                    result.without_value[f"{name}={self._mapping[name]}"] += 1
+                if name in self._mapping:
+                    is_without, mapped = is_unknown(part.record.get(name)), f"{name}={self._mapping[name]}"
+                    (result.without_value if is_without else result.with_value)[mapped] += 1
             format = self._format(part)
             items = self._items(format, part, line)
             same = None  # what tells the response of a record, see `Format.identity`
@@ -414,7 +417,8 @@ def _reply(future: Future[Reply] | None) -> Reply | None:
     try:
         return None if future is None else future.result()
     except BrokenProcessPool:
-        warnings.warn("a process of this import ended; this one reads the rest", AgroWarning, stacklevel=3)
+        problem = "a process of this import ended (killed? out of memory?); this one reads the rest"
+        warnings.warn(problem, AgroWarning, stacklevel=3)
     except Exception:  # noqa: BLE001 see above
         pass
     return None

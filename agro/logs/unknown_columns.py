@@ -258,7 +258,8 @@ def _is_table(value: Mapping[str, Any]) -> bool:
     """Whether its keys number or name records that are alike, as those of pandas' to_json: no columns."""
     items = list(value.values())
     are_alike = all(isinstance(item, dict) and item.keys() == items[0].keys() for item in items)
-    return all(key.isdecimal() for key in value) or (are_alike and len(items) > 2)
+    are_numbers = len(items) > 1 and all(str(key).isdecimal() for key in value)
+    return are_numbers or (are_alike and len(items) > 2)
 
 
 def quoted(name: str) -> str:
@@ -424,22 +425,26 @@ def guessed_pairs(
         yield Judged(mapping, "a better and a worse response by their names")
     scores = sides_of([c for c in columns if c.type == "number" and c.named("reward") and not c.is_aside])
     for alike in sides_of([c for c in others if c.is_spoken or c.length > 1]):
-        if not named and any(len(alike.keys() & each.keys()) > 1 for each in scores):
-            yield None  # each response has a score of its own
-            return
+        rated = [c for each in scores if len(alike.keys() & each.keys()) > 1 for c in each.values()]
         can_judge = list[tuple[Column, dict[str, Column]]]()
         for column in columns:
             sides = {mark: side for mark, side in alike.items() if side is not column}
             is_asked = column.path == named if named else _may_prefer(column, sides)
+            is_asked = is_asked and (bool(named) or all(column is not each for each in rated))
             if column.type in JUDGING and column is not prompt and len(sides) > 1 and is_asked:
                 can_judge.append((column, sides))
         can_judge.sort(key=lambda each: (each[0].named("preference"), bool(_in_name(*each))), reverse=True)
         for column, sides in can_judge:
             if (conditions := _read(column, sides)) is not None:
                 yield _preferred(prompt, column, sides, conditions)
-        are_responses = all(c.named("response") and not c.is_aside for c in alike.values())
-        if not named and (are_responses or (can_judge and _are_ordinals(alike))):
-            yield None
+        are_sides = _are_ordinals(alike) or any(
+            not alike.keys().isdisjoint((*c.tokens, *map(plain, c.distinct)))
+            for c in columns
+            if all(c is not side for side in alike.values())
+        )
+        are_responses = are_sides and all(c.named("response") and not c.is_aside for c in alike.values())
+        if not named and (rated or are_responses or (can_judge and _are_ordinals(alike))):
+            yield None  # or each has a score of its own
 
 
 def sides_of(columns: Sequence[Column]) -> list[dict[str, Column]]:

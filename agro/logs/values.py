@@ -294,6 +294,7 @@ def as_reward(value: Any, context: Context, name: str) -> Any:
         return None
     word_rewards, key = context.word_rewards, _written(value)
     if key in word_rewards:
+        context.notes["--reward-map"] = True  # it was of use
         return word_rewards[key]
     share = share_in(value) if isinstance(value, str) else None
     if share is not None or isinstance(number_in(value), int | float):

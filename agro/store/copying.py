@@ -55,6 +55,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
+# Indexes by which the last rowid is found too.
+INDEXED = {
+    "samples": "samples INDEXED BY samples_state WHERE state >= 0",
+    "draws": "draws INDEXED BY draws_sample WHERE sample >= 0",
+}
 # Columns that name samples.
 SAMPLES_OF = dict.fromkeys(RECOVERED, ()) | {
     "samples": ("id",),
@@ -299,10 +304,11 @@ def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> Recove
 
 def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
     """The last one of a table; None where it can't be read, or is above `most`, as a damaged one may be."""
-    with suppress(sqlite3.DatabaseError):
-        [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {table}")
-        if (rowid or 0) <= most:
-            return rowid or 0
+    for rows in (table, INDEXED.get(table, table)):
+        with suppress(sqlite3.DatabaseError):
+            [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {rows}")
+            if (rowid or 0) <= most:
+                return rowid or 0
     return None
 
 

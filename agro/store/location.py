@@ -19,6 +19,8 @@ def url_of(location: Location) -> str | None:
     """The URL of a store in PostgreSQL; None for a file."""
     url = _URL.fullmatch(str(location))
     if url is None:
+        if re.match(r"[a-z][a-z\d+.-]+:/", str(location)):
+            raise Refused(f"{location}: expected a file or postgresql://USER@HOST/DATABASE")
         return None
     # Path("postgresql://host/database") has one slash, and so has Path("postgresql:///database").
     has_host = len(url[1]) == 2 or (len(url[1]) == 1 and "/" in url[2].partition("?")[0])

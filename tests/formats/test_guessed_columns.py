@@ -11,9 +11,9 @@ import pytest
 from unknown_logs import ANSWERS, HALVES, LOGS, QUESTIONS, SIX, WORSE, run, taken, write
 
 from agro.errors import Refused
-from agro.logs.guessing import propose
+from agro.logs.guessing import Proposal, propose
 from agro.logs.importing import import_files
-from agro.logs.unknown_columns import is_number, worth_of
+from agro.logs.unknown_columns import columns_of, is_number, worth_of
 from agro.logs.values import parse_words, share_in, written_words
 from agro.store import Store
 
@@ -28,6 +28,44 @@ def test_what_is_taken_as_unknown_is_said(tmp_path: Path) -> None:
     write(path, log.content | {"verdict": ("good", "bad", "so lala") * 2})  # too often to be none
     with pytest.raises(Refused, match=r"(?s)verdict: .* --reward-map '.*so lala=NUMBER'"):
         propose(path)
+
+
+def test_words_of_a_known_format(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    content = {"prompt": QUESTIONS, "response": ANSWERS, "grade": ("gut", "so lala", "gut") * 2}
+    write(path, content | {"score": (1, 2, 3, 1, 2, 3)})
+    with pytest.raises(Refused) as refusal:
+        propose(path, reward="grade")
+    said = str(refusal.value)
+    assert f"agro import {path} --store STORE.db --reward grade --reward-map " in said
+    assert "or another column: --guess --reward COLUMN, of score" in said
+    write(path, {"prompt": QUESTIONS, "response": ANSWERS})
+    assert propose(path) is None
+    write(path, {"x": SIX})
+    assert "--reward ''" not in str(propose(path))
+
+
+def test_a_winner_beside_scores_of_each(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    answers = {"question": QUESTIONS, "gpt_answer": ANSWERS, "llama_answer": WORSE}
+    write(path, answers | {"gpt_score": (0, 2, 1) * 2, "llama_score": (2, 1, 0) * 2})
+    assert propose(path) == Proposal(path, propose(path).columns)
+    winners = {"winner": ("gpt", "llama") * 3}
+    write(path, answers | {"gpt_score": (0, 2, 1) * 2, "llama_score": (2, 1, 0) * 2} | winners)
+    assert propose(path).judged == "winner"
+
+
+def test_two_columns_of_one_response(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    codes = {"response_text": ANSWERS, "response_code": [f"print({i}) and more" for i in SIX]}
+    write(path, {"question": QUESTIONS, **codes, "score": (1, 2, 3) * 2})
+    assert propose(path).judged == "score"
+
+
+def test_objects_that_are_no_tables() -> None:
+    rows = [{"meta": {"0": i}, "more": {}} for i in SIX]
+    assert [column.path for column in columns_of(rows)] == ['meta."0"']
+    assert not columns_of([{"0": {"x": 1}, "1": {"x": 2}}])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from agro.errors import Refused
-from agro.io.record_files import read_records
+from agro.io.record_files import _values, read_records
 from agro.logs.importing import import_files
 from agro.store import Store
 
@@ -35,6 +35,15 @@ COLUMNS = {  # the type, a value, and what is read
     "pair": (pa.list_(pa.date32(), 1), [dt.date(2026, 1, 2)], ["2026-01-02"]),
     "map": (pa.map_(pa.string(), pa.decimal128(3, 1)), [("k", Decimal("1.5"))], {"k": 1.5}),
     "map by number": (pa.map_(pa.int64(), pa.string()), [(1, "x")], {"1": "x"}),
+    "map by object": (
+        pa.map_(pa.struct([("at", pa.date32())]), pa.int64()),
+        [({"at": DAY}, 1)],
+        [[{"at": "2026-01-02"}, 1]],
+    ),
+    "map by list": (pa.map_(pa.list_(pa.int64()), pa.string()), [([1], "x")], [[[1], "x"]]),
+    "view": (pa.list_view(pa.date32()), [DAY, None], ["2026-01-02", None]),
+    "large view": (pa.large_list_view(pa.decimal128(3, 1)), [Decimal("1.5")], [1.5]),
+    "object of views": (pa.struct([("x", pa.list_view(pa.date32()))]), {"x": [DAY]}, {"x": ["2026-01-02"]}),
     "category": (pa.dictionary(pa.int8(), pa.string()), "x", "x"),
     "bytes": (pa.binary(), b"x", b"x"),
 }
@@ -110,3 +119,10 @@ def test_bytes_in_meta_under_the_name_of_a_field_are_dropped(tmp_path, store):
     (sample,) = store.samples()
     assert report.dropped == {"source (bytes)": 1, "answer (bytes)": 1}
     assert sample.meta == {"at": 1}
+
+
+def test_a_category_of_objects_is_read():
+    """As Arrow files have it."""
+    array = pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array([{"at": DAY}]))
+    assert _values(array) == [{"at": "2026-01-02"}, None]
+    assert _values(pa.StructArray.from_arrays([array], ["x"])) == [{"x": {"at": "2026-01-02"}}, {"x": None}]

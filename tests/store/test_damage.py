@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -162,6 +163,50 @@ def test_a_damaged_request_is_reported_by_whoever_uses_it(path: Path, change_: s
                 use()
 
 
+def drawn(store: Store) -> list[int | None]:
+    return [s.id for s in store.draw(DrawRule(2), At("r", 4, seed=0, version=0)).samples]
+
+
+def requested(store: Store) -> tuple[list[int], ...]:
+    claimed = store.requests.claim("r", "two", maximum=9, ahead=99, dead=["one"])
+    rows = store.tables.run("SELECT number, done, step FROM requests ORDER BY 1")
+    return claimed, store.requests.ready("r", 99), rows
+
+
+@pytest.mark.parametrize(("table", "use"), [("group_uses", drawn), ("requests", requested)])
+def test_a_flipped_byte_in_a_table_of_a_run_changes_nothing_silently(
+    path: Path, tmp_path: Path, table: str, use: Callable[[Store], object]
+) -> None:
+    """Each of 40 bytes of the table's pages, alone: what is done next is the same, or it is refused."""
+    with Store.open(path) as store:
+        for _ in range(20):
+            done = store.requests.claim("r", "one", maximum=3, ahead=99)
+            store.requests.finish("r", done[:2])
+            store.requests.take("r", 4, done[:1])
+    with closing(sqlite3.connect(path)) as db:
+        pages = [p for (p,) in db.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", [table])]
+    content = path.read_bytes()
+
+    def used(changed: bytes) -> object:
+        file = tmp_path / "flipped.db"
+        for old in tmp_path.glob("flipped.db*"):
+            old.unlink()
+        file.write_bytes(changed)
+        with Store.open(file) as store:
+            return use(store)
+
+    expected, rng, refused = used(content), random.Random(0), 0
+    filled = [i for p in pages for i in range((p - 1) * 4096, p * 4096) if content[i]]
+    for at in rng.choices(filled, k=40):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << rng.randrange(8)
+        try:
+            assert used(bytes(flipped)) == expected
+        except Refused:
+            refused += 1
+    assert refused > 20
+
+
 def test_recovering_a_whole_store_copies_it(path: Path, tmp_path: Path) -> None:
     done = recover(path, tmp_path / "new.db")
     assert [done.taken[table] for table in ("samples", "pairs", "commits")] == [53, 2, 3]
@@ -205,27 +250,35 @@ def break_page(path: Path, page: int) -> None:
 
 @pytest.mark.parametrize("later", [0, 40])
 def test_a_leaf_of_zeros(later: int, path: Path, tmp_path: Path) -> None:
-    """The last one, whose samples are known as far as a run drew them, or one before others."""
+    """The last one, whose samples an index counts, or one before others."""
     with Store.open(path) as store:
         store.append(random_samples(6, later))
-        drawn = max(draw.sample for draw in store.draws.drawn("r"))
     break_page(path, path.read_bytes().rindex(b"response 3") // 4096 + 1)
     with pytest.raises(Refused, match="agro store recover"), Store.open(path) as store:
         store.counts()
     done = recover(path, tmp_path / "new.db")
     assert 1 <= len(done.lost) <= 23
-    assert len(done.lost) == (53 + later if later else drawn) - done.taken["samples"]
-    assert done.may_miss == ([] if later else ["samples"])
-    assert ("there may have been more: samples" in str(done)) == (not later)
+    assert len(done.lost) == 53 + later - done.taken["samples"]
+    assert done.may_miss == []
+
+
+def test_lost_draws_are_counted_by_their_index(path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        [(page,)] = store.tables.run("SELECT rootpage FROM sqlite_master WHERE name = 'draws'")
+        [(draws,)] = store.tables.run("SELECT count(*) FROM draws")
+    break_page(path, page)
+    done = recover(path, tmp_path / "new.db")
+    assert (done.taken["samples"], done.lost_rows["draws"], done.may_miss) == (53, draws, [])
 
 
 def test_a_table_that_cant_be_read(path: Path, tmp_path: Path) -> None:
     """How many rows it had isn't known."""
     with Store.open(path) as store:
-        [(page,)] = store.tables.run("SELECT rootpage FROM sqlite_master WHERE name = 'draws'")
+        [(page,)] = store.tables.run("SELECT rootpage FROM sqlite_master WHERE name = 'pairs'")
     break_page(path, page)
     done = recover(path, tmp_path / "new.db")
-    assert (done.taken["samples"], done.taken["draws"], done.may_miss) == (53, 0, ["draws"])
+    assert (done.taken["samples"], done.taken["pairs"], done.may_miss) == (53, 0, ["pairs"])
+    assert "there may have been more: pairs" in str(done)
 
 
 def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:

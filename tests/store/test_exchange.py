@@ -58,6 +58,19 @@ def test_an_export_gives_back_the_same_samples(tmp_path: Path, ending: str, word
     assert back == kept == samples == list(read_samples(path))
 
 
+def test_random_samples_use_every_field() -> None:
+    samples = random_samples(1, 400, WORDS + LONE)
+    names = ("reward", "learn", "episode", "tokenizer", "sampling", "context_tokens", "token_reward", "kept")
+    for name in names:
+        assert {getattr(s, name) is None for s in samples} == {True, False}, name
+    assert any(isinstance(s.version, np.ndarray) for s in samples)
+    assert any(isinstance(s.prompt, list) for s in samples)
+    assert any(s.behavior_logp is not None and np.isnan(s.behavior_logp).any() for s in samples)
+    assert any(s.response == "" for s in samples)
+    assert any(s.reward == 0 and math.copysign(1, s.reward) < 0 for s in samples)
+    assert any("\ud800" in s.response for s in samples)
+
+
 @ENDINGS
 @pytest.mark.parametrize("n", [0, 2500])
 def test_rows_keep_their_order(tmp_path: Path, ending: str, n: int) -> None:

@@ -31,7 +31,7 @@ B = {"prompt": "q", "response": "b", "reward": "y"}
 
 def test_another_map_is_refused_by_name(into: Store, load: Any) -> None:
     load(*ROWS, mapping=A)
-    with pytest.raises(Refused, match=r"with other options \(--map\).*--replace"):
+    with pytest.raises(Refused, match=r"with other options \(--map\)\. They were .*'reward': 'x'.*--replace"):
         load(*ROWS, mapping=B)
     assert texts(into.samples()) == ["a0", "a1", "a2"]
     assert load(*ROWS, mapping=A).duplicates == 3
@@ -285,3 +285,13 @@ def test_one_value_or_single_records_are_not_moved():
         found = Components.of(every)
         assert (found.share, found.surprise) == (0.0, 0.0)
         assert found.shift(every[0], 5.0) == 0.0
+
+
+def test_options_that_nothing_meets_are_said(load: Any) -> None:
+    rows = [{"q": "Q", "a": f"{i}", "x": i} for i in range(3)]
+    report = load(*rows, mapping=A | {"reward": "score"}, reward_map={"god": 1.0})
+    assert "--map reward=score: no record has a value there; correct it with --replace" in str(report)
+    assert "--reward-map: no reward was one of its words" in str(report)
+    report = load({**rows[0], "x": "god"}, *rows, mapping=A, reward_map={"god": 1.0}, name="other.jsonl")
+    assert not report.absent
+    assert not report.wordless

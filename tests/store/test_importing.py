@@ -36,6 +36,7 @@ def test_interchange_records(into: Store, load: Any) -> None:
     counts = "unknown_ends without_value before repeated dropped redacted left_out encodings"
     empty = dict.fromkeys(numbers.split(), 0) | {name: {} for name in counts.split()}
     empty |= {"columns_left": [], "unused": [], "refused": [], "normalized": "", "lower_is_better": False}
+    empty |= {"absent": "", "wordless": False}
     found = {"samples": 3, "groups": 2, "scored": 2, "repeats": 1, "recognized": "interchange records"}
     assert report.to_json() == {**empty, **found}
     a, b, c = into.samples()

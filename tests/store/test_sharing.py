@@ -189,7 +189,7 @@ def test_processes_that_are_killed_are_said_and_nothing_is_lost(tmp_path: Path, 
     whole = imported(tmp_path, [log])
     (tmp_path / "s.db").unlink()
     monkeypatch.setattr(ProcessPoolExecutor, "submit", killing)
-    with pytest.warns(AgroWarning, match="a process of this import ended; this one reads the rest"):
+    with pytest.warns(AgroWarning, match=r"ended \(killed\? out of memory\?\); this one reads the rest"):
         shared = imported(tmp_path, [log], workers=2)
     assert shared == whole
 
@@ -244,6 +244,29 @@ def test_an_import_that_is_ended_leaves_no_process_and_goes_on(
         assert (again.samples, again.duplicates) == (report.samples - stored, stored)
         assert list(store.samples()) == list(whole.samples())
         assert list(store.pairs()) == list(whole.pairs())
+
+
+def test_an_import_that_is_killed_while_its_processes_begin_leaves_none(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", *rows(200))
+    command = [sys.executable, "-c", PROGRAM, str(log), str(tmp_path / "s.db")]
+    program = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    until(lambda: len(children(program.pid)) == 3, 60)
+    started = children(program.pid)
+    program.kill()
+    program.wait(60)
+    until(lambda: not any(map(is_running, started)), 60)
+
+
+def test_a_program_that_other_processes_cant_run_again_reads_all(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log.jsonl", *rows(200))
+    command = [sys.executable, "-", str(log), str(tmp_path / "s.db")]
+    done = subprocess.run(command, input=PROGRAM, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "FileNotFoundError" in done.stderr
+    assert "this one reads the rest" in done.stderr
+    with Store.open(tmp_path / "s.db") as store, Store.open(tmp_path / "whole.db") as whole:
+        import_files(whole, [log])
+        assert list(store.samples()) == list(whole.samples())
 
 
 def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_here: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from making import LONE, WORDS, group, random_samples, sample, texts
 
 from agro.errors import Refused
 from agro.store import At, Commit, DrawRule, Group, Pair, Rewind, Store
+from agro.store.location import location_of
 from agro.store.samples import OtherPrompt
 
 
@@ -249,3 +251,10 @@ def test_what_a_rewound_run_sampled_names_no_prompt(store: Store) -> None:
     store.append([sample("1+1=", prompt_id="0")], run="r", step=1)
     store.ledger.rewind("r")
     store.append([sample("2+2=", prompt_id="0")])
+
+
+def test_a_url_that_is_no_store() -> None:
+    for url in ("http://host:80/x", "https://host", "mysql://host/x"):
+        for given in (url, Path(url)):
+            with pytest.raises(Refused, match="expected a file or postgresql://"):
+                location_of(str(given))
