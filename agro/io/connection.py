@@ -13,7 +13,7 @@ import httpx
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 
-FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
+FIRST_PAUSE = 0.5  # seconds before a failed request is sent again; doubled each time
 BUSY = (408, 425, 429)  # statuses that ask for the same request later
 GONE = 404  # a server that was started again has lost its adapters
 HEALTH_SECONDS = 5.0  # in which a server says that it runs
@@ -77,12 +77,13 @@ class Connection:
                 if prove is not None and isinstance(problem, Broken):
                     await prove()
                 content = await self.reply(path, body)
-                return None if read is None else read(self._json(path, content))
+                return None if read is None else read(self.json_of(path, content))
             except Failed as error:
                 self.failures += 1
                 problem = error
         lost = Away if isinstance(problem, Broken) else Lost
-        raise lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
+        often = f" {tries} times, at last" if tries > 1 else ""
+        raise lost(f"{self.url}{path} failed{often} with {problem}") from problem
 
     async def pause(self, attempt: int) -> None:
         """Before a failed request is sent again for the `attempt`th time, from 0."""
@@ -126,7 +127,8 @@ class Connection:
             raise Missing(f"{self.url}{path} isn't there: {status}")
         raise Refused(f"{self.section}: {self.url}{path} refused: {status}")
 
-    def _json(self, path: str, content: bytes) -> Any:
+    def json_of(self, path: str, content: bytes) -> Any:
+        """The JSON of a reply, None of an empty one."""
         try:
             return loads(content) if content else None
         except ValueError as error:

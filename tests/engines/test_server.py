@@ -20,6 +20,7 @@ from stand_in import NEW, StandIn, decoded
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.io import connection
 from agro.models.policy import Policy
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
@@ -80,6 +81,13 @@ def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
     with pytest.raises(Refused, match=words):
         decoded(engine)
     assert engine.measured["requests_failed"] == 3
+
+
+def test_a_reply_has_a_largest_size(state, connect, monkeypatch) -> None:
+    monkeypatch.setattr(connection, "LONGEST_REPLY", 1 << 20)
+    state.spoil, state.change = 0, lambda choice: choice.update(text="!" * (2 << 20))
+    with pytest.raises(Refused, match="it answered with more than 1 MiB"):
+        decoded(connect(retries=0))
 
 
 def test_the_reader_may_append_requests(connect) -> None:
