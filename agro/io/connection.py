@@ -17,7 +17,6 @@ FIRST_PAUSE = 0.5  # seconds before a failed request is sent again; doubled each
 BUSY = (408, 425, 429)  # statuses that ask for the same request later
 GONE = 404  # a server that was started again has lost its adapters
 HEALTH_SECONDS = 5.0  # in which a server says that it runs
-LONGEST_REPLY = 64 << 20  # bytes
 
 
 class Failed(Exception):
@@ -42,6 +41,8 @@ class Missing(Lost):
 
 class Connection:
     """A client of one server. `failures` counts the requests that failed, since it was set to 0."""
+
+    longest = 64 << 20  # bytes of a reply
 
     def __init__(self, url: str, timeout: float, retries: int, key: str | None, *, section: str) -> None:
         """`timeout`: seconds of a complete request; `retries`: requests after a failed one; `section`: of the
@@ -111,8 +112,8 @@ class Connection:
             ):
                 async for part in response.aiter_bytes():
                     content += part
-                    if len(content) > LONGEST_REPLY:
-                        raise Failed(f"it answered with more than {LONGEST_REPLY >> 20} MiB")
+                    if len(content) > self.longest:
+                        raise Failed(f"it answered with more than {self.longest >> 20} MiB")
         except TimeoutError:
             raise Failed(f"no complete reply in {self.section}.timeout = {self.timeout:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -174,6 +174,8 @@ class JudgeReward:
 class Judge(Connection):
     """The server of a reward, whose `calls` it counts."""
 
+    longest = 4 << 20
+
     def __init__(self, reward: JudgeReward) -> None:
         options = reward.options
         super().__init__(
