@@ -15,12 +15,13 @@ from methods_docs import RULES, methods
 
 from agro import objectives
 from agro.api.arguments import configured
-from agro.config import RunConfig, aliases
+from agro.config import RewardConfig, RunConfig, aliases
 from agro.config.override import section_at
 from agro.config.recipes import recipes
 from agro.errors import Refused
 from agro.io import peers
 from agro.objectives.core import Certainty
+from agro.rewards import load_reward
 from agro.store import Store
 
 ROOT = Path(__file__).parents[1]
@@ -108,6 +109,8 @@ def test_what_is_named_for_others_exists() -> None:
         ("gradient_accumulation_steps", 2, "train.groups, in prompts, sets it here"),
         ("max_steps", 7, "train.steps sets it here"),
         ("bf16", True, 'policy.dtype = "mixed" sets it here'),
+        ("logging_steps", 10, "every step is written to metrics.jsonl: leave it out"),
+        ("sampler.seed", 1, "train.seed sets it here"),
     ],
 )
 def test_a_name_of_another_library_is_answered_at_every_door(key, value, said, tmp_path) -> None:
@@ -194,6 +197,8 @@ def test_an_option_that_an_objective_lacks_is_not_answered_with_itself() -> None
     words = r"unknown: beta \(did you mean evaluate__beta\?\)\. .* options of reinforce"
     with pytest.raises(Refused, match=words):
         configured("reinforce", {"beta": 0.1})
+    with pytest.raises(Refused, match=r"unknown: temperature \(sampler\.temperature sets it here\)"):
+        configured("agro", {"temperature": 1.0})
 
 
 @pytest.mark.parametrize("key", ["loss_type", "objective.loss_type", "objective.name"])
@@ -259,3 +264,17 @@ def test_a_slip_in_a_name_of_trl_is_answered_with_it(meant: str) -> None:
         RunConfig.load("fresh", [f"{key}=4"])
     with pytest.raises(Refused, match=f"{key} \\(did you mean {meant}"):
         configured("agro", {key: 4})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("train.learning_rat", "train.learning_rate"), ("sampler.top_kk", "sampler.top_k")]
+)
+def test_only_the_names_that_are_most_alike_are_named(key: str, meant: str) -> None:
+    with pytest.raises(Refused, match=rf"unknown key {key}; did you mean {meant}\?$"):
+        RunConfig.load("fresh", [f"{key}=4"])
+
+
+def test_names_of_trl_are_no_options_of_a_part() -> None:
+    for name, key in (("exact", "beta"), ("judge", "max_completion_length")):
+        with pytest.raises(Refused, match=f"unknown key {key}; known here: "):
+            load_reward(RewardConfig(name=name, options={key: 1}))

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -190,6 +191,13 @@ def test_the_text_of_a_declared_recipe_is_what_its_entry_declares(name: str) -> 
     assert all(repr(defaults.get(key)) != repr(values["objective"][key]) for key in declared.options)
     assert " ".join(head(name)).replace("#", "").split()[: len(recipe.title.split())] == recipe.title.split()
     assert max(map(len, recipe.text.splitlines())) <= 110
+
+
+def test_a_recipe_has_settings_of_every_section():
+    entry = objectives.get("rloo")
+    settings = {**entry.recipe.settings, "guard.kl": 1.5}
+    entry = replace(entry, recipe=replace(entry.recipe, settings=settings))
+    assert tomllib.loads(recipes.method_text("rloo", entry))["guard"] == {"kl": 1.5}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

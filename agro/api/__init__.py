@@ -113,7 +113,7 @@ def train(
         resume: continue the run in `out`.
         accept: with `resume`, inputs that may have changed since the run began, such as "reward.name".
         fit: "30min" or "24GB", or a list of both: choose what isn't given so that the run fits this machine,
-            and say it; see `agro train --fit`.
+            and say it; see `agro train --fit`; not with `resume`.
         settings: options of the objective (`beta=0.1`), and any value of the configuration with its section
             (`train__steps=20`, or `**{"train.steps": 20}`); also TRL's names of the common ones, such as
             `num_generations`, `reward_funcs` and `train_dataset`. Without β it is chosen by the length of

@@ -111,7 +111,7 @@ def _instead(name: str) -> str:
             if isinstance(kind, type) and issubclass(kind, BaseModel) and name in kind.model_fields:
                 ways.append(f"{section}__{name}")
     near = f"did you mean {' or '.join(ways)}?" if ways else peers.did_you_mean(name, peers.ALIASES)
-    answer = peers.hint(name) or near
+    answer = peers.hint(f"objective.{name}") or near
     return f" ({answer})" if answer else ""
 
 

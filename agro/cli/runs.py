@@ -185,7 +185,7 @@ def collect(
     from agro.place.collector import Collector
 
     with RunActivity() as activity:
-        count = Collector.of(run, activity, activity.say, name).serve()
+        count = Collector.of(run, activity, name).serve()
     print(f"done: {count} responses for {run}", file=sys.stderr)
 
 

@@ -60,8 +60,11 @@ def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
         raise Refused("\n".join(explain(e, kind, location) for e in error.errors())) from None
 
 
-def explain(error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = ()) -> str:
-    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one.
+def explain(
+    error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = (), *, of_run: bool = False
+) -> str:
+    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one, which may
+    be TRL's with `of_run`, where a run's configuration is read.
 
     `location`: what has the values, but those of `overrides`, KEY=VALUE, which are of the command line.
     """
@@ -78,9 +81,9 @@ def explain(error: Any, config: type[BaseModel], location: str, overrides: Seque
     model = config
     for key in sections:
         model = section_at(model, key) or model  # a place in a list of sections is none
-    names, prefix = list(model.model_fields), "".join(f"{section}." for section in sections)
-    near = did_you_mean(name, names, prefix) or did_you_mean(name, peers.ALIASES)
-    answer = peers.hint(name) or near or f"known here: {', '.join(names)}"
+    names, theirs = model.model_fields, peers.ALIASES if of_run else {}
+    near = did_you_mean(name, {**names, **theirs}, path.removesuffix(name))
+    answer = (peers.hint(path) if of_run else "") or near or f"known here: {', '.join(names) or 'none'}"
     return f"{location}: unknown key {path}; {answer}"
 
 

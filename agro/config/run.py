@@ -58,7 +58,8 @@ class RunConfig(sections.Section):
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            raise Refused("\n".join(explain(e, cls, location, overrides) for e in error.errors())) from None
+            problems = [explain(e, cls, location, overrides, of_run=True) for e in error.errors()]
+            raise Refused("\n".join(problems)) from None
         for phase in config.phases:  # a mistake in a phase is refused before the first one trains
             config.phase(phase.name, location)
         names = [phase.name for phase in config.phases]

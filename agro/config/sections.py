@@ -533,8 +533,8 @@ class TrainConfig(Section):
     show_every: int = field(0, resume=True, ge=0)
     """steps between sample responses on the terminal; 0 shows none"""
     push: str | None = field(None, resume=True, shared=True, pattern=r"^[\w.-]+/[\w.-]+$")
-    """USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run; the token is that of hf
-    auth login, or HF_TOKEN"""
+    """USER/NAME on the Hugging Face hub: RUN/model is uploaded there after the run, with the token of hf auth
+    login or HF_TOKEN. Whether the hub takes it is known then; RUN/model stays where it doesn't"""
     push_private: bool = field(True, resume=True, shared=True)
     """a repository that push makes is private"""
 

@@ -166,7 +166,7 @@ class Proxy:
             row.observe(context[len(before) :])
         call = self.memory.place(Call(episode, 0, row, "", messages, messages, messages, digests), found)
         if ids:
-            call.row.act(ids, logp if len(logp) == len(ids) else [math.nan] * len(ids), -1, None)
+            call.row.act(ids, logp if len(logp) == len(ids) else None, -1)
         answer = {name: value for name, value in answer.items() if name != "finish_reason"}
         [message] = normalized([{"role": "assistant", **answer}], "reply")
         call.last_turn = message["content"]

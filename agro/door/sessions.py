@@ -204,7 +204,7 @@ class Sessions(Memory):
         prefix, tokens = call.prefix, [token.id for token in drawn]
         versions = np.array([token.version for token in drawn], np.int32)
         call.last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
-        call.row.act(tokens, [token.logp for token in drawn], versions, None)
+        call.row.act(tokens, [token.logp for token in drawn], versions)
         decode = self.encoder.chat.tokenizer.decode
         is_closed = tokens[-1] in self.encoder.eos_ids
         written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)

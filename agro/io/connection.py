@@ -13,11 +13,10 @@ import httpx
 from agro.errors import Refused, without_secrets
 from agro.io.strictjson import loads
 
-FIRST_PAUSE = 0.25  # seconds before a failed request is sent again; doubled each time
+FIRST_PAUSE = 0.5  # seconds before a failed request is sent again; doubled each time
 BUSY = (408, 425, 429)  # statuses that ask for the same request later
 GONE = 404  # a server that was started again has lost its adapters
 HEALTH_SECONDS = 5.0  # in which a server says that it runs
-LONGEST_REPLY = 64 << 20  # bytes
 
 
 class Failed(Exception):
@@ -42,6 +41,8 @@ class Missing(Lost):
 
 class Connection:
     """A client of one server. `failures` counts the requests that failed, since it was set to 0."""
+
+    longest = 64 << 20  # bytes of a reply
 
     def __init__(self, url: str, timeout: float, retries: int, key: str | None, *, section: str) -> None:
         """`timeout`: seconds of a complete request; `retries`: requests after a failed one; `section`: of the
@@ -77,12 +78,13 @@ class Connection:
                 if prove is not None and isinstance(problem, Broken):
                     await prove()
                 content = await self.reply(path, body)
-                return None if read is None else read(self._json(path, content))
+                return None if read is None else read(self.json_of(path, content))
             except Failed as error:
                 self.failures += 1
                 problem = error
         lost = Away if isinstance(problem, Broken) else Lost
-        raise lost(f"{self.url}{path} failed {tries} times, at last with {problem}")
+        often = f" {tries} times, at last" if tries > 1 else ""
+        raise lost(f"{self.url}{path} failed{often} with {problem}") from problem
 
     async def pause(self, attempt: int) -> None:
         """Before a failed request is sent again for the `attempt`th time, from 0."""
@@ -110,8 +112,8 @@ class Connection:
             ):
                 async for part in response.aiter_bytes():
                     content += part
-                    if len(content) > LONGEST_REPLY:
-                        raise Failed(f"it answered with more than {LONGEST_REPLY >> 20} MiB")
+                    if len(content) > self.longest:
+                        raise Failed(f"it answered with more than {self.longest >> 20} MiB")
         except TimeoutError:
             raise Failed(f"no complete reply in {self.section}.timeout = {self.timeout:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -126,7 +128,8 @@ class Connection:
             raise Missing(f"{self.url}{path} isn't there: {status}")
         raise Refused(f"{self.section}: {self.url}{path} refused: {status}")
 
-    def _json(self, path: str, content: bytes) -> Any:
+    def json_of(self, path: str, content: bytes) -> Any:
+        """The JSON of a reply, None of an empty one."""
         try:
             return loads(content) if content else None
         except ValueError as error:

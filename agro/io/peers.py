@@ -12,13 +12,16 @@ _NAMES = tomllib.loads((Path(__file__).parent / "peers.toml").read_text(encoding
 ALIASES: dict[str, str] = _NAMES["aliases"]  # settings of TRL that mean the same here: accepted, with a note
 # Their other names of settings, and what sets them here.
 SETTINGS: dict[str, str] = _NAMES["settings"]
+NEEDLESS: dict[str, str] = _NAMES["needless"]  # names of settings, and why nothing need set them here
 ELSEWHERE: dict[str, str] = _NAMES["elsewhere"]  # names of their losses without an entry of their own
 ABSENT: tuple[str, ...] = tuple(_NAMES["absent"])  # without a counterpart here
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """A question that names up to three that are alike, with `prefix` before each; "" where none is."""
-    close = [prefix + each for each in difflib.get_close_matches(name, list(names), 3)]
+    """A question that names up to three that are as alike, with `prefix` before each; "" where none is."""
+    alike = difflib.get_close_matches(name, list(names), 3)
+    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in alike]
+    close = [prefix + each for each, ratio in zip(alike, ratios) if ratio > ratios[0] - 0.1]
     return f"did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""
 
 
@@ -27,10 +30,11 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9*]", "", name.lower())
 
 
-def hint(name: str) -> str:
-    """What sets an argument of theirs here; "" where nothing does, or it has the same name."""
-    ours = SETTINGS.get(name) or ALIASES.get(name, "")
-    return f"{ours} sets it here" if ours and not ours.endswith(f".{name}") else ""
+def hint(path: str) -> str:
+    """What sets an argument of theirs here, by its name or dotted key; "" where nothing does, or itself."""
+    name = path.rpartition(".")[2]
+    ours = SETTINGS.get(name) or ALIASES.get(name, path)
+    return NEEDLESS.get(name, "") if ours == path else f"{ours} sets it here"
 
 
 def objective(name: str, known: Mapping[str, str]) -> str:

@@ -225,7 +225,7 @@ def checked(name: str, model: type[BaseModel], values: Mapping[str, Any], *, par
     for problem in problems:
         key = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            hint = peers.hint(key) or peers.did_you_mean(key, descriptions)
+            hint = peers.hint(f"objective.{key}") or peers.did_you_mean(key, descriptions)
             hint = hint or f"it has: {', '.join(descriptions) or 'none'}"
             raise Refused(f"objective {name}: unknown option {key}; {hint}")
         if key not in missing:

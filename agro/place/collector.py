@@ -47,7 +47,6 @@ class Collector:
         publications: Publications,
         store: Location,
         activity: Activity,
-        say: Callable[[str], None],
         name: str | None = None,
     ) -> None:
         """`name`: of this collector among those of the run. One that is started again under the name of a
@@ -55,7 +54,7 @@ class Collector:
 
         Raises `Refused` for what isn't a run with source.kind = "elsewhere".
         """
-        self.publications, self.store, self.activity, self.say = publications, store, activity, say
+        self.publications, self.store, self.activity = publications, store, activity
         record = publications.begun()
         self.config = RunConfig.of_record(record, f"{publications}: config.json")
         check_texts(self.config.model_dump())
@@ -77,9 +76,7 @@ class Collector:
         self._reported = -math.inf
 
     @classmethod
-    def of(
-        cls, run: str, activity: Activity, say: Callable[[str], None], name: str | None = None
-    ) -> Collector:
+    def of(cls, run: str, activity: Activity, name: str | None = None) -> Collector:
         """`run`: a run's folder, or the URL of its store, where its trainer may begin later."""
         url = url_of(run)
         if url is not None:
@@ -92,7 +89,7 @@ class Collector:
                     return next((run for run in reversed(runs) if trainer_of(run) in alive), None)
 
                 at_work = _until(working, BEGIN_SECONDS, activity, _no_trainer(url))
-            return cls(Publications.of(url, at_work, Path()), url, activity, say, name)
+            return cls(Publications.of(url, at_work, Path()), url, activity, name)
         folder = Path(run)
         publications = Publications(LocalFolder(folder))
         if PlacedRecord.read(folder) is None:
@@ -103,7 +100,7 @@ class Collector:
         publications = Publications.of(location, str(record["run"]), folder)
         # A trainer publishes this a moment after it was started.
         record = _until(publications.record, BEGIN_SECONDS, activity, _no_trainer(publications))
-        return cls(publications.told(record), location, activity, say, name)
+        return cls(publications.told(record), location, activity, name)
 
     def serve(self) -> int:
         """Collect until the run ends; returns the number of responses."""
@@ -112,7 +109,7 @@ class Collector:
         reward = EpisodeReward(load_reward(self.config.reward))
         lease = leased(self.store, self.name, self.config.source.lease_seconds)
         with closing(reward), Store.open(self.store, create=False) as store, lease:
-            engine = load_engine(self.config.engine, policy, self.say, published.version)
+            engine = load_engine(self.config.engine, policy, self.activity.say, published.version)
             published = self._renew(engine)
             seconds = self.config.source.wait_seconds  # that the trainer may be away
             deadline = time.monotonic() + seconds
@@ -135,7 +132,8 @@ class Collector:
                         made = collect(rollout, claimed, config.sampler, store, task, reward, self.activity)
                         store.requests.finish(self.id, numbers)
                         count, version = len(made.ids), published.version
-                        self.say(f"{count} responses to {len(numbers)} prompts at version {version}")
+                        said = f"{count} responses to {len(numbers)} prompts at version {version}"
+                        self.activity.say(said)
                         self.process = replace(self.process, responses=(self.process.responses or 0) + count)
                 if numbers or store.leases.alive([trainer_of(self.id)]):
                     deadline = time.monotonic() + seconds

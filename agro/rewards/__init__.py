@@ -94,6 +94,8 @@ def load_reward(
         else:
             assert config.name is not None
             reward = load(config.name, config.options)
+            if config.places and not isinstance(reward, FunctionReward):
+                raise Refused(f"reward.places is of functions, and {config.name} is none; leave it out")
         if config.meaning is not None:
             reward = MeaningfulReward(reward, load(config.meaning, {}, "reward.meaning: "))
         opened.pop_all()

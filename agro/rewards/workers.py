@@ -188,6 +188,7 @@ class Pool(Caller):
             [sys.executable, "-P", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # nobody who reads or writes holds a lock that closing waits for
             start_new_session=True,  # Ctrl-C goes to the parent only, and the group can be killed
         )
         self._processes.add(process)
@@ -227,16 +228,17 @@ def _exchange(process: subprocess.Popen[bytes], message: Mapping[str, Any], seco
     """
     assert process.stdin
     assert process.stdout
-    to, of, inbox = process.stdin.fileno(), process.stdout.fileno(), bytearray()
+    to, of, inbox = process.stdin, process.stdout, bytearray()
     line = json.dumps(message).encode() + b"\n"
 
     def ask() -> None:
         outbox = memoryview(line)
-        with suppress(BrokenPipeError):  # it died, which reading will show
-            while outbox:
-                outbox = outbox[os.write(to, outbox) :]
-        while not inbox.endswith(b"\n") and (data := os.read(of, 1 << 20)):
-            inbox.extend(data)
+        with suppress(ValueError):  # the pipes were closed: the time was over
+            with suppress(BrokenPipeError):  # it died, which reading will show
+                while outbox:
+                    outbox = outbox[to.write(outbox) :]
+            while not inbox.endswith(b"\n") and (data := of.read(1 << 20)):
+                inbox.extend(data)
 
     asking = Thread(target=ask, daemon=True)
     asking.start()

@@ -459,7 +459,7 @@ class Experience:
                     meta = dict(loads(decode_text(previous[-1])))
                 except (TypeError, ValueError):
                     raise self._db.refusal(Damage(samples=[i])) from None
-                for earlier in ("reward_error", "reward_parts", "reward_details", "place_rewards"):
+                for earlier in ("reward_error", "reward_parts", "reward_details", "place_rewards", "meaning"):
                     meta.pop(earlier, None)
                 meta |= entries
                 text = encode_text(dumps(meta, f"sample {i}: meta"))

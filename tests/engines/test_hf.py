@@ -315,6 +315,16 @@ def test_a_model_that_decodes_otherwise_than_it_trains_is_refused(tiny, monkeypa
         HF(policy)
 
 
+def test_tokens_are_sampled_as_often_as_the_policy_says(tiny):
+    """4,096 first tokens after one prompt: frequencies within 5 standard errors of the probabilities."""
+    policy, n = tiny(), 4096
+    samples = rollout(policy).sample([Prompt("ab")], n, SamplerConfig(max_new=1, batch=512))
+    counts = np.bincount([int(s.tokens[-1]) for s in samples], minlength=13)
+    logits = policy.model(input_ids=torch.tensor([policy.encoder.prompt("ab")])).logits[0, -1]
+    p = torch.softmax(logits.double(), 0).detach().numpy()
+    assert (np.abs(counts / n - p) <= 5 * np.sqrt(p * (1 - p) / n) + 1e-9).all()
+
+
 def test_it_is_an_engine(tiny, tmp_path):
     """Requests in, continuations out.
 

@@ -20,6 +20,7 @@ from stand_in import NEW, StandIn, decoded
 from agro.api.reporting_trainer import Trainer
 from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
+from agro.io.connection import Connection
 from agro.models.policy import Policy
 from agro.rollout import Rollout, Task, collect
 from agro.rollout.engines import Request
@@ -70,6 +71,17 @@ def test_a_request_that_fails_is_counted_and_sent_again(state, connect, how: str
     assert engine.measured["requests_failed"] == 3
 
 
+def test_failures_are_counted_over_decodings_within_each_other(state, connect) -> None:
+    state.fail, engine = 2, connect(retries=2)
+    outer = engine.decode(deque(Request(i, [1, 2], 3) for i in range(2)), SamplerConfig(batch=1), seed=0)
+    next(outer)
+    decoded(engine)
+    assert len(list(outer)) == 1
+    assert engine.measured["requests_failed"] == 2
+    decoded(engine)
+    assert engine.measured["requests_failed"] == 0
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, at last with finish_reason "abort"')],
@@ -80,6 +92,13 @@ def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
     with pytest.raises(Refused, match=words):
         decoded(engine)
     assert engine.measured["requests_failed"] == 3
+
+
+def test_a_reply_has_a_largest_size(state, connect, monkeypatch) -> None:
+    monkeypatch.setattr(Connection, "longest", 1 << 20)
+    state.spoil, state.change = 0, lambda choice: choice.update(text="!" * (2 << 20))
+    with pytest.raises(Refused, match="it answered with more than 1 MiB"):
+        decoded(connect(retries=0))
 
 
 def test_the_reader_may_append_requests(connect) -> None:

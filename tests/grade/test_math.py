@@ -242,7 +242,7 @@ def test_conclusion(text, left):
 
 
 def test_options_and_a_missing_package_are_refused(monkeypatch):
-    with pytest.raises(Refused, match="unknown key digits"):
+    with pytest.raises(Refused, match="unknown key digits; known here: none"):
         load_reward(config.RewardConfig(name="math", options={"digits": 3}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Refused, match=r"pip install 'math-verify>=0\.9,<0\.10'"):

@@ -405,3 +405,5 @@ def test_a_function_gives_a_number_for_each_step_or_turn(each) -> None:
 def test_what_excludes_steps_is_refused(each) -> None:
     with pytest.raises(Refused, match=r"reward\.places excludes"):
         each(places="\n", clip=[0, 1])
+    with pytest.raises(Refused, match=r"reward\.places is of functions, and exact is none"):
+        load_reward(configured(name="exact", places="turn"))

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from agro import config
 from agro.errors import Refused
 from agro.io import worker
 from agro.rewards import FunctionReward, Score, load_reward
+from agro.rewards import workers as calling
 from agro.rewards.workers import Pool
 from agro.types import Sample
 
@@ -596,3 +599,26 @@ def test_options_that_the_samples_give_are_refused(write):
         Refused, match=r"reward.options.ground_truth: data_source, solution_str, .* come from"
     ):
         FunctionReward(f"{path}:f", {"ground_truth": 1})
+
+
+def test_a_call_that_was_given_up_reads_from_no_other_pipe(monkeypatch):
+    """What reads is still blocked when its pipe is closed, whose descriptor another pipe gets."""
+    monkeypatch.setattr(calling, "END_SECONDS", 0.01)
+    (of, reply), (sink, to) = os.pipe(), os.pipe()
+    stdin, stdout = os.fdopen(to, "wb", 0), os.fdopen(of, "rb", 0)
+    process = SimpleNamespace(stdin=stdin, stdout=stdout, terminate=lambda: None, pid=-1)
+    monkeypatch.setattr(calling, "_ask_to_end", lambda process: None)
+    with pytest.raises(TimeoutError):
+        calling._exchange(process, {}, 0.01)
+    [asking] = [each for each in threading.enumerate() if each.name.endswith("(ask)")]
+    other, written = os.pipe()
+    stdout.close()
+    stdin.close()
+    os.dup2(other, of)
+    os.write(written, b"of another worker")
+    os.write(reply, b"late")
+    asking.join(5)
+    assert not asking.is_alive()
+    assert os.read(of, 100) == b"of another worker"
+    for descriptor in {other, of, written, reply, sink}:
+        os.close(descriptor)

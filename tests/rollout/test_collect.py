@@ -36,7 +36,6 @@ class Fake:
     """Answers request i with i + 1 tokens. Calls `event` before the answer to number `at`."""
 
     version = 7
-    failures = proposed = accepted = 0
     measured: ClassVar[dict[str, float]] = {"servers": 2}
 
     def __init__(self, at: int = -1, event: Callable[[], None] = lambda: None) -> None:

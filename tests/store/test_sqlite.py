@@ -134,6 +134,7 @@ def test_rewards_are_put_in_renewed_and_taken_out(store: Store) -> None:
         counts = store.counts()
         return s.reward, s.meta, next(k for k in ("scored", "unscored", "failed") if getattr(counts, k))
 
+    store.set_rewards([(i, 1.0, {"place_rewards": [1.0], "meaning": 7})])
     store.set_rewards([(i, None, {"reward_error": "timeout"})])
     assert now() == (None, {"answer": "2", "reward_error": "timeout"}, "failed")
     store.set_rewards(iter([(i, 1, {"parts": {"format": 0.5}})]))

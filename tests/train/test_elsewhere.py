@@ -172,9 +172,9 @@ def test_waiting_has_a_limit_that_names_what_is_waited_for(tmp_path: Path) -> No
 
 def test_a_collector_refuses_what_is_not_such_a_run(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"config\.json"):
-        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None)  # type: ignore[arg-type]
     with pytest.raises(Refused, match=r"source\.kind"):
-        Collector.of(str(run_tiny(tmp_path, train__steps=1)), None, print)  # type: ignore[arg-type]
+        Collector.of(str(run_tiny(tmp_path, train__steps=1)), None)  # type: ignore[arg-type]
 
 
 def test_how_far_collectors_may_be_ahead(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_collector_whose_reward_is_not_that_of_the_run_is_refused(tmp_path: Pa
     record = {**made.record(), "run": "r", "inputs": {"reward.name": "0" * 64}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(Refused, match=r"what reward\.name names isn't here what it was"):
-        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None)  # type: ignore[arg-type]
 
 
 def test_a_fingerprint_is_of_every_weight(tmp_path: Path) -> None:

@@ -135,4 +135,4 @@ def test_a_collector_does_not_go_on_with_a_redacted_value(tmp_path: Path) -> Non
     values["reward"]["options"] = {"api_key": REDACTED}
     (tmp_path / "config.json").write_text(json.dumps({**values, "run": "r"}))
     with pytest.raises(Refused, match=r"reward\.options\.api_key"):
-        Collector.of(str(tmp_path), None, print)  # type: ignore[arg-type]
+        Collector.of(str(tmp_path), None)  # type: ignore[arg-type]

@@ -59,7 +59,9 @@ def collect(config: RunConfig, run: Path, say: Callable[[str], None], begin: Cal
         while not (run / "weights/latest.json").exists():
             trained.join(0.05)
         begin()
-        assert Collector.of(str(run), Activity(), say).serve() > 0
+        activity = Activity()
+        activity.say = say
+        assert Collector.of(str(run), activity).serve() > 0
     finally:
         trained.join(60)
 

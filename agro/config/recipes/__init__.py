@@ -120,7 +120,7 @@ def nearest(name: str) -> str:
     return near and f"; {near}"
 
 
-SECTIONS = (
+SECTIONS = (  # in the order of a recipe's text; others follow
     *("policy", "reward", "data", "environment", "sampler", "source", "source.options"),
     *("objective", "train", "evaluate"),
 )
@@ -139,7 +139,7 @@ def method_text(name: str, entry: Objective) -> str:
     for line in f"Required: {recipe.required or base.required}".splitlines():
         lines += [f"# {line}"] if line.startswith(" ") else _paragraph(line)
     settings = method_settings(name, entry)
-    for section in SECTIONS:
+    for section in dict.fromkeys([*SECTIONS, *(dotted.rpartition(".")[0] for dotted in settings)]):
         keys = [dotted for dotted in settings if dotted.rpartition(".")[0] == section]
         if keys:
             lines += [f"[{section}]"]

@@ -302,7 +302,7 @@ class Server:
         (see `sleep_level`). Raises `Refused` where no URL is given."""
         self.version, self.say, self.level = version, say, level
         self._weights: Path | None = None  # that a server gets when it wakes
-        self._awake = 0  # decodings under way
+        self._decoding = 0  # calls of `decode` under way
         self.hosts = [Host(url, settings, encoder, key) for url in settings.servers]
         self.check: Callable[[], None] = lambda: None
         self._loop = asyncio.new_event_loop()
@@ -329,19 +329,17 @@ class Server:
         Raises `Refused` where a request fails `engine.retries` times more at every server, and for a reply
         that isn't what was requested, once the other requests under way are served.
         """
-        for host in self.hosts:
-            host.connection.failures = 0
-        if not self.level:
-            yield from self._decode(waiting, sampler, seed)
-            return
-        if not self._awake:
-            self._wake()
-        self._awake += 1
+        if not self._decoding:
+            for host in self.hosts:
+                host.connection.failures = 0
+            if self.level:
+                self._wake()
+        self._decoding += 1
         try:
             yield from self._decode(waiting, sampler, seed)
         finally:
-            self._awake -= 1
-        if not self._awake:
+            self._decoding -= 1
+        if self.level and not self._decoding:
             self.sleep()
 
     def _decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
@@ -371,7 +369,7 @@ class Server:
         Raises `Refused` where no server has them then.
         """
         self._weights = weights
-        if self.level and not self._awake:
+        if self.level and not self._decoding:
             self.version = version
         else:
             self._push(weights, version)
