@@ -298,12 +298,11 @@ class Drafted(HF):
             super().__init__(policy, version, fused=False)
 
     def decode(self, waiting: deque[Request], sampler: SamplerConfig, seed: int) -> Iterator[Continuation]:
+        self.measured = {"requests_failed": 0, "draft_accepted": None}
         try:
             yield from super().decode(waiting, sampler, seed)
-            if self._decoder is not None:
-                self.proposed, self.accepted = self._decoder.proposed, self._decoder.accepted
-                share = self.accepted / self.proposed if self.proposed else None
-                self.measured = {"requests_failed": 0, "draft_accepted": share}
+            if self._decoder is not None and self._decoder.proposed:
+                self.measured["draft_accepted"] = self._decoder.accepted / self._decoder.proposed
         finally:
             self._decoder = None  # keys and values may be gigabytes
 

@@ -40,13 +40,14 @@ class AgainOptions(Section):
     children of the first."""
 
     by: Literal["hint", "store", "parents"]
-    """whose responses, to which groups. hint: to those without a right response the policy's, with the
-    prompt's hint before it (Guide, arXiv 2506.13923); they take the place of the first, unless all or none of
-    them are right, and are stored under the prompt without the hint, with log-probs that are with it; store:
-    to those without a right response right ones of role "expert" to the same prompt in data.store (AMPO,
-    arXiv 2510.02227), in places that a hash of the seed chooses; parents: to all those that the policy, or
-    `model`, writes with one of the first responses as a hint (the second stage of SOPHIA, arXiv 2507.16814);
-    the shortest right one of a good parent takes the place of all, and meta.parent is the sample it is of"""
+    """what comes to which groups. hint: those without a right response get what the policy (or `model`)
+    writes with the prompt's hint (Guide, arXiv 2506.13923), which takes the place of the first responses,
+    unless all or none of it is right, and is stored under the prompt without the hint, with log-probs that
+    are with it; store: those without a right response get right ones of role "expert" to the same prompt in
+    data.store (AMPO, arXiv 2510.02227), in places that a hash of the seed chooses; parents: every group gets
+    what the policy (or `model`) writes with one of its responses as a hint (the second stage of SOPHIA,
+    arXiv 2507.16814), of which the shortest right one of a good parent takes the place of all, with the
+    parent's number in meta.parent"""
     right: float = 1.0
     """the least reward of a right response"""
     alpha: float = 0.5
@@ -66,11 +67,11 @@ class AgainOptions(Section):
     answer: str = "answer"
     """choose = "comprehension": column of the prompts with the right answer"""
     model: str | None = None
-    """by = "parents": folder or hub name of the model that is asked, where it isn't the policy"""
+    """by = "hint", "parents": folder or hub name of the model that is asked, where it isn't the policy"""
 
 
 class AskingAgainSource:
-    """The groups of another source. Those that fail have other responses, in part or as a whole."""
+    """The groups of another source. Those asked again have other responses, in part or as a whole."""
 
     def __init__(self, source: Source, context: Context, options: AgainOptions) -> None:
         """Raises `Refused` where a prompt lacks a column."""
@@ -101,7 +102,7 @@ class AskingAgainSource:
     def fill(self, wanted: FillRequest) -> CollectResult:
         made = self.first.fill(wanted)
         first = answered(self.store, made.ids)
-        asked = [prompt_id for prompt_id, group in first.items() if self._fails(group)]
+        asked = [prompt_id for prompt_id, group in first.items() if self._is_asked(group)]
         more, second = self._ask([p for name in asked for p in self._asked(first[name])], wanted)
         leaving: set[int | None] = set()
         coming: list[Sample] = []
@@ -142,7 +143,8 @@ class AskingAgainSource:
             prompts.append(hinted(marked, parent.response, self.again.template))
         return prompts
 
-    def _fails(self, group: Sequence[Sample]) -> bool:
+    def _is_asked(self, group: Sequence[Sample]) -> bool:
+        """Whether no response is right, or each is a parent."""
         return self.again.by == "parents" or self._accuracy(group) <= NONE
 
     def _is_right(self, sample: Sample) -> bool:
@@ -166,9 +168,8 @@ class AskingAgainSource:
             assert self.learner is not None, "weights are published before a step"
             prompt = self.prompts[first[0].prompt_id]
             ranked = by_comprehension(self.learner, prompt, ranked, str(prompt.columns[self.again.answer]))
-        most = min(
-            self.again.most or len(first), len(first) - 1
-        )  # all of them would leave nothing to compare
+        # All of them would leave nothing to compare.
+        most = min(self.again.most or len(first), len(first) - 1)
         seed = derive(self.seed, "again", step, first[0].prompt_id)
         places = sorted(
             range(len(first)), key=lambda i: blake2b(f"{seed}/{i}".encode(), digest_size=8).digest()
@@ -285,7 +286,7 @@ def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
     return {
         'with by = "store" needs data.store': by_store and data.store is None,
         "asks for experts only where all fail: data.experts = 0": by_store and data.experts,
-        f'with by = "{again.by}" asks no model': again.model is not None and again.by != "parents",
+        'with by = "store" asks no model': by_store and again.model is not None,
         'has the option most, which belongs to by = "store"': not by_store and again.most is not None,
         'has the option choose, which belongs to by = "store"': not by_store and again.choose != "first",
         f"has responses of another context or model, but {needs}": FRESH in phase.needs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class DescentSettings:
     looks: int = 50  # numbers of updates at which the distance is measured
 
 
-def descend(
+def follow(
     start: Enumerable,
     reference: Enumerable,
     data: DataDistribution,
@@ -47,7 +47,8 @@ def descend(
     options: Mapping[str, Any],
     settings: DescentSettings,
 ) -> Path:
-    """Follow the expected gradient, or with a seed that of drawn groups.
+    """Adam on the expected gradient, or with a seed on that of drawn groups; its rate falls over the last two
+    thirds.
 
     `start` is moved; where it is `data.behavior` too, samples come from it as it is then. `star` [X,Y]: log
     π*.
@@ -62,33 +63,23 @@ def descend(
     if every is None:  # published curves begin with the second draw
         drawn_groups(data, reference, n, generator)
 
-    def backward(update: int) -> None:
+    updates = settings.updates
+    optimizer = torch.optim.Adam(start.parameters(), lr=settings.lr, fused=True)
+    measured = sorted({round(updates * (i / settings.looks) ** 2) for i in range(settings.looks + 1)})
+    seen = []
+    for update in range(updates + 1):
+        if update in measured:
+            seen.append(kl(start.logp().detach(), star))
+        if update == updates:
+            break
+        optimizer.param_groups[0]["lr"] = settings.lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
         if every is None:
             gradient(start, reference, drawn_groups(data, reference, n, generator), name, options)
         else:
             batch = every.next_batch() if update and moves else every.batch
             put_gradient(start, reference, batch, name, resolved, want)
-
-    return _follow(start, star, backward, settings)
-
-
-def _follow(
-    policy: Enumerable, star: Tensor, backward: Callable[[int], None], settings: DescentSettings
-) -> Path:
-    """Adam on the gradients that `backward(update)` gives; its rate falls over the last two thirds."""
-    updates = settings.updates
-    optimizer = torch.optim.Adam(policy.parameters(), lr=settings.lr, fused=True)
-    measured = sorted({round(updates * (i / settings.looks) ** 2) for i in range(settings.looks + 1)})
-    seen = []
-    for update in range(updates + 1):
-        if update in measured:
-            seen.append(kl(policy.logp().detach(), star))
-        if update == updates:
-            break
-        optimizer.param_groups[0]["lr"] = settings.lr * 0.01 ** max(0.0, 1.5 * update / updates - 0.5)
-        backward(update)
         optimizer.step()
-    return Path(torch.tensor(measured), torch.stack(seen), policy)
+    return Path(torch.tensor(measured), torch.stack(seen), start)
 
 
 def drawn_groups(data: DataDistribution, reference: Enumerable, n: int, generator: torch.Generator) -> Batch:

@@ -106,9 +106,21 @@ def find(name: str) -> tuple[Any, str]:
     except AttributeError:
         from agro.io.peers import did_you_mean
 
-        names = [public for public in vars(module) if not public.startswith("_")]
+        names = public_names(module)
         near = did_you_mean(path, names) or f"it has {', '.join(names) or 'no public name'}"
         return None, f"{module_name} has no {path!r}; {near}"
+
+
+def public_names(module: Any) -> list[str]:
+    """What it has that is public, without what it imports."""
+    others = [vars(other) for other in list(sys.modules.values()) if other is not module]
+
+    def is_own(name: str, value: Any) -> bool:
+        defined_here = getattr(value, "__module__", "") == module.__name__
+        return defined_here or not any(name in other and other[name] is value for other in others)
+
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return [name for name, value in public.items() if not inspect.ismodule(value) and is_own(name, value)]
 
 
 def load_file(path: str) -> Any:

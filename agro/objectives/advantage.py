@@ -7,11 +7,11 @@ log-probs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS, Need
+from agro.objectives.needs import GROUPS, PART_WEIGHTS, REWARD, REWARD_PARTS
 from agro.objectives.options import Option
 from agro.objectives.reduce import Groups, center, standardize, token_mean
 from agro.types import Tensor
@@ -20,31 +20,6 @@ VARIANCE = 1e-8  # the least variance of a step that rewards are divided by the 
 ROUNDING = 1e-9  # a reward is the mean up to this share of the range of its group
 
 Std = Annotated[bool, Option("divide the advantage by the group's standard deviation")]
-Kind = Literal[
-    "mean",
-    "standardized",
-    "others",
-    "maxrl",
-    "opo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "red_drop",
-    "gdpo",
-]
-# Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards.
-NEEDED: dict[str, tuple[Need, ...]] = {
-    **dict.fromkeys(get_args(Kind), (REWARD, GROUPS)),
-    "reinforce_pp": (REWARD,),
-    "gdpo": (REWARD_PARTS, PART_WEIGHTS, GROUPS),
-}
-Advantage = Annotated[
-    Kind,
-    Option(
-        "how rewards become advantages: r minus the group's mean, that divided by the group's standard "
-        "deviation, r minus the mean of the others, or as the method of this name does it",
-        needs=NEEDED,
-    ),
-]
 
 
 def advantage(groups: Groups, kind: str) -> Tensor:
@@ -165,3 +140,26 @@ KINDS: dict[str, Callable[[Groups], Tensor]] = {
     "red_drop": after_drops,
     "gdpo": normalized_by_part,
 }
+Advantage = Annotated[
+    Literal[
+        "mean",
+        "standardized",
+        "others",
+        "maxrl",
+        "opo",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "red_drop",
+        "gdpo",
+    ],
+    Option(
+        "how rewards become advantages: r minus the group's mean, that divided by the group's standard "
+        "deviation, r minus the mean of the others, or as the method of this name does it",
+        # Groups of two, unless rewards are compared with those of the step; of GDPO parts of rewards.
+        needs={
+            **dict.fromkeys(KINDS, (REWARD, GROUPS)),
+            "reinforce_pp": (REWARD,),
+            "gdpo": (REWARD_PARTS, PART_WEIGHTS, GROUPS),
+        },
+    ),
+]

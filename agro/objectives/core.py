@@ -334,7 +334,8 @@ def broken(rules: Iterable[Rule], options: Options) -> str:
         for other, allowed in others.items():
             if other in options and options[other] not in allowed:
                 expected, got = " or ".join(map(json.dumps, allowed)), json.dumps(options[other])
-                return f"{option} = {json.dumps(options[option])} needs {other} = {expected}, got {got}"
+                need = f"{option} = {json.dumps(options[option])} needs {other} = {expected}, got {got}"
+                return f"{need}; change {option} or {other}"
     return ""
 
 

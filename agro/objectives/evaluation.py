@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from agro.objectives.core import (
     masked,
     wanted_streams,
 )
-from agro.objectives.needs import GROUPS, Need, grouping, judging, least_responses, ordered
+from agro.objectives.needs import GROUPS, ColumnNeed, Need, grouping, judging, least_responses, ordered
 from agro.objectives.reduce import Groups
 from agro.objectives.table import get
 from agro.types import Batch, Tensor
@@ -127,7 +128,7 @@ def differentiate(
     grads = gradients
     if keep is not None:  # 0 in the dropped rows
         grads = {s: blank(batch, s).index_copy(0, keep, grad) for s, grad in gradients.items()}
-    _check_gradients(name, grads, batch, rows)
+    _check_gradients(name, needs, loss, grads, batch, rows)
     if least_responses(needs) > 1:
         metrics["singletons_dropped"] = float(batch.n_groups - part.n_groups)
     if dropped:
@@ -211,17 +212,22 @@ def _leaf(name: str, stream: str, value: Tensor, part: Batch, keep: Tensor | Non
     return leaf
 
 
-def _check_gradients(name: str, grads: Streams, batch: Batch, rows: Tensor | None) -> None:
+def _check_gradients(
+    name: str, needs: set[Need], loss: float, grads: Streams, batch: Batch, rows: Tensor | None
+) -> None:
     for stream, grad in grads.items():
         bad_B = ~grad.isfinite().view(len(grad), -1).all(1)
         if rows is not None:
             bad_B = bad_B & torch.zeros_like(bad_B).index_fill(0, rows, True)
         if bad_B.any():
-            raise NotFinite(
-                f"objective {name}: the gradient of stream {stream} isn't finite in "
-                f"{batch.ids[int(bad_B.int().argmax())]} (a ratio that overflows?). What to do: leave such "
-                "rows out (data.max_age), or use an objective without ratios, such as agro."
-            )
+            what = f"gradient of stream {stream}" if math.isfinite(loss) else "loss"
+            problem = f"objective {name}: the {what} isn't finite in {batch.ids[int(bad_B.int().argmax())]}"
+            if any(isinstance(need, ColumnNeed) and need.is_logp for need in needs):
+                problem += (
+                    " (a ratio that overflows?). What to do: leave such rows out (data.max_age), or use an "
+                    "objective without ratios, such as agro."
+                )
+            raise NotFinite(problem)
 
 
 def as_stream(value: Any, name: str) -> Tensor:

@@ -199,7 +199,9 @@ class GroupBaseline(Ingredient):
             in_pair = torch.cat([pairs.winner, pairs.loser])
             compared_N = torch.zeros_like(compared_N).index_fill(0, in_pair, 1.0)
         weight_BT = weight_BT * groups.at_tokens(compared_N)
-        excess_G = excess(groups, groups.mean_tokens(gradient.logp_BT), weight_BT, logp_BT.detach())
+        # The gradient of R̄ − R_i times a constant of the group: its mean is how far the baseline is below R̄.
+        share_N = groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT.detach())
+        excess_G = groups.weighted_mean(groups.mean_tokens(gradient.logp_BT), share_N)
         excess_BT = groups.at_tokens(compared_N * excess_G[groups.group])
         return replace(gradient, logp_BT=gradient.logp_BT - torch.where(batch.mask, excess_BT, 0.0))
 
@@ -254,14 +256,6 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
 def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
     """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
     return groups.sum_tokens((1.0 - logp_BT.exp()).square())
-
-
-def excess(groups: Groups, slope_N: Tensor, weight_BT: Tensor, logp_BT: Tensor) -> Tensor:
-    """[G] how far the optimal baseline lies below the mean of R, in units of the gradient.
-
-    `slope_N`: R̄ − R_i, times a constant of the group. That of a baseline Σ_j c_j R_j is Σ_j c_j (R̄ − R_j).
-    """
-    return groups.weighted_mean(slope_N, groups.mean_tokens(weight_BT) * squared_norm(groups, logp_BT))
 
 
 def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:

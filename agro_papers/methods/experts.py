@@ -291,7 +291,8 @@ def otr(
     This is the expectation over the paper's K = 256 draws from q, whose rewards are 1 for the given token and
     β_o for others. `draws` = K takes their shares in place of q: −(1/K) Σ_j R_j log π(a_j), the same gradient
     on average, and a noisier one. At κ = 1 that average is the gradient of sft with each token weighted by p,
-    times 1 − β_o. The paper's κ is above 1; the number wasn't read.
+    times 1 − β_o. The paper's κ is above 1; the number wasn't read. Other draws at each step: seed = {start =
+    0, end = STEPS, steps = STEPS}.
     """
     q_BT, mean_BT = streams["proposal"].detach(), streams["proposal_mean"]
     right_BT = q_BT * streams["logp"]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
-from reproductions.descent import DescentSettings, descend, table_of
+from reproductions.descent import DescentSettings, follow, table_of
 from reproductions.descent import Path as Descent
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def run(name: str, beta: float, instances: int, updates: int) -> Descent:
     reference, behavior, reward = problems(instances)
     start = Enumerable.joined([reference])
     star = optimum(reference.logp().detach(), reward, beta)
-    return descend(
+    return follow(
         start,
         reference,
         DataDistribution(behavior, reward),
@@ -78,7 +78,7 @@ def run_sampled(name: str, n: int, instances: int, updates: int) -> Descent:
     star = optimum(reference.logp().detach(), reward, SAMPLED_BETA)
     options = {"beta": SAMPLED_BETA}
     how = DescentSettings(n=n, seed=0, updates=updates, looks=60)
-    return descend(start, reference, DataDistribution(behavior, reward), star, name, options, how)
+    return follow(start, reference, DataDistribution(behavior, reward), star, name, options, how)
 
 
 def curves(path: Descent, seeds: int = 1) -> dict[str, dict[str, Any]]:

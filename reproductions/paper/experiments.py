@@ -72,7 +72,7 @@ class Part:
 
     @property
     def cells(self) -> list[tuple[str, str]]:
-        """(method, plan) of what can be run, or was."""
+        """(method, plan) of what can be run."""
         every = itertools.product(self.methods, self.plans)
         return [(name, plan) for name, plan in every if not m.METHODS[name].obstacle(PLANS[plan])]
 
@@ -94,7 +94,7 @@ class Part:
         return trials
 
     def _able(self, plan: str) -> list[str]:
-        return [name for name, of in self.cells if of == plan and not m.METHODS[name].past]
+        return [name for name, of in self.cells if of == plan]
 
     def _betas(self, name: str) -> Sequence[float | None]:
         if self.own_beta is not None and m.METHODS[name].objective == "agro":

@@ -116,7 +116,6 @@ class Method:
     look: int  # the style of its line
     options: Mapping[str, Any] = field(default_factory=dict)
     betas: tuple[float | None, ...] = BETAS
-    past: bool = False  # whether there are recorded runs alone, since agro no longer has the objective
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any]) -> Method:
@@ -137,9 +136,7 @@ class Method:
         return options
 
     def obstacle(self, plan: Plan) -> str:
-        """Why it can't train on these data; "" where it can, or could."""
-        if self.past:
-            return ""
+        """Why it can't train on these data; "" where it can."""
         needed = objectives.get(self.objective).needed(self.options_for(plan.n, self.betas[0]))
         provided = {str(need) for need in plan.provided}
         missing = [

@@ -21,7 +21,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from agro.proof.enumerable import Enumerable, Network, Space, TabularValues, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
-from reproductions.descent import DescentSettings, descend
+from reproductions.descent import DescentSettings, follow
 from reproductions.descent import Path as Descent
 
 LOOKS = 160  # of a descent
@@ -126,7 +126,7 @@ def descent(problems: Problems, name: str, updates: int, n: int = 2, seed: int |
         data = Mixed(start, problems.reward, anchor=anchor)
     how = DescentSettings(n=n, seed=seed, updates=updates, lr=problems.lr, looks=LOOKS)
     star = optimum(anchor, problems.reward, 1.0)
-    return descend(start, reference, data, star, objective, {"beta": 1.0, **options}, how)
+    return follow(start, reference, data, star, objective, {"beta": 1.0, **options}, how)
 
 
 class Ends(NamedTuple):

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from agro.proof.enumerable import Enumerable, Space, optimum
 from agro.proof.expectation import DataDistribution
 from reproductions import harness
-from reproductions.descent import DescentSettings, descend
+from reproductions.descent import DescentSettings, follow
 from reproductions.trap import remedies
 
 FOLDER = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def gained(
     reward[:, 0] = torch.from_numpy(1 / np.repeat(betas, len(p)))
     star = optimum(anchor.logp().detach(), reward, 1.0)
     options, how = {"beta": 1.0, "likelihood_ratio": share}, DescentSettings(updates=updates)
-    descend(start, anchor, DataDistribution(start, reward), star, "agro_onpolicy", options, how)
+    follow(start, anchor, DataDistribution(start, reward), star, "agro_onpolicy", options, how)
     end, best = (x.exp()[:, 0].numpy() for x in (start.logp().detach(), star))
     return ((end - rates) / (best - rates)).reshape(len(betas), len(p))
 

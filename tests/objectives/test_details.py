@@ -180,8 +180,15 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("grpo", "ratio", ["behavior", "old"], ["reference"]),
     ("grpo", "clip", [(0, 0), (0.5, 2)], [(0.2,), (0.1, 0.2, 0.3), (-0.1, 0.2), 0.2, ("a", "b")]),
     ("grpo", "std", [True, False], ["yes"]),
+    ("pair_consistency", "beta", [1e-6, 2], [0, -1]),
     ("pair_consistency", "gap", ["reward", 1e-6, 0.5, 2], [0, -0.5, "rewards", True]),
+    ("dpo", "beta", [1e-6, 2], [0, -1]),
     ("dpo", "label_smoothing", [0, 0.1, 0.499], [0.5, 1, -0.1, "0"]),
+    ("dpo", "winner", [0, 1], [-0.1]),
+    ("slic", "margin", [0.5, 2], [0, -1]),
+    ("kto", "threshold", [-1, 0.5], ["0"]),
+    ("kto", "desirable", [0, 1.3], [-0.1]),
+    ("gepo", "variance", [0, 1.3], [-0.1]),
 ]
 
 

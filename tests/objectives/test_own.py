@@ -149,7 +149,7 @@ def test_a_file_may_import_its_neighbors(file: str, monkeypatch: pytest.MonkeyPa
         ("none.py:f", "objective.name: there is no file .*none.py"),
         ("agro_no_such_module:f", "ModuleNotFoundError"),
         ("{file}:leave_one", "'leave_one'.*leave_one_out"),
-        ("{file}:zzz", r"it has .*leave_one_out, ratio, declared, .*NOTHING, .*PullToReference, pulled$"),
+        ("{file}:zzz", r"it has leave_one_out, ratio, declared, .*, NOTHING, PullToReference, pulled$"),
         ("{file}:NOTHING", "got 3"),
         ("leave_one_out", "file.py:NAME"),
     ],
@@ -167,7 +167,7 @@ def test_errors_of_a_function_name_its_line(file: str) -> None:
         of(f"{file}:returns_a_number")
     with pytest.raises(Refused, match="expected a loss that is one number and depends on the policy"):
         of(f"{file}:without_the_policy")
-    with pytest.raises(NotFinite, match=r"mine.py:not_finite: the gradient of stream logp isn't finite"):
+    with pytest.raises(NotFinite, match=r"mine.py:not_finite: the loss isn't finite in sample 1$"):
         of(f"{file}:not_finite")
     batch = Batch.of(mask=[[False, True, True]] * 3, reward=[1.0, 0.0, 0.5], group=["a"] * 3)
     with pytest.raises(Refused, match=r"ratio: TypeError: .*mine.py:18"):

@@ -206,6 +206,14 @@ def test_another_model_writes_children_in_the_role_of_an_expert(tmp_path: Path, 
     assert {(s.source, s.version) for s in children} == {(again["model"], -1)}
 
 
+def test_another_model_is_asked_with_the_hint_where_all_failed(tmp_path: Path, repeating: str) -> None:
+    config = with_hints(tmp_path, again={**HINT, "model": repeating}, train__steps=2)
+    run = Trainer(config, tmp_path / "run").run()
+    theirs = [s for s in stored(run) if s.role == "expert"]
+    assert len(theirs) == 4 * sum(row["asked_again"] for row in steps(run)) > 0
+    assert {(s.source, s.version, "hint" in s.meta) for s in theirs} == {(repeating, -1, True)}
+
+
 def test_the_shortest_right_child_of_a_good_parent_is_trained_on_without_its_parent(tmp_path: Path) -> None:
     again = {"by": "parents", "n": 3, "alpha": 0.3, "right": 0.5}
     again["template"] = "{hint}{prompt}"
@@ -263,7 +271,7 @@ def write_half(folder: Path) -> Path:
         ),
         ({"again": STORE}, r'resample with by = "store" needs data.store'),
         ({"again": {**HINT, "most": 1}}, "resample has the option most, which belongs to by"),
-        ({"again": {**HINT, "model": "m"}}, r'with by = "hint" asks no model'),
+        ({"again": {**STORE, "model": "m"}, "data__store": "s.db"}, r'with by = "store" asks no model'),
         ({"again": HINT, "source__kind": "elsewhere"}, "resample needs a source that samples to prompts"),
         ({"again": HINT, "objective": {"name": "agro_onpolicy", "beta": 0.1}}, "agro_onpolicy needs samples"),
     ],

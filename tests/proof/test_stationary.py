@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from agro.config import RunConfig
 from agro.proof.enumerable import Enumerable, Space, TabularValues
 from agro.proof.expectation import DataDistribution, all_groups, gradient
-from reproductions.descent import table_of
 
 BETA = 0.01  # of any size: r is a multiple of it
 
@@ -42,6 +41,14 @@ class Tilted(nn.Module):
 
     def forward(self) -> Tensor:
         return (self.reference + self.theta[:, None] * self.shape)[:, None]
+
+
+def table_of(space: Space, logp: Tensor) -> Enumerable:
+    """The table with these log-probs [X,V] of responses of one token."""
+    policy = Enumerable.table(space, scale=0.0)
+    with torch.no_grad():
+        policy.weights()["logits"][:, 0] = logp
+    return policy
 
 
 def roots(problem: Problem, **options: object) -> list[tuple[float, bool]]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from agro.objectives.ingredients import excess
-from agro.objectives.reduce import Groups
+from agro.objectives import Gradient, get
+from agro.objectives.ingredients import WEIGHT, WEIGHT_BASELINE
 from agro.proof.enumerable import kl
 from agro.types import Batch
 from reproductions.baselines import enumerated, run
@@ -50,17 +50,19 @@ def test_the_optimal_baseline_is_the_librarys() -> None:
     logp, R = draw().sigmoid().log(), draw()
     w = draw().clamp(max=0).exp()
     force = w * (R - enumerated.BASELINES["optimal"](w, w * (1 - logp.exp()).square(), R)[:, None])
+    mask = torch.tensor([[False, True]]).expand(15, 2)  # the first column is the prompt
     batch = Batch.of(
-        mask=torch.tensor([[False, True]]).expand(15, 2),  # the first column is the prompt
+        mask=mask,
         group=torch.arange(5).repeat_interleave(3).tolist(),
         reward=R.flatten(),
+        ref_logp=(logp - w.log()).view(15, 1).expand(15, 2),
     )
-    groups = Groups.of(batch)
-    weight_BT = w.view(15, 1).expand(15, 2)
-    slope_N = (R.mean(-1, keepdim=True) - R).flatten()
-    excess_G = excess(groups, slope_N, weight_BT, logp.view(15, 1).expand(15, 2))
-    expected = -weight_BT[:, 0] * (slope_N - excess_G[groups.group])
-    torch.testing.assert_close(force.flatten(), expected)
+    options = get("agro").resolve("agro", {"beta": 1, "weight": "reference", "weight_baseline": "optimal"})
+    logp_BT, slope_B1 = logp.view(15, 1).expand(15, 2), (R.mean(-1, keepdim=True) - R).view(15, 1)
+    gradient = Gradient(0.0, slope_B1 * mask, {})
+    for part in (WEIGHT_BASELINE, WEIGHT):
+        gradient = part.apply(options, logp_BT, batch, gradient)
+    torch.testing.assert_close(force.flatten(), -gradient.logp_BT[:, 1])
 
 
 def test_an_end_is_where_the_update_vanishes() -> None:

@@ -16,7 +16,7 @@ from agro import objectives
 from agro.config.recipes import recipes
 from reproductions.systems import run
 from reproductions.systems.present import sharpe_ratio
-from reproductions.systems.run import MEASURED, SYSTEMS, System
+from reproductions.systems.run import MEASURED, SYSTEMS, System, page
 from reproductions.systems.tiny import Row
 
 HELD = Row("PPO", "a setting", "what it changes", 1.0, 0.5, "at least")
@@ -60,6 +60,17 @@ def test_what_a_recipe_lacks_its_system_lacks(monkeypatch: pytest.MonkeyPatch) -
     lacking = {"agro": SimpleNamespace(missing="a lag."), "log": SimpleNamespace(missing="")}
     monkeypatch.setattr("reproductions.systems.run.recipes", lambda: lacking)
     assert System("AGRO", "1", ("agro", "log")).reason([HELD]) == "a lag."
+
+
+def test_the_page_has_all_systems_and_all_rows() -> None:
+    """Of what doesn't hold its value and bound."""
+    better = Row("PPO", "m", "|c|", 3.0, 1.0, "at least")
+    text = page({"present": [better, Row("PPO", "m", "|c|", 0.5, 1.0, "at least")]})
+    assert all(f"[{system.name}](" in text or f"- {system.name}:" in text for system in SYSTEMS)
+    assert "1 of 2 measurements hold." in text
+    assert "): Not all that is measured holds: |c|: 0.5 (**not** ≥ 1)." in text
+    with pytest.raises(KeyError):
+        page({"present": [Row("no such system", "m", "c", 0.5, 1.0, "at least")]})
 
 
 def test_a_module_is_measured_and_the_others_are_those_of_before(tmp_path: Path, monkeypatch) -> None:

@@ -32,11 +32,26 @@ def dr_grpo(case: Case, average: float) -> Result:
 
 
 def dapo(case: Case) -> Result:
-    return grpo(case, clip=(0.2, 0.28), average="token")
+    """One mean over the tokens of all responses; the ratio may go from 0.8 to 1.28."""
+
+    def token(A: float, _: Response, place: Place) -> Pair:
+        w = case.ratio(place)
+        if (A > 0 and w > 1.28) or (A < 0 and w < 0.8):
+            return -(1.28 if A > 0 else 0.8) * A, 0.0
+        return -w * A, -w * A
+
+    return over_tokens(case, token, True, "token")
 
 
 def ppo_dual_clip(case: Case) -> Result:
-    return grpo(case, dual_clip=3.0, average="token")
+    """A > 0: w A up to 1.2 A. A < 0: w A for w from 0.8 to 3, and no slope outside."""
+
+    def token(A: float, _: Response, place: Place) -> Pair:
+        w = case.ratio(place)
+        kept = min(w, 1.2) if A > 0 else min(max(w, 0.8), 3.0)
+        return -kept * A, -w * A if kept == w else 0.0
+
+    return over_tokens(case, token, True, "token")
 
 
 def gspo(

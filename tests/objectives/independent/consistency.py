@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import exp, fsum, log
 
 import numpy as np
@@ -245,7 +246,11 @@ def descended(case: Case, parts: list[tuple[Group, float, list[float]]]) -> Resu
 
 
 def gvpo(case: Case, beta: float = 0.1) -> Result:
-    return squared_consistency(case, beta, anchor="behavior")
+    """½ · sample variance, in its pairwise form; d/dl_i = -β/(n-1) (a_i - ā)."""
+    parts = []
+    for g, a in residuals(case, "behavior", beta):
+        parts.append((g, half_variance(a), [-beta / (len(a) - 1) * (x - mean_of(a)) for x in a]))
+    return descended(case, parts)
 
 
 def vargrad(case: Case, beta: float) -> Result:
@@ -257,22 +262,42 @@ def copg(case: Case, beta: float) -> Result:
 
 
 def rebel(case: Case, beta: float) -> Result:
-    """β = 1/η."""
-    return squared_consistency(case, beta, anchor="old", scale="pairs")
+    """To the policy before the update, β = 1/η.
+
+    Σ_{i<j} (a_i - a_j)²/(n-1); d/dl_i = -2β/(n-1) Σ_j (a_i - a_j).
+    """
+    parts = []
+    for g, a in residuals(case, "old", beta):
+        n = len(a)
+        loss = fsum((a[i] - a[j]) ** 2 for i in range(n) for j in range(i)) / (n - 1)
+        parts.append((g, loss, [-2 * beta / (n - 1) * fsum(x - y for y in a) for x in a]))
+    return descended(case, parts)
+
+
+def _to_value(
+    case: Case, anchor: str, beta: float, value: Callable[[Group], float], least: int = 2
+) -> Result:
+    """Mean of (a_i - V)²; d/dl_i = -2β/n (a_i - V)."""
+    parts = []
+    for g, a in residuals(case, anchor, beta, least):
+        off = [x - value(g) for x in a]
+        parts.append((g, mean_of([x * x for x in off]), [-2 * beta / len(a) * x for x in off]))
+    return descended(case, parts)
 
 
 def kimi(case: Case, beta: float) -> Result:
-    """β = τ."""
-    return squared_consistency(case, beta, anchor="behavior", baseline="reward", scale="square")
+    """V is the mean reward, β = τ."""
+    return _to_value(case, "behavior", beta, lambda g: mean_of(g.rewards))
 
 
 def oapl(case: Case, beta: float = 1e-3, value_beta: float = 1.0) -> Result:
-    return squared_consistency(case, beta, "behavior", "soft", value_beta, "square")
+    """V = β₁ log mean exp(r/β₁)."""
+    return _to_value(case, "behavior", beta, lambda g: soft(g, value_beta))
 
 
 def apo(case: Case, beta: float = 1e-3, value_beta: float = 0.5) -> Result:
-    """β₁ is of the samples that the stored value was made of."""
-    return squared_consistency(case, beta, baseline="stored", scale="square")
+    """V is stored; β₁ is of the samples that it was made of."""
+    return _to_value(case, "reference", beta, lambda g: case.stored(g), 1)
 
 
 def qrpo(case: Case, beta: float) -> Result:

@@ -215,7 +215,13 @@ def rec(
 
 
 def rec_one_side(case: Case) -> Result:
-    return rec(case, mask="one_side")
+    """k = 1 but where A > 0 and w > 1.2, or A < 0 and w < 0.8."""
+
+    def k(A: float, y: Response, place: Place) -> float:
+        w = case.ratio(place)
+        return float(not ((A > 0 and w > 1.2) or (A < 0 and w < 0.8)))
+
+    return weighed(case, "mean", k)
 
 
 def rec_two_side(case: Case) -> Result:
@@ -223,7 +229,13 @@ def rec_two_side(case: Case) -> Result:
 
 
 def rec_ring(case: Case) -> Result:
-    return rec(case, mask="ring")
+    """k = 1 where 0.8 ≤ w ≤ 1.2, and where A > 0 and w ≤ 0.4, or A < 0 and w ≥ 3."""
+
+    def k(A: float, y: Response, place: Place) -> float:
+        w = case.ratio(place)
+        return float(0.8 <= w <= 1.2 or (A > 0 and w <= 0.4) or (A < 0 and w >= 3))
+
+    return weighed(case, "mean", k)
 
 
 def red_weight(case: Case, temperature: float = 1.0) -> Result:
