@@ -347,10 +347,12 @@ def _guesses(
 
 def _unknown_words(guess: Proposal, column: Column) -> Refused:
     worth = {word: "null" if word in column.unrated else "NUMBER" for word in column.distinct[:FEW]}
-    others = f"\nor another column: --guess --reward COLUMN, of {', '.join(guess.others)}"
+    others = (
+        f"\nor another column: --guess --reward COLUMN, of {', '.join(guess.others)}" if guess.others else ""
+    )
     return Refused(
         f"{column.path}: nobody knows what its words are worth. What to do: say it, with NUMBER in\n"
-        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}{others if guess.others else ''}"
+        f"  {guess.command()} --reward-map {shlex.quote(written_words(worth))}{others}"
     )
 
 

@@ -32,7 +32,7 @@ def test_what_is_taken_as_unknown_is_said(tmp_path: Path) -> None:
 
 def test_words_of_a_known_format(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    content = {"prompt": QUESTIONS, "response": ANSWERS, "grade": ("gut", "so lala", "gut") * 2}
+    content = {"prompt": QUESTIONS, "response": ANSWERS, "grade": ("gut", "so lala", "naja") * 2}
     write(path, content | {"score": (1, 2, 3, 1, 2, 3)})
     with pytest.raises(Refused) as refusal:
         propose(path, reward="grade")
