@@ -302,7 +302,8 @@ class Drafted(HF):
         try:
             yield from super().decode(waiting, sampler, seed)
             if self._decoder is not None and self._decoder.proposed:
-                self.measured["draft_accepted"] = self._decoder.accepted / self._decoder.proposed
+                share = self._decoder.accepted / self._decoder.proposed
+                self.measured = {**self.measured, "draft_accepted": share}
         finally:
             self._decoder = None  # keys and values may be gigabytes
 

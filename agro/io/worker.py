@@ -116,7 +116,7 @@ def public_names(module: Any) -> list[str]:
     others = [vars(other) for other in list(sys.modules.values()) if other is not module]
 
     def is_own(name: str, value: Any) -> bool:
-        defined_here = getattr(value, "__module__", "") == module.__name__
+        defined_here = getattr(value, "__module__", module.__name__) == module.__name__
         return defined_here or not any(name in other and other[name] is value for other in others)
 
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}

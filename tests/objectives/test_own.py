@@ -167,7 +167,7 @@ def test_errors_of_a_function_name_its_line(file: str) -> None:
         of(f"{file}:returns_a_number")
     with pytest.raises(Refused, match="expected a loss that is one number and depends on the policy"):
         of(f"{file}:without_the_policy")
-    with pytest.raises(NotFinite, match=r"mine.py:not_finite: the loss isn't finite in sample 1$"):
+    with pytest.raises(NotFinite, match=r"mine.py:not_finite: the loss isn't finite in row 0 \(group a\)$"):
         of(f"{file}:not_finite")
     batch = Batch.of(mask=[[False, True, True]] * 3, reward=[1.0, 0.0, 0.5], group=["a"] * 3)
     with pytest.raises(Refused, match=r"ratio: TypeError: .*mine.py:18"):

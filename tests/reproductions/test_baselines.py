@@ -48,7 +48,7 @@ def test_the_optimal_baseline_is_the_librarys() -> None:
         return torch.randn(5, 3, generator=generator, dtype=torch.float64)
 
     logp, R = draw().sigmoid().log(), draw()
-    w = draw().clamp(max=0).exp()
+    w = draw().clamp(max=0).exp().maximum(1.1 * logp.exp()).clamp(max=1)  # π/w is a probability
     force = w * (R - enumerated.BASELINES["optimal"](w, w * (1 - logp.exp()).square(), R)[:, None])
     mask = torch.tensor([[False, True]]).expand(15, 2)  # the first column is the prompt
     batch = Batch.of(
