@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("rows", "names", "wrong"),
     [
-        (single(12), ["dro", "kto", "feedback"], "--recipe=log"),
+        (single(12), ["dro", "kto", "feedback"], "--objective=agro"),
         (judged(6), ["dpo", "pairs"], "--objective=grpo"),
     ],
 )

@@ -276,7 +276,7 @@ def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(runs, tmp
     (copies[0] / FILE).unlink()
     found = compare(copies)
     [said] = [text for text in notes(found) if "No verdict" in text]
-    assert f"{copies[0]}: expected held-out rewards by prompt; this run has no {FILE}" in said
+    assert f"{copies[0]}: expected a run with held-out rewards ({FILE})" in said
     assert found.paired is None
     assert "Prompt by prompt" not in page(found)
 
