@@ -283,7 +283,10 @@ def test_settings_are_put_into_their_sections() -> None:
     ("given", "message"),
     [
         ({"steps": 3}, "did you mean train__steps"),
-        ({"bta": 3, "top": 1}, "unknown: bta (did you mean beta?); top. Expected settings with their section"),
+        (
+            {"bta": 3, "top": 1},
+            "unknown: bta (did you mean beta?); top. Expected settings with their section",
+        ),
         ({"train__steps": 3, "train.steps": 4}, "train.steps: given twice, as 3 and as 4"),
         ({"train__steps__more": 3, "train__steps": 4}, "train.steps: given twice"),
     ],
