@@ -12,7 +12,7 @@ import pytest
 from agro.config import DataConfig
 from agro.errors import Refused
 from agro.store import At, DrawRule, Store, is_held_out
-from agro.store.split import FILE, clusters, clusters_in, normalized, read_clusters, write_clusters
+from agro.store.split import NEAR_COPIES, clusters, clusters_in, normalized, read_clusters, write_clusters
 from agro.types import Sample
 
 COPIES, QUESTIONS = 12, 30
@@ -75,7 +75,7 @@ def test_clusters_are_kept_and_read(tmp_path: Path) -> None:
     write_clusters(tmp_path, clusters)
     assert read_clusters(tmp_path) == clusters
     for broken in ("[]", "{", '{"a": 1}'):
-        (tmp_path / FILE).write_text(broken)
+        (tmp_path / NEAR_COPIES).write_text(broken)
         with pytest.raises(Refused, match="near_copies"):
             read_clusters(tmp_path)
 
