@@ -204,18 +204,18 @@ def chosen() -> list[Case]:
 
 
 def pairs(complete: bool) -> dict[str, list[Case]]:
-    """The cases of each setting: all; or of `TOGETHER` the first of each objective, each with one, in turn.
+    """The cases of each setting: of `TOGETHER` all; or the first of each objective, each with one, in turn.
 
-    A setting then also has the first case of each set of needs that none of its own has.
+    A setting also has the first case of each set of needs that none of its own has.
     """
     cases = chosen()
-    if complete:
-        return {setting: list(cases) for setting in SETTINGS}
-    taken: dict[str, list[Case]] = {setting: [] for setting in TOGETHER}
+    taken: dict[str, list[Case]] = {setting: [] for setting in (SETTINGS if complete else TOGETHER)}
     first = {name: (name, options) for name, options in reversed(cases)}
     for case, setting in zip(sorted(first.values(), key=cases.index), cycle(TOGETHER)):
         taken[setting].append(case)
-    for setting, case in product(TOGETHER, cases):
+    if complete:
+        taken |= {setting: list(cases) for setting in TOGETHER}
+    for setting, case in product(taken, cases):
         if needs(case) not in map(needs, taken[setting]):
             taken[setting].append(case)
     return taken

@@ -58,7 +58,7 @@ def ranks(count: int, *arguments: str, folder: Path) -> str:
         )
         for rank in range(count)
     ]
-    codes = [rank.wait(5400) for rank in started]
+    codes = [rank.wait(1800) for rank in started]
     assert codes == [0] * count, [(output / f"stderr{rank}").read_text()[-3000:] for rank in range(count)]
     return (output / "stdout0").read_text()
 
@@ -77,7 +77,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(5400)  # the complete cases: ten settings of some 250 options, on one core each
+@pytest.mark.timeout(1800)  # the complete cases are 660 pairs of updates
 @pytest.mark.parametrize("size", SIZES)
 def test_updates_are_those_of_one_process_for_every_objective_and_setting(size: str, base, tmp_path) -> None:
     """Float64, micro-batches of three of eleven responses: two passes a rank, one of them over nothing."""
