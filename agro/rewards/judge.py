@@ -16,7 +16,7 @@ from typing import Any
 
 from agro.config import Count, Section, field
 from agro.errors import Refused
-from agro.io.connection import Connection, Failed, Lost, Missing
+from agro.io.connection import Away, Connection, Failed, Lost, Missing
 from agro.io.strictjson import loads
 from agro.rewards.function import outside_a_loop
 from agro.rewards.protocol import Score, score_known
@@ -131,6 +131,8 @@ class JudgeReward:
             return Score(first if first == second else 0.5, details=details)
         except Missing as error:
             raise Refused(f"reward judge: {error}") from None
+        except Away as error:
+            return Score(None, f"judge: {error}")
         except (Failed, Lost) as error:
             return Score(None, f"judge: {error.__cause__ or error}")
 

@@ -21,7 +21,7 @@ from agro.io.strictjson import loads
 from agro.io.terminal import cut, plain, visible
 from agro.store import Store
 from agro.store.draw_rules import noise
-from agro.types import Sample
+from agro.types import Sample, Text
 
 HELD_OUT = "held_out.jsonl"
 KEPT = 32  # prompts whose responses are kept
@@ -127,7 +127,7 @@ class PromptResponses:
     step, and the log's best one."""
 
     prompt_id: str
-    prompt: str
+    prompt: Text
     answer: Any = None
     responses: dict[int, Answer] = field(default_factory=dict)
     log: Answer | None = None
@@ -147,7 +147,8 @@ def held_out_responses(folder: Path) -> list[PromptResponses]:
                     raise ValueError(f"the reward {reward}")
                 answer = Answer(visible(str(r["response"])), reward, r.get("observations", []))
                 key = visible(str(r["prompt_id"]))
-                prompt = found.setdefault(key, PromptResponses(key, plain(r["prompt"]), r.get("answer")))
+                plain(r["prompt"])  # raises where it isn't one
+                prompt = found.setdefault(key, PromptResponses(key, r["prompt"], r.get("answer")))
                 if row.get("log"):
                     prompt.log = answer
                 else:
@@ -196,7 +197,7 @@ class SideBySide:
         rows = [
             Row(
                 prompt.prompt_id,
-                cut(prompt.prompt, LONGEST),
+                cut(plain(prompt.prompt), LONGEST),
                 prompt.log,
                 prompt.responses.get(0),
                 None if step is None else prompt.responses.get(step),
