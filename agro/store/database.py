@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sqlite3
 import time
 from abc import ABC, abstractmethod
@@ -449,6 +450,8 @@ class SqliteDatabase(Database):
             raise self._damaged() from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_IOERR and shutil.disk_usage(self.path.parent).free < SHARED_MEMORY:
+                code = sqlite3.SQLITE_FULL  # of the file that holds the index of the log
             if code not in _REASONS:
                 raise
             reason = _REASONS[code].format(timeout=self.timeout, way_out=self.way_out())
@@ -547,6 +550,7 @@ def read_text(value: bytes) -> str:
     return value.decode("utf-8", "surrogateescape")
 
 
+SHARED_MEMORY = 32 << 10  # bytes by which SQLite makes its index of the write-ahead log larger
 _DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
