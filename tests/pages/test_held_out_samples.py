@@ -143,11 +143,10 @@ def test_search_filter_steps_and_difference_in_a_browser(run_folder: Path, brows
     }
     write(run_folder, {step: [answer(*each) for each in found] for step, found in said.items()})
     browser.open(report(run_folder))
-    count = "document.querySelector('.count').textContent"
     visible = "[...document.querySelectorAll('article.sample:not([hidden])')].map(e => e.dataset.prompt)"
     put = "(() => {{ const e = document.querySelector('.toolbar [name={}]'); e.value = '{}'; "
     put += "e.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"
-    assert browser.ask(count) == "3 of 3 prompts"
+    assert browser.ask("document.querySelector('.count').textContent") == "3 of 3 prompts"
     assert browser.ask("document.querySelector('article details').open") is False
     assert browser.ask("document.querySelector('.now del').textContent") == "cat"
     for kind, expected in (("better", ["one"]), ("worse", ["user: ask\ntool: a long result"])):
@@ -160,10 +159,11 @@ def test_search_filter_steps_and_difference_in_a_browser(run_folder: Path, brows
     assert browser.ask(visible) == ["three"]
     browser.ask(put.format("low", "") + ";" + put.format("text", "DOG"))
     assert browser.ask(visible) == ["one"]
-    assert browser.ask("document.querySelector('.now .aside').innerText") == "step 100 · reward 0.2"
-    assert browser.ask("document.querySelector('.now pre').innerText") == "the catdog sat"
+    now = "document.querySelector('article.sample:not([hidden]) .now {}').innerText"
+    assert browser.ask(now.format(".aside")) == "step 100 · reward 0.2"
+    assert browser.ask(now.format("pre")) == "the catdog sat"
     browser.ask(press.format("d") + ";" + press.format("j"))
-    assert browser.ask("document.querySelector('.now pre').innerText") == "the dog sat"
+    assert browser.ask(now.format("pre")) == "the dog sat"
     assert browser.ask("document.activeElement.dataset.prompt") == "one"
     assert browser.ask("typeof window.HIT") == "undefined"
     assert browser.complaints == browser.blocked == []
