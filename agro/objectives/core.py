@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -66,8 +66,6 @@ Coupling = Literal["row", "group", "step"]
 # notes that quote it; or inferred from the abstract.
 Certainty = Literal["code", "paper", "notes", "reconstructed"]
 Options = Mapping[str, Any]
-# An option, values of it, and those that others may have beside them; an objective may lack the others.
-Rule = tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]]]
 STREAMS = ("logp", *(need for need in NEEDS if isinstance(need, Stream) and need != OBSERVED_LOGP))
 
 
@@ -98,6 +96,42 @@ class Gradient:
         return Gradient(self.loss + share * mean, self.logp_BT - share * weight_BT, metrics)
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What options must be for each other, or one of them by itself. It says nothing of an objective that
+    lacks one of them."""
+
+    options: tuple[str, ...]
+    needs: str  # what the first one's value needs, in words
+    holds: Callable[..., bool]  # of their values
+
+    def broken(self, options: Options) -> str:
+        """What of these options isn't so, "" where all is."""
+        if not options.keys() >= {*self.options}:
+            return ""
+        value, *others = (options[key] for key in self.options)
+        if self.holds(value, *others):
+            return ""
+        got = "".join(f", got {json.dumps(other)}" for other in others)
+        change = " or ".join(self.options)
+        return f"{self.options[0]} = {json.dumps(value)} needs {self.needs}{got}; change {change}"
+
+
+def only_with(option: str, values: Collection[Any], **others: tuple[Any, ...]) -> tuple[Rule, ...]:
+    """Where `option` has one of these values, each of the others has one of its own."""
+
+    def rule(other: str, allowed: tuple[Any, ...]) -> Rule:
+        needs = f"{other} = {' or '.join(map(json.dumps, allowed))}"
+        return Rule((option, other), needs, lambda value, got: value not in values or got in allowed)
+
+    return tuple(rule(other, allowed) for other, allowed in others.items())
+
+
+def ascending(lower: str, upper: str) -> Rule:
+    """The first number isn't above the second one; None is no bound."""
+    return Rule((lower, upper), f"{upper} of that or more", lambda low, high: high is None or low <= high)
+
+
 class Ingredient:
     """A part that objectives share beside their functions: subclass it, and list an instance in entries."""
 
@@ -109,10 +143,6 @@ class Ingredient:
     def needs(self, options: Options) -> set[Need]:
         """What it needs with these options, defaults filled in."""
         return needed_by(self.options, options)
-
-    def conflict(self, options: Options) -> str:
-        """Why these options exclude each other beside `rules`, "" where they don't."""
-        return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         """The gradient with this part, at these log-probs."""
@@ -193,8 +223,6 @@ class Objective:
     """Its other parts, in the order in which they are applied to the gradient."""
     metrics: tuple[str, ...] = ()  # that the function may report
     rules: tuple[Rule, ...] = ()  # of the function's options
-    excludes: Callable[[Options], str] = lambda options: ""
-    """Why the function's options exclude each other beside `rules`, "" where they don't."""
     anchor: Callable[[Options], ColumnNeed | None] = lambda options: None
     """The log-probs in ρ, where it weighs a response by r − βρ; None where β's term is separate, token by
     token."""
@@ -246,9 +274,7 @@ class Objective:
     def conflict(self, options: Options) -> str:
         """Why these options exclude each other, "" where they don't."""
         rules = chain(self.rules, *(part.rules for part in self.ingredients))
-        reasons = [broken(rules, options), self.excludes(options)]
-        reasons += [part.conflict(options) for part in self.ingredients]
-        reason = next(filter(None, reasons), "")
+        reason = next(filter(None, (rule.broken(options) for rule in rules)), "")
         need = grouping(self.needs({**options, "singletons": "error"}))
         if reason or options.get("singletons") != "pool" or need == GROUPS:
             return reason
@@ -324,19 +350,6 @@ def couples_baseline(options: Options) -> Coupling:
     if options.get("weight_baseline", "mean") != "mean":
         return "group"
     return "row" if options["baseline"] == "stored" else couples_regularized_reward(options)
-
-
-def broken(rules: Iterable[Rule], options: Options) -> str:
-    """What the first of the rules that isn't kept says, "" where all are."""
-    for option, values, others in rules:
-        if options.get(option) not in values:
-            continue
-        for other, allowed in others.items():
-            if other in options and options[other] not in allowed:
-                expected, got = " or ".join(map(json.dumps, allowed)), json.dumps(options[other])
-                need = f"{option} = {json.dumps(options[option])} needs {other} = {expected}, got {got}"
-                return f"{need}; change {option} or {other}"
-    return ""
 
 
 def to_reference(options: Options) -> ColumnNeed:

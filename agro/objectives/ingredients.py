@@ -50,7 +50,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from agro.errors import Refused
-from agro.objectives.core import Gradient, Ingredient, Options, masked
+from agro.objectives.core import Gradient, Ingredient, Options, ascending, masked, only_with
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Beta, Option, needed_by
 from agro.objectives.reduce import Groups, Pairs, average_tokens
@@ -146,15 +146,14 @@ class Weight(Ingredient):
     }
     metrics: ClassVar = ("weight_mean",)
     rules: ClassVar = (
-        ("weight", ("none",), {key: (default,) for key, (_, default) in options.items() if key != "weight"}),
-        ("weight_normalize", ("group",), {"weight_level": ("sequence", "mean")}),
+        *only_with(
+            "weight",
+            ("none",),
+            **{key: (default,) for key, (_, default) in options.items() if key != "weight"},
+        ),
+        *only_with("weight_normalize", ("group",), weight_level=("sequence", "mean")),
+        ascending("weight_min", "weight_max"),
     )
-
-    def conflict(self, options: Options) -> str:
-        minimum, maximum = options["weight_min"], options["weight_max"]
-        if maximum is not None and minimum > maximum:
-            return f"weight_min = {minimum:g} is above weight_max = {maximum:g}"
-        return ""
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
         if options["weight"] == "none":
@@ -174,18 +173,14 @@ class GroupBaseline(Ingredient):
 
     options: ClassVar = {"weight_baseline": (WeightBaseline, "mean")}
     # What doesn't compare the R of complete responses in a group has another value.
-    rules: ClassVar = (
-        (
-            "weight_baseline",
-            ("optimal",),
-            {
-                "weight_level": ("sequence",),
-                "baseline": ("others",),
-                "average": ("sum",),
-                "regularizer": ("sequence",),
-                "normalize": (False,),
-            },
-        ),
+    rules: ClassVar = only_with(
+        "weight_baseline",
+        ("optimal",),
+        weight_level=("sequence",),
+        baseline=("others",),
+        average=("sum",),
+        regularizer=("sequence",),
+        normalize=(False,),
     )
     judged: bool = False  # whether a group's responses are those of judged pairs alone
 
@@ -215,8 +210,8 @@ class BaselineShift(Ingredient):
 
     options: ClassVar = {"baseline_shift": (Shift, 0.0)}
     rules: ClassVar = (
-        ("average", ("token",), {"baseline_shift": (0.0,)}),
-        ("scale", ("loss",), {"baseline_shift": (0.0,)}),
+        *only_with("average", ("token",), baseline_shift=(0.0,)),
+        *only_with("scale", ("loss",), baseline_shift=(0.0,)),
     )
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:

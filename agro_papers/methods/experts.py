@@ -13,7 +13,17 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import centered, standardized
-from agro.objectives.core import Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.core import (
+    Objective,
+    Options,
+    Rule,
+    Streams,
+    Terms,
+    always,
+    ascending,
+    coupling,
+    only_with,
+)
 from agro.objectives.ingredients import Ratio
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
@@ -329,18 +339,6 @@ def _otr_needs(options: Options) -> set[Need]:
     return {changed(need, **drawn) for need in (PROPOSAL, PROPOSAL_MEAN)}
 
 
-def _otr_excludes(options: Options) -> str:
-    if options["draws"] == int(options["draws"]):
-        return ""
-    return f"draws = {options['draws']} isn't a whole number"
-
-
-def _band_excludes(options: Options) -> str:
-    if options["low"] <= options["high"]:
-        return ""
-    return f"low = {options['low']} is above high = {options['high']}; swap them"
-
-
 RATIO_MAX = ("ratio_max",)
 _text = partial(Objective, ingredients=())
 ENTRIES: dict[str, Objective] = {
@@ -368,8 +366,10 @@ ENTRIES: dict[str, Objective] = {
         otr,
         "OTR, arXiv 2509.26313",
         _otr_needs,
-        rules=(("draws", (0,), {"seed": (0,)}),),  # without draws it is their expectation
-        excludes=_otr_excludes,
+        rules=(
+            Rule(("draws",), "to be a whole number", lambda draws: draws == int(draws)),
+            *only_with("draws", (0,), seed=(0,)),  # without draws it is their expectation
+        ),
         metrics=("weight_mean",),
     ),
     "middle_band": _text(
@@ -377,7 +377,7 @@ ENTRIES: dict[str, Objective] = {
         "BFS-Prover-V2, arXiv 2509.06493",
         always(),
         coupling("step"),
-        excludes=_band_excludes,
+        rules=(ascending("low", "high"),),
         metrics=("kept_share",),
     ),
 }

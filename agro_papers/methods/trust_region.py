@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.advantage import centered, standardized
-from agro.objectives.core import SINGLETONS, Objective, Options, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Rule, Streams, Terms, always, coupling
 from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
 from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD
@@ -314,23 +314,20 @@ def _k3(d: Tensor) -> Tensor:
     return (-d).exp() - 1 + d
 
 
-def _bapo_conflict(options: Options) -> str:
-    for name in ("low", "high"):
-        start, maximum, step = options[name]
-        if start > maximum or step <= 0:
-            return (
-                f"{name}: expected start, maximum and step, the start up to the maximum and the step above 0"
-            )
-    if options["low"][1] > options["high"][0]:
-        return f"the lower bound may go to {options['low'][1]:g}, above the upper one, {options['high'][0]:g}"
-    return ""
+def _rising(name: str) -> Rule:
+    needs = "start, maximum and step, the start up to the maximum and the step above 0"
+    return Rule((name,), needs, lambda bound: bound[0] <= bound[1] and bound[2] > 0)
 
 
 MASKED = ("clipped_share", "ratio_max")
 _of_behavior = always(REWARD, GROUPS, BEHAVIOR_LOGP)
 _entry = partial(Objective, ingredients=(WEIGHT, IMITATION, SINGLETONS))
 _with_kl = partial(Objective, ingredients=(WEIGHT, KL_TERM, IMITATION, SINGLETONS))
-_bapo = partial(_entry, couples=coupling("step"), excludes=_bapo_conflict, metrics=MASKED)
+_bounds = (
+    *(_rising("low"), _rising("high")),
+    Rule(("low", "high"), "high to start at its maximum or above", lambda low, high: low[1] <= high[0]),
+)
+_bapo = partial(_entry, couples=coupling("step"), rules=_bounds, metrics=MASKED)
 ENTRIES: dict[str, Objective] = {
     "deepseek_v32": _with_kl(
         deepseek_v32,

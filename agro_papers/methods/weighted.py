@@ -12,7 +12,7 @@ import torch
 
 from agro.objectives import advantage as advantages
 from agro.objectives.advantage import Advantage
-from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling, only_with
 from agro.objectives.ingredients import IMITATION, Ratio, log_ratio
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD
@@ -364,7 +364,7 @@ ENTRIES: dict[str, Objective] = {
         opmd,
         "OPMD, arXiv 2509.24203",
         _of_groups,
-        rules=(("form", ("pairwise",), {"baseline": ("mean",)}),),
+        rules=only_with("form", ("pairwise",), baseline=("mean",)),
     ),
     "token_quadratic": _entry(token_quadratic, "the loss dro of tinker and verl", _of_groups),
     "mdpo": _entry(mdpo, "MDPO, arXiv 2005.09814", _of_groups, metrics=("ratio_max",)),

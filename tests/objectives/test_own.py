@@ -66,6 +66,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from agro.objectives import Gradient, Ingredient
+from agro.objectives.core import Rule
 from agro.objectives.needs import REF_LOGP
 from agro.objectives.options import Option
 
@@ -73,13 +74,11 @@ from agro.objectives.options import Option
 class PullToReference(Ingredient):
     """share · ½ Σ (log π − log π_ref)² over all tokens."""
 
+    rules = (Rule(("share",), "to be at most 1", lambda share: share <= 1),)
     options = {"share": (Annotated[float, Option("of the squares", "loss per squared nat", ge=0)], 0.0)}
 
     def needs(self, options):
         return {REF_LOGP} if options["share"] else set()
-
-    def conflict(self, options):
-        return "share is above 1; lower it" if options["share"] > 1 else ""
 
     def apply(self, options, logp_BT, batch, gradient):
         if not options["share"]:
@@ -203,7 +202,7 @@ def test_an_ingredient_of_ones_own_has_its_option_its_need_and_its_part_of_the_g
     assert out.grad - plain.grad == pytest.approx(np.array(off))
     assert out.loss - plain.loss == pytest.approx(sum(x**2 for row in off for x in row))  # ½ · ½ d²
     assert of(f"{file}:pulled").loss == plain.loss
-    with pytest.raises(Refused, match="share is above 1; lower it"):
+    with pytest.raises(Refused, match=r"pulled: share = 2\.0 needs to be at most 1; change share$"):
         of(f"{file}:pulled", share=2.0)
     with pytest.raises(Refused, match="unknown option singletons"):
         of(f"{file}:pulled", singletons="drop")

@@ -261,6 +261,7 @@ def test_an_unknown_objective(act: Any) -> None:
 
 
 BETA: dict[str, Any] = {"beta": 0.1}
+WEIGHED: dict[str, Any] = {"weight": "behavior"}
 
 
 @pytest.mark.parametrize(
@@ -312,9 +313,33 @@ BETA: dict[str, Any] = {"beta": 0.1}
             ('weight = "none" needs weight_level = "sequence", got "token"',),
         ),
         ("grpo", {"weight_rule": "mask"}, ('weight = "none" needs weight_rule = "truncate", got "mask"',)),
-        ("bapo", {"low": (0.9, 0.6, 0.1)}, ("low: expected start, maximum and step",)),
-        ("bapo", {"high": (1.2, 3.0, 0.0)}, ("high: expected start, maximum and step",)),
-        ("bapo", {"low": (0.6, 1.5, 0.1)}, ("lower bound may go to 1.5, above the upper one, 1.2",)),
+        (
+            "grpo",
+            WEIGHED | {"weight_min": 2.0},
+            ("weight_min = 2.0 needs weight_max of that or more, got 1.0",),
+        ),
+        (
+            "middle_band",
+            {"low": 0.8, "high": 0.2},
+            ("low = 0.8 needs high of that or more, got 0.2; change low or",),
+        ),
+        ("otr", {"draws": 1.5}, ("otr: draws = 1.5 needs to be a whole number; change draws",)),
+        ("otr", {"seed": 3.0}, ("draws = 0.0 needs seed = 0, got 3.0; change draws or seed",)),
+        (
+            "bapo",
+            {"low": (0.9, 0.6, 0.1)},
+            ("low = [0.9, 0.6, 0.1] needs start, maximum and step, the start up",),
+        ),
+        (
+            "bapo",
+            {"high": (1.2, 3.0, 0.0)},
+            ("high = [1.2, 3.0, 0.0] needs start, maximum and step, the start up",),
+        ),
+        (
+            "bapo",
+            {"low": (0.6, 1.5, 0.1)},
+            ("low = [0.6, 1.5, 0.1] needs high to start at its maximum", "got [1.2,"),
+        ),
     ],
     ids=str,
 )

@@ -26,6 +26,7 @@ from agro.objectives.core import (
     always,
     couples_baseline,
     couples_regularized_reward,
+    only_with,
     to_reference,
 )
 from agro.objectives.ingredients import BASELINE_SHIFT, IMITATION, WEIGHT, WEIGHT_BASELINE, squared_norm
@@ -466,12 +467,12 @@ ENTRIES: dict[str, Objective] = {
             couples_baseline(options) if options["regularizer"] in ("sequence", "reference") else "row"
         ),
         # The other estimates are of sums, for samples of one policy, with the mean of the others.
-        rules=(
-            (
-                "regularizer",
-                ("triangular", "local", "reference"),
-                {"baseline": ("others",), "weight": ("none",), "average": ("sum",)},
-            ),
+        rules=only_with(
+            "regularizer",
+            ("triangular", "local", "reference"),
+            baseline=("others",),
+            weight=("none",),
+            average=("sum",),
         ),
         anchor=to_reference,
         ingredients=(WEIGHT_BASELINE, BASELINE_SHIFT, WEIGHT, IMITATION, SINGLETONS),
@@ -483,7 +484,7 @@ ENTRIES: dict[str, Objective] = {
         lambda options: {REWARD, FRESH} | _token_level(options, "squared"),
         couples_regularized_reward,
         # The others drop what has zero mean; weighed by the response itself it hasn't.
-        rules=(("likelihood_ratio", ("adaptive",), {"squared": ("sequence",)}),),
+        rules=only_with("likelihood_ratio", ("adaptive",), squared=("sequence",)),
         anchor=to_reference,
         warnings=MethodWarnings(options_warning, rewards_warning, metrics_warning),
         ingredients=(IMITATION, SINGLETONS),
@@ -504,7 +505,7 @@ ENTRIES: dict[str, Objective] = {
         always(REWARD),
         lambda options: "group" if options["baseline"] == "mean" else "row",
         # The other scales divide by n − 1.
-        rules=(("baseline", ("stored",), {"scale": ("square", "trajectory")}),),
+        rules=only_with("baseline", ("stored",), scale=("square", "trajectory")),
         anchor=lambda options: ANCHORS[options.get("anchor", "reference")],
         ingredients=(WEIGHT, IMITATION, SINGLETONS),
         metrics=("consistency",),

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling
+from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling, only_with
 from agro.objectives.ingredients import IMITATION, IMITATION_OF_WINNERS, WEIGHT, WEIGHT_BASELINE_OF_PAIRS
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -315,7 +315,7 @@ ENTRIES: dict[str, Objective] = {
         # By rewards it doesn't matter who won.
         lambda options: {PAIRS_AND_TIES, REWARD} if options["gap"] == "reward" else set(),
         coupling("group"),
-        rules=(("gap", ("reward",), {"votes": ("ignore",)}),),  # which estimate the gap that rewards give
+        rules=only_with("gap", ("reward",), votes=("ignore",)),  # which estimate the gap that rewards give
         ingredients=(WEIGHT_BASELINE_OF_PAIRS, WEIGHT, IMITATION_OF_WINNERS, SINGLETONS),
         metrics=RANKED,
     ),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from agro.objectives.core import Objective, Options, Streams, Terms, always
+from agro.objectives.core import Objective, Options, Streams, Terms, always, only_with
 from agro.objectives.ingredients import WEIGHT, log_ratio
 from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, REF_LOGP, Need
 from agro.objectives.options import Option
@@ -99,7 +99,7 @@ ENTRIES: dict[str, Objective] = {
         _distill_needs,
         ingredients=(),
         # Over the vocabulary it is the exact KL(π ‖ teacher), without ratios.
-        rules=(("over", ("vocabulary",), {"divergence": ("reverse",), "ratio": ("behavior",)}),),
+        rules=only_with("over", ("vocabulary",), divergence=("reverse",), ratio=("behavior",)),
         metrics=("ratio_max",),
     ),
     "sft": Objective(
