@@ -73,7 +73,7 @@ def against_length_weighted(groups: Groups) -> Tensor:
 def normalized_in_step(groups: Groups, v_N: Tensor) -> Tensor:
     """[N] v minus its mean over all tokens of the step, over their standard deviation, 1e-4 or more
     (REINFORCE++, arXiv 2501.03262; of r − r̄ REINFORCE++-baseline)."""
-    v_BT = v_N[groups.batch.response][:, None].expand(groups.batch.mask.shape)
+    v_BT = groups.at_tokens(v_N)
     mean = token_mean(groups.batch, v_BT)
     variance = token_mean(groups.batch, (v_BT - mean).square())
     off_N = torch.where(v_N.max() == v_N.min(), 0.0, v_N - mean)
@@ -100,10 +100,8 @@ def normalized_by_part(groups: Groups) -> Tensor:
     Each part is standardized in the group by itself, so that one of large values doesn't hide the others, and
     two responses with equal sums of different parts differ.
     """
-    extra, rows = groups.batch.extra, groups.first_row
-    parts_NK, weights_NK = extra["reward_parts"].double()[rows], extra["part_weights"].double()[rows]
-    columns = [standardize(part_N, groups.group) for part_N in parts_NK.unbind(1)]
-    return normalized_in_step(groups, (weights_NK * torch.stack(columns, 1)).sum(1))
+    columns = [standardize(part_N, groups.group) for part_N in groups.extra("reward_parts").unbind(1)]
+    return normalized_in_step(groups, (groups.extra("part_weights") * torch.stack(columns, 1)).sum(1))
 
 
 def after_drops(groups: Groups) -> Tensor:

@@ -51,34 +51,45 @@ import torch
 
 from agro.errors import Refused
 from agro.objectives.core import Gradient, Ingredient, Options, ascending, masked, only_with
-from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, Need
+from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, ColumnNeed, Need
 from agro.objectives.options import Beta, Option, needed_by
 from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
+# The policies that π is compared with.
+ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
+ANCHOR_NEEDS = {name: (need,) for name, need in ANCHORS.items()}
 Ratio = Annotated[
     Literal["behavior", "old"],
     Option(
         "the ratio's denominator: recorded log-probs, or the trainer's when the batch was drawn",
-        needs={"behavior": (BEHAVIOR_LOGP,), "old": (OLD_LOGP,)},
+        needs=ANCHOR_NEEDS,
     ),
 ]
 
 
-def log_ratio(streams: Mapping[str, Tensor], batch: Batch, ratio: str) -> Tensor:
-    """[B,T] log π − log μ of each token, 0 outside the mask."""
-    anchor_BT = batch.behavior_logp if ratio == "behavior" else batch.old_logp
+def anchor_logp(batch: Batch, anchor: str) -> Tensor:
+    """[B,T] log-probs of one of `ANCHORS`."""
+    anchor_BT = ANCHORS[anchor].of(batch)
     assert anchor_BT is not None
-    return torch.where(batch.mask, streams["logp"] - anchor_BT, 0.0)
+    return anchor_BT
+
+
+def log_ratio(streams: Mapping[str, Tensor], batch: Batch, anchor: str) -> Tensor:
+    """[B,T] log π minus the anchor's log-prob of each token, 0 outside the mask."""
+    return torch.where(batch.mask, streams["logp"] - anchor_logp(batch, anchor), 0.0)
+
+
+def k3(d: Tensor) -> Tensor:
+    """exp(−d) − 1 + d."""
+    return (-d).exp() - 1 + d
 
 
 def of_level(groups: Groups, log_ratio_BT: Tensor, level: str) -> Tensor:
     """[B,T] the same for "token"; for "sequence" and "mean" that of the token's response."""
     if level == "token":
         return log_ratio_BT
-    average = "sum" if level == "sequence" else "token"
-    response_N = groups.over_tokens(log_ratio_BT, average)[groups.batch.response]
-    return response_N[:, None].expand_as(log_ratio_BT)
+    return groups.at_tokens(groups.over_tokens(log_ratio_BT, "sum" if level == "sequence" else "token"))
 
 
 Kind = Annotated[
@@ -235,7 +246,10 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
     if options["weight"] == "none":
         return torch.ones_like(logp_BT)
     level, minimum, maximum = options["weight_level"], options["weight_min"], options["weight_max"]
-    ratio_BT = torch.where(batch.mask, _log_ratio(options["weight"], logp_BT.detach(), batch), 0.0)
+    now_BT, anchor = logp_BT.detach(), options["weight"]
+    if anchor == "mismatch":
+        now_BT, anchor = anchor_logp(batch, "old").double(), "behavior"
+    ratio_BT = log_ratio({"logp": now_BT}, batch, anchor)
     groups = Groups.of(batch)
     log_BT = float(options["weight_power"]) * of_level(groups, ratio_BT, level)
     if options["weight_normalize"] == "group":
@@ -251,17 +265,6 @@ def weights(options: Options, logp_BT: Tensor, batch: Batch) -> Tensor:
 def squared_norm(groups: Groups, logp_BT: Tensor) -> Tensor:
     """[N] Σ_t (1 − π_t)², which stands for that of a response's ∇log π."""
     return groups.sum_tokens((1.0 - logp_BT.exp()).square())
-
-
-def _log_ratio(weight: str, logp_BT: Tensor, batch: Batch) -> Tensor:
-    if weight == "reference":
-        assert batch.ref_logp is not None
-        return logp_BT - batch.ref_logp
-    assert batch.behavior_logp is not None
-    if weight == "behavior":
-        return logp_BT - batch.behavior_logp
-    assert batch.old_logp is not None
-    return batch.old_logp.double() - batch.behavior_logp
 
 
 Estimate = Annotated[Literal["k3", "k2"], Option("the estimate of a token's KL to the reference")]
@@ -300,13 +303,13 @@ def kl_term(options: Options, logp_BT: Tensor, batch: Batch) -> tuple[Tensor, Te
 
     The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
     """
-    assert batch.ref_logp is not None
-    d_BT = torch.where(batch.mask, logp_BT.detach() - batch.ref_logp, 0.0)
+    now = {"logp": logp_BT.detach()}
+    d_BT = log_ratio(now, batch, "reference")
     kl_BT, slope_BT = d_BT.square() / 2, d_BT
     if options["kl"] == "k3":
-        kl_BT, slope_BT = (-d_BT).exp() - 1 + d_BT, -(-d_BT).expm1()
+        kl_BT, slope_BT = k3(d_BT), -(-d_BT).expm1()
     if options["unbiased_kl"]:
-        w_BT = log_ratio({"logp": logp_BT.detach()}, batch, _with_ratio(options)["ratio"]).exp()
+        w_BT = log_ratio(now, batch, _with_ratio(options)["ratio"]).exp()
         kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
     groups, average = Groups.of(batch), options.get("average", "response")
     beta = float(options["beta"])

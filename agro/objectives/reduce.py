@@ -50,6 +50,10 @@ class Groups:
         """[N] float64; computed on first use, since not every objective needs rewards."""
         return _response_values(self.batch, "reward", self.batch.reward.double(), self.first_row)
 
+    def extra(self, name: str) -> Tensor:
+        """[N] or [N,K] an `extra` of the batch, in float64: that of each response's first row."""
+        return self.batch.extra[name].double()[self.first_row]
+
     @cached_property
     def by_expert(self) -> Tensor:
         """[N] whether each response is of role "expert"."""

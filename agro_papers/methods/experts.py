@@ -24,7 +24,7 @@ from agro.objectives.core import (
     coupling,
     only_with,
 )
-from agro.objectives.ingredients import Ratio
+from agro.objectives.ingredients import ANCHORS, Ratio, k3, log_ratio
 from agro.objectives.methods.clipped import Clip, DualClip, clipped_gain, floored_gain
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
@@ -52,7 +52,7 @@ def policy_advantage(groups: Groups) -> Tensor:
 
 def policy_log_ratio(streams: Streams, batch: Batch, ratio: str, policy_BT: Tensor) -> Tensor:
     """[B,T] log π − log μ of own tokens, 0 elsewhere."""
-    anchor_BT = (OLD_LOGP if ratio == "old" else BEHAVIOR_LOGP).of(batch)
+    anchor_BT = ANCHORS[ratio].of(batch)
     if anchor_BT is None:  # no row is the policy's own
         return torch.zeros_like(streams["logp"])
     return torch.where(policy_BT, streams["logp"] - anchor_BT, 0.0)
@@ -240,9 +240,7 @@ def tempsamp_r1(
     once_BT = 1 + logp_BT - logp_BT.detach()
     loss_BT = -torch.where(expert_BT, once_BT * advantage_BT, policy_gain(w_BT, advantage_BT, clip))
     if beta > 0:
-        assert batch.ref_logp is not None
-        d_BT = batch.ref_logp - logp_BT
-        loss_BT = loss_BT + beta * (d_BT.exp() - d_BT - 1)
+        loss_BT = loss_BT + beta * k3(log_ratio(streams, batch, "reference"))
     loss = groups.average_responses(groups.mean_tokens(loss_BT))
     return Terms(loss, metrics={"ratio_max": w_BT.max()})
 

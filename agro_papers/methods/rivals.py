@@ -128,7 +128,7 @@ def _kinds(groups: Groups, equivalent: str, threshold: float) -> Tensor:
     """[N] the number of the responses to one prompt that are equivalent."""
     key_N = (groups.reward > threshold).double()
     if equivalent == "meaning":
-        key_N = groups.batch.extra["meaning"].double()[groups.first_row]
+        key_N = groups.extra("meaning")
     kinds: Tensor = torch.stack([groups.group.double(), key_N], 1).unique(dim=0, return_inverse=True)[1]
     return kinds
 

@@ -21,7 +21,7 @@ import torch
 
 from agro.objectives.advantage import centered, standardized
 from agro.objectives.core import SINGLETONS, Objective, Rule, Streams, Terms, always, coupling
-from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, log_ratio
+from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, anchor_logp, k3, log_ratio
 from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Average, Beta, Option
@@ -140,11 +140,10 @@ def dppo(
     tokens of the step as in prime-rl and verl. prime-rl's default adds the squares of `kimi_k25`.
     """
     groups = Groups.of(batch)
-    assert batch.behavior_logp is not None
     advantage_BT = groups.at_tokens(centered(groups))
     e_BT = log_ratio(streams, batch, "behavior")
     w_BT = e_BT.exp()
-    mu_BT = torch.where(batch.mask, batch.behavior_logp, 0.0)
+    mu_BT = torch.where(batch.mask, anchor_logp(batch, "behavior"), 0.0)
     moved_BT = _divergence(streams["logp"].detach(), mu_BT, divergence)
     masked_BT = (advantage_BT * e_BT.detach() > 0) & (moved_BT > limit)
     loss = average_tokens(groups, torch.where(masked_BT, 0.0, -w_BT * advantage_BT), average)
@@ -178,9 +177,8 @@ def remix(
     gain_BT = torch.minimum(w_BT * advantage_BT, near_BT * advantage_BT)
     loss_BT = -gain_BT
     if beta > 0:
-        assert batch.ref_logp is not None
-        d_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0)
-        loss_BT = loss_BT + beta * (base_share * _k3(d_BT) + (1 - base_share) * _k3(u_BT))
+        d_BT = log_ratio(streams, batch, "reference")
+        loss_BT = loss_BT + beta * (base_share * k3(d_BT) + (1 - base_share) * k3(u_BT))
     return limited(token_mean(batch, loss_BT), batch, w_BT * advantage_BT > gain_BT, w_BT)
 
 
@@ -200,8 +198,7 @@ def props(
     trained again before each collection. The authors' λ KL(π ‖ φ) is 0 by default, and isn't here; they stop
     at a limit of the KL, as evaluate.target_kl does.
     """
-    assert batch.ref_logp is not None
-    w_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).exp()
+    w_BT = log_ratio(streams, batch, "reference").exp()
     return limited(token_mean(batch, w_BT.clamp(min=1 - clip)), batch, w_BT < 1 - clip, w_BT)
 
 
@@ -226,11 +223,10 @@ def bapo(
     c_low. A as in `grpo`; the mean over all tokens of the step. The authors' notes give the target as 0.4 and
     as 0.5.
     """
-    assert batch.behavior_logp is not None
     groups = Groups.of(batch)
     advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
-    probability_BT = torch.where(batch.mask, batch.behavior_logp, 0.0).exp()
+    probability_BT = torch.where(batch.mask, anchor_logp(batch, "behavior"), 0.0).exp()
     size_BT = _weight(batch) * probability_BT * advantage_BT
     c_low, c_high = searched_bounds(w_BT, size_BT, target / (1 - target), low, high, criterion, first="high")
     gain_BT = clipped_gain(w_BT, advantage_BT, c_low, c_high)
@@ -308,10 +304,6 @@ def _divergence(logp_BT: Tensor, mu_BT: Tensor, divergence: str) -> Tensor:
         return (p - q).abs()
     other_p, other_q = -mu_BT.expm1(), -logp_BT.expm1()
     return p * (mu_BT - logp_BT) + torch.xlogy(other_p, other_p) - torch.xlogy(other_p, other_q)
-
-
-def _k3(d: Tensor) -> Tensor:
-    return (-d).exp() - 1 + d
 
 
 def _rising(name: str) -> Rule:

@@ -48,8 +48,7 @@ def tbrm(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     """
     refuse_several_rows(batch, "objective tbrm", "dro or agro")
     groups = Groups.of(batch)
-    assert batch.ref_logp is not None
-    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
+    rho_N = groups.sum_tokens(log_ratio(streams, batch, "reference"))
     start_B = streams["normalizer"].gather(1, batch.mask.int().argmax(1, keepdim=True))[:, 0]
     value_N = beta * start_B[groups.first_row]
     off_N = groups.reward - beta * rho_N - value_N
@@ -87,7 +86,7 @@ def prefix_consistency(
     dense_BT = (
         torch.zeros_like(streams["logp"]) if token_reward is None else token_reward.double().nan_to_num()
     )
-    penalty_BT = masked(batch, regularizer(streams["logp"], batch, beta))
+    penalty_BT = masked(batch, regularizer(streams, batch, beta))
     total_B = batch.reward.double() - penalty_BT.sum(1)  # C after the last token, where the value is 0
     prefix_BT = (dense_BT - penalty_BT).cumsum(1) - (dense_BT - penalty_BT)
     C_BT = torch.where(mask_BT, prefix_BT + streams["prefix_value"], 0.0)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from agro.errors import Refused
+from agro.objectives.advantage import against_others
 from agro.objectives.core import (
     SINGLETONS,
     MethodWarnings,
@@ -29,14 +30,22 @@ from agro.objectives.core import (
     only_with,
     to_reference,
 )
-from agro.objectives.ingredients import BASELINE_SHIFT, IMITATION, WEIGHT, WEIGHT_BASELINE, squared_norm
+from agro.objectives.ingredients import (
+    ANCHOR_NEEDS,
+    ANCHORS,
+    BASELINE_SHIFT,
+    IMITATION,
+    WEIGHT,
+    WEIGHT_BASELINE,
+    log_ratio,
+    squared_norm,
+)
 from agro.objectives.needs import (
     BEHAVIOR_LOGP,
     FRESH,
     GROUPS,
     KL,
     OF_REFERENCE,
-    OLD_LOGP,
     REF_LOGP,
     REF_MEAN,
     REF_SQUARE,
@@ -45,7 +54,6 @@ from agro.objectives.needs import (
     STORED_VALUE,
     TRIPLES,
     VALUE,
-    ColumnNeed,
     Need,
 )
 from agro.objectives.options import NATS, Baseline, Beta, BetaAbove0, Option, Scale
@@ -121,15 +129,14 @@ def regularized_reward(
     """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean; r_i at β = 0."""
     if beta == 0:
         return groups.reward
-    assert batch.ref_logp is not None
-    return groups.reward - beta * groups.over_tokens(streams["logp"] - batch.ref_logp, average)
+    return groups.reward - beta * groups.over_tokens(log_ratio(streams, batch, "reference"), average)
 
 
 def less_baseline(groups: Groups, logp_BT: Tensor, R_N: Tensor, baseline: str) -> Tensor:
     """[N] R_i without its baseline: the mean of the others of its group, the prompt's stored value, or the
     mean of nearly least variance of the step's other groups, a constant."""
     if baseline == "stored":
-        return R_N - groups.batch.extra["stored_value"].double()[groups.first_row]
+        return R_N - groups.extra("stored_value")
     if baseline == "others":
         return R_N - groups.mean_others(R_N)
     if len(groups.n) < 2:
@@ -195,8 +202,7 @@ def agro(
     factor = beta if scale == "loss" else 1.0
     surrogate = None
     if regularizer != "sequence" and beta != 0:
-        r_N = groups.reward
-        gain_N = -(r_N - groups.mean_others(r_N)) * groups.sum_tokens(logp_BT)
+        gain_N = -against_others(groups) * groups.sum_tokens(logp_BT)
         regularizer_N = groups.sum_tokens(_token_regularizer(streams, groups, regularizer))
         surrogate = groups.average_responses(gain_N) + beta * groups.average_responses(regularizer_N)
         surrogate = surrogate * factor
@@ -215,8 +221,7 @@ def _token_regularizer(streams: Streams, groups: Groups, regularizer: str) -> Te
     if regularizer == "local":
         kl_BT = streams["kl"]
         return kl_BT + (_from_here_on(kl_BT) - kl_BT).detach() * streams["logp"]
-    assert batch.ref_logp is not None
-    ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
+    ratio_BT = log_ratio(streams, batch, "reference").detach()
     if regularizer == "triangular":
         return _from_here_on(ratio_BT) * streams["logp"]
     mean_BT, before_BT = streams["ref_mean"], ratio_BT.cumsum(1) - ratio_BT
@@ -314,8 +319,7 @@ def _square_correction(streams: Streams, batch: Batch, squared: str) -> Tensor:
     the ρ_s after t may be KL_s.
     """
     refuse_several_rows(batch, f'objective agro_onpolicy: squared = "{squared}"', '"sequence"')
-    assert batch.ref_logp is not None
-    ratio_BT = torch.where(batch.mask, streams["logp"] - batch.ref_logp, 0.0).detach()
+    ratio_BT = log_ratio(streams, batch, "reference").detach()
     later_BT = _from_here_on(ratio_BT)
     prefix_BT = later_BT[:, :1] - later_BT
     less_BT = -prefix_BT.square()
@@ -335,19 +339,17 @@ def dro(streams: Streams, batch: Batch, *, beta: Beta) -> Terms:
     one, whatever its size.
     """
     groups = Groups.of(batch)
-    ratio_N = groups.sum_tokens(regularizer(streams["logp"], batch, beta))
+    ratio_N = groups.sum_tokens(regularizer(streams, batch, beta))
     value_N = groups.mean_rows(streams["value"])
     off_N = groups.reward - ratio_N - value_N
     loss = groups.average_responses(0.5 * off_N.square())
     return Terms(loss, metrics={"value_loss": loss, "value_mean": groups.average_responses(value_N)})
 
 
-def regularizer(logp_BT: Tensor, batch: Batch, beta: float) -> Tensor:
+def regularizer(streams: Streams, batch: Batch, beta: float) -> Tensor:
     """[B,T] β (log π − log π_ref), whose derivative in log π is 1 and not β."""
-    value_BT = torch.zeros_like(logp_BT)
-    if beta != 0:
-        assert batch.ref_logp is not None
-        value_BT = beta * (logp_BT - batch.ref_logp)
+    logp_BT = streams["logp"]
+    value_BT = beta * log_ratio(streams, batch, "reference") if beta else torch.zeros_like(logp_BT)
     return value_BT.detach() + (logp_BT - logp_BT.detach())
 
 
@@ -364,9 +366,6 @@ def _token_level(options: Options, key: str) -> set[Need]:
     return estimates[options[key]]
 
 
-ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
-
-
 def squared_consistency(
     streams: Streams,
     batch: Batch,
@@ -377,7 +376,7 @@ def squared_consistency(
         Option(
             "the policy that β regularizes to: the reference, the recorded behavior, or the trainer's own "
             "when the batch was drawn",
-            needs={name: (need,) for name, need in ANCHORS.items()},
+            needs=ANCHOR_NEEDS,
         ),
     ] = "reference",
     baseline: Annotated[
@@ -409,9 +408,7 @@ def squared_consistency(
     AGRO itself: reference, mean, half_variance. Its presets: gvpo, vargrad, copg, rebel, kimi, oapl, apo.
     """
     groups = Groups.of(batch)
-    anchor_BT = ANCHORS[anchor].of(batch)
-    assert anchor_BT is not None
-    u_N = groups.reward - beta * groups.sum_tokens(streams["logp"] - anchor_BT)
+    u_N = groups.reward - beta * groups.sum_tokens(log_ratio(streams, batch, anchor))
     off_N = u_N - _baseline(groups, u_N, baseline, value_beta or beta)
     n_G = groups.n.to(u_N.dtype)
     factor_G = {
@@ -439,11 +436,9 @@ def qrpo(streams: Streams, batch: Batch, *, beta: BetaAbove0) -> Terms:
     isn't this number: no policy fits all residuals then.
     """
     groups = Groups.of(batch)
-    assert batch.ref_logp is not None
-    quantile_N = batch.extra["stored_quantile"].double()[groups.first_row]
     log_z = 1 / beta + math.log(beta) + math.log1p(-math.exp(-1 / beta))
-    rho_N = groups.sum_tokens(streams["logp"] - batch.ref_logp)
-    off_N = quantile_N - beta * (log_z + rho_N)
+    rho_N = groups.sum_tokens(log_ratio(streams, batch, "reference"))
+    off_N = groups.extra("stored_quantile") - beta * (log_z + rho_N)
     return Terms(groups.average_responses(off_N.square()))
 
 
@@ -455,7 +450,7 @@ def _baseline(groups: Groups, u_N: Tensor, baseline: str, value_beta: float) -> 
         return groups.mean(groups.reward)
     if baseline == "soft":
         return groups.soft_maximum(groups.reward, value_beta)
-    return groups.batch.extra["stored_value"].double()[groups.first_row]
+    return groups.extra("stored_value")
 
 
 ENTRIES: dict[str, Objective] = {

@@ -94,8 +94,7 @@ def kl_pg(streams: Streams, batch: Batch, *, beta: Annotated[float, Option(TOWAR
     complete vocabulary. Off-policy its fixed point is not the optimum.
     """
     groups = Groups.of(batch)
-    r_N = groups.reward
-    advantage_N = r_N - groups.mean_others(r_N)
+    advantage_N = advantages.against_others(groups)
     gain = groups.average_responses(-advantage_N * groups.sum_tokens(streams["logp"]))
     kl = groups.average_responses(groups.sum_tokens(streams["kl"]))
     return Terms(gain + beta * kl, metrics={"kl_sampled_prefixes": kl})

@@ -17,23 +17,19 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import SINGLETONS, Objective, Streams, Terms, always, coupling, only_with
-from agro.objectives.ingredients import IMITATION, IMITATION_OF_WINNERS, WEIGHT, WEIGHT_BASELINE_OF_PAIRS
-from agro.objectives.needs import (
-    BEHAVIOR_LOGP,
-    GROUPS,
-    PAIRS,
-    PAIRS_AND_TIES,
-    REF_LOGP,
-    REWARD,
-    ColumnNeed,
-    Need,
+from agro.objectives.ingredients import (
+    ANCHOR_NEEDS,
+    IMITATION,
+    IMITATION_OF_WINNERS,
+    WEIGHT,
+    WEIGHT_BASELINE_OF_PAIRS,
+    anchor_logp,
 )
+from agro.objectives.needs import GROUPS, PAIRS, PAIRS_AND_TIES, REF_LOGP, REWARD, Need
 from agro.objectives.options import BetaAbove0, Option, Votes
 from agro.objectives.reduce import Groups, Pairs
 from agro.types import Batch, Tensor
 
-ANCHORS: dict[str, ColumnNeed] = {"reference": REF_LOGP, "behavior": BEHAVIOR_LOGP}
-ANCHOR_NEEDS = {name: (need,) for name, need in ANCHORS.items()}
 BetaOfJudgments = Annotated[
     float,
     Option(
@@ -67,14 +63,7 @@ def log_ratio(
     """[N] ρ of each response; log π itself where the anchor is "none"."""
     if anchor == "none":
         return groups.over_tokens(streams["logp"], average)
-    return groups.over_tokens(streams["logp"] - _logp_of(batch, anchor), average)
-
-
-def _logp_of(batch: Batch, anchor: str) -> Tensor:
-    """[B,T]"""
-    anchor_BT = ANCHORS[anchor].of(batch)
-    assert anchor_BT is not None
-    return anchor_BT
+    return groups.over_tokens(streams["logp"] - anchor_logp(batch, anchor), average)
 
 
 def mean_of_won(pairs: Pairs, v_P: Tensor) -> Tensor:
@@ -100,7 +89,7 @@ def ranked(
     by_name = {
         "ranked_share": groups.sum_tokens(logp_BT),
         "ranked_share_per_token": groups.mean_tokens(logp_BT),
-        "ranked_share_anchor": groups.sum_tokens(_logp_of(batch, anchor)),
+        "ranked_share_anchor": groups.sum_tokens(anchor_logp(batch, anchor)),
     }
     shares = {name: mean_of_won(pairs, pairs.gap(v_N) >= 0) for name, v_N in by_name.items()}
     return ordered(pairs, margin_P) | shares
@@ -191,7 +180,7 @@ def dpo(
         loss_P = loss_P - winner * torch.where(pairs.tie, 0.0, praise_P)
     metrics = ranked(streams, batch, pairs, margin_P, anchor)
     # Under the loss's own optimum β h = logit p; 1 for judgments that are certain.
-    gap_P = pairs.gap(pairs.groups.sum_tokens(_logp_of(batch, anchor)))
+    gap_P = pairs.gap(pairs.groups.sum_tokens(anchor_logp(batch, anchor)))
     logit_P = torch.as_tensor(p, dtype=torch.float64, device=gap_P.device).logit()
     metrics["ranked_share_ideal"] = mean_of_won(pairs, gap_P + logit_P / beta >= 0)
     return Terms(pairs.average(loss_P), metrics=metrics)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import torch
 
 from agro.objectives.core import Objective, Options, Streams, Terms, always, only_with
-from agro.objectives.ingredients import WEIGHT, log_ratio
-from agro.objectives.needs import BEHAVIOR_LOGP, KL, OLD_LOGP, REF_LOGP, Need
+from agro.objectives.ingredients import ANCHOR_NEEDS, WEIGHT, log_ratio
+from agro.objectives.needs import KL, REF_LOGP, Need
 from agro.objectives.options import Option
 from agro.objectives.reduce import token_mean
 from agro.types import Batch, Tensor
@@ -19,9 +19,6 @@ from agro.types import Batch, Tensor
 def sft(streams: Streams, batch: Batch) -> Terms:
     """−log π(y_t), mean over all tokens of the step."""
     return Terms(token_mean(batch, -streams["logp"]))
-
-
-ANCHORS = {"behavior": BEHAVIOR_LOGP, "old": OLD_LOGP}
 
 
 def distill(
@@ -59,9 +56,8 @@ def distill(
     """
     if over == "vocabulary":
         return Terms(token_mean(batch, streams["kl"]))
-    assert batch.ref_logp is not None
     logp_BT = streams["logp"]
-    log_u_BT = torch.where(batch.mask, batch.ref_logp - logp_BT.detach(), 0.0)
+    log_u_BT = -log_ratio(streams, batch, "reference").detach()
     value_BT, slope_BT = _divergence(log_u_BT, divergence)
     w_BT = torch.ones_like(logp_BT)
     if ratio != "none":
@@ -88,8 +84,7 @@ def _divergence(log_u: Tensor, divergence: str | float) -> tuple[Tensor, Tensor]
 def _distill_needs(options: Options) -> set[Need]:
     if options.get("over") == "vocabulary":
         return {KL}
-    anchor = ANCHORS.get(options["ratio"])
-    return {REF_LOGP} if anchor is None else {REF_LOGP, anchor}
+    return {REF_LOGP, *ANCHOR_NEEDS.get(options["ratio"], ())}
 
 
 ENTRIES: dict[str, Objective] = {
