@@ -63,9 +63,12 @@ class Pool:
     @classmethod
     def of(cls, policy: Policy, samples: Sequence[Sample], layer: int, numbers: Mapping[str, int]) -> Pool:
         """Of encoded samples; `numbers`: of the prompts, by id."""
+        means = []  # at the tokens that the policy chose
+        for sample, states in zip(samples, hidden_states(policy, samples, layer), strict=True):
+            assert sample.action is not None
+            means.append(states[torch.tensor(sample.action, device=states.device)].mean(0))
         prompts = [numbers[sample.prompt_id] for sample in samples]
-        states = mean_states(policy, samples, layer)
-        return cls(states, torch.tensor(prompts, device=states.device))
+        return cls(torch.stack(means), torch.tensor(prompts, device=policy.device))
 
     def select(self, rows: Tensor) -> Pool:
         """Those of a mask [N] or of row numbers."""
@@ -147,15 +150,6 @@ def slope_penalty(network: nn.Module, points: Tensor, slope: float) -> Tensor:
     (gradient,) = torch.autograd.grad(network(inputs).sum(), inputs, create_graph=True)
     excess: Tensor = gradient.norm(dim=1) - slope
     return excess.square().mean()
-
-
-def mean_states(policy: Policy, samples: Sequence[Sample], layer: int) -> Tensor:
-    """[N,H] the mean output of a layer at the tokens that the policy chose, of each encoded sample."""
-    means = []
-    for sample, states in zip(samples, hidden_states(policy, samples, layer), strict=True):
-        assert sample.action is not None
-        means.append(states[torch.tensor(sample.action, device=states.device)].mean(0))
-    return torch.stack(means)
 
 
 HELD_OUT = 5  # of as many prompts one isn't fitted to: the discriminator is measured on it
@@ -261,8 +255,7 @@ class AdversarialSource(Monitor):
 
     def restore(self, state: Any) -> None:
         self.fitted, self.newest = state["fitted"], state["newest"]
-        tensors = from_text(state["tensors"])  # until 28 November 2026 the layers had their numbers alone
-        tensors = {f"layers.{k}" if k[0].isdigit() else k: tensor for k, tensor in tensors.items()}
+        tensors = from_text(state["tensors"])
         self.discriminator = Discriminator(len(tensors["mean"]), 0).to(self.policy.device)
         self.discriminator.load_state_dict(tensors)
         self.discriminator.requires_grad_(False)

@@ -25,7 +25,7 @@ from agro.objectives.needs import FRESH
 from agro.rollout import CollectResult, Rollout
 from agro.rollout.rollout import embedded
 from agro.store import Store
-from agro.train.around import Abilities, Context, SourceWrapper
+from agro.train.around import Context, SourceWrapper
 from agro.train.collate import collate, total_reward
 from agro.train.learner import Learner
 from agro.train.phases import Phase, derive
@@ -276,10 +276,6 @@ def answered(store: Store, ids: Sequence[int]) -> dict[str, list[Sample]]:
     return groups
 
 
-def _can(inner: Abilities, again: AgainOptions) -> Abilities:
-    return inner - {"samples_chosen_prompts", "samples_current_weights"}
-
-
 def _problems(phase: Phase, again: AgainOptions) -> Mapping[str, object]:
     data = phase.config.data
     by_store, needs = again.by == "store", f"{phase.config.objective.name} needs {FRESH.what}"
@@ -372,6 +368,6 @@ RESAMPLE = SourceWrapper(
     AskingAgainSource,
     AgainOptions,
     needs=frozenset(("shares_engine", "samples_chosen_prompts", "single_turns")),
-    can=_can,
+    can=lambda inner, again: inner - {"samples_chosen_prompts", "samples_current_weights"},
     problems=_problems,
 )

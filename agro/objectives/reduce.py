@@ -157,19 +157,23 @@ def standardize(v: Tensor, group: Tensor) -> Tensor:
     return off / (variance.sqrt()[group] + EPS)
 
 
+def token_weight(batch: Batch) -> Tensor:
+    """[B,T] how often each token counts: the weight of its row, 0 outside the mask."""
+    return torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
+
+
 def token_mean(batch: Batch, x: Tensor) -> Tensor:
     """[B,T], finite outside the mask too -> []: the mean over all tokens of the step; a weight w counts a
     row w times."""
-    w = torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
+    w = token_weight(batch)
     return (w * x).sum() / w.sum()
 
 
-def mean_over(batch: Batch, chosen_BT: Tensor, x: Tensor) -> Tensor:
-    """[B,T] -> []: the mean over the chosen tokens of the step, 0 where there are none; a weight w counts a
-    row w times."""
-    w = torch.where(chosen_BT, batch.weight.double()[:, None], 0.0)
+def mean_over(weight: Tensor, chosen: Tensor, x: Tensor) -> Tensor:
+    """[] the mean over the chosen of some tokens or responses, by their weights; 0 where there are none."""
+    w = torch.where(chosen, weight, 0.0)
     total = w.sum()
-    return torch.where(chosen_BT, w * x, 0.0).sum() / torch.where(total > 0, total, 1.0)
+    return torch.where(chosen, w * x, 0.0).sum() / torch.where(total > 0, total, 1.0)
 
 
 def quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from agro.io import plugins
-from agro.objectives.needs import NEEDS
+from agro.objectives.needs import NEEDS, Need, grouping, least_responses
 from agro.proof import formulas
 from agro.proof.formulas import CorrectionWeight, Situation, optimal_baseline
 
@@ -66,13 +66,16 @@ class Claims:
     @property
     def grouped(self) -> bool:
         """Whether a group may be too small."""
-        return bool({"groups", "pairs", "triples"} & set(self.needs))
+        return grouping(self._needs) is not None
 
     @property
     def min_responses(self) -> int:
         """The fewest responses that a group may have, without that of an expert."""
-        minimum = max({"groups": 2, "pairs": 2, "triples": 3}.get(need, 1) for need in ("", *self.needs))
-        return max(1, minimum - (self.expert in ("member", "hinted")))
+        return max(1, least_responses(self._needs) - (self.expert in ("member", "hinted")))
+
+    @property
+    def _needs(self) -> list[Need]:
+        return [need for need in NEEDS if need in self.needs]
 
 
 def of_options(

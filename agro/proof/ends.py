@@ -63,10 +63,8 @@ def put_gradient(
     want: list[str],
 ) -> None:
     """Put the gradient into the weights: the objective's own g, as in the step, in a single pass."""
-    assert batch.tokens is not None
-    assert batch.lengths is not None
     policy.zero_grad()
-    live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
+    live = policy.streams_of(batch, want, reference)
     grads = differentiate(name, get(name), live, batch, options).grads
     torch.stack([(grads[s] * masked(batch, value)).sum() for s, value in live.items()]).sum().backward()
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from agro.objectives.needs import PROPOSAL, PROPOSAL_MEAN, Stream
+from agro.types import Batch
 
 END = 0  # the token that ends a response where lengths differ
 
@@ -256,6 +257,12 @@ class Enumerable:
             streams["value"] = self.value.prefix[prompt, places]
         return streams
 
+    def streams_of(self, batch: Batch, want: Collection[str], reference: Enumerable) -> dict[str, Tensor]:
+        """`streams` of a batch."""
+        assert batch.tokens is not None
+        assert batch.lengths is not None
+        return self.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
+
     def _streams(self, want: Collection[str], reference: Enumerable | None) -> dict[str, Tensor]:
         """[X,Y,T] of the tokens of all responses; beyond their lengths, anything."""
         logp, places = self.logp_next(), self.space.places
@@ -288,6 +295,11 @@ def optimum(reference: Tensor, reward: Tensor, beta: float) -> Tensor:
     """[X,Y] log π* = log π_ref + r/β − log Z (AGRO, arXiv 2503.19612, the optimum of the regularized
     objective)."""
     return (reference + reward / beta).log_softmax(-1)
+
+
+def optimal_value(reference: Enumerable, reward: Tensor, beta: float) -> Tensor:
+    """[X] V*(x) = β log E_π_ref exp(r/β)."""
+    return beta * (reference.logp().detach() + reward / beta).logsumexp(1)
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:

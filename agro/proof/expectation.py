@@ -63,9 +63,7 @@ class DataDistribution:
 
     def probability(self) -> Tensor:
         """[X,O] current probabilities: the behavior may be the policy that is trained."""
-        p = self.behavior.logp().detach().exp()[:, self.behavior_responses]
-        if self.noise is not None:
-            p = p * self.noise
+        p = self._of_outcomes(self.behavior)
         return p if self.expert is None else torch.cat([p, self.expert.policy.logp().detach().exp()], 1)
 
     @property
@@ -75,11 +73,13 @@ class DataDistribution:
 
     def quantile(self, reference: Enumerable) -> Tensor:
         """[X,O] the probability of samples of the reference whose reward isn't above an outcome's."""
-        p = reference.logp().detach().exp()[:, self.behavior_responses]
-        if self.noise is not None:
-            p = p * self.noise
         above = self.reward[:, None, :] > self.rewards[:, :, None]
-        return 1 - (p[:, None, :] * above).sum(-1)
+        return 1 - (self._of_outcomes(reference)[:, None, :] * above).sum(-1)
+
+    def _of_outcomes(self, policy: Enumerable) -> Tensor:
+        """[X,O] probabilities of the behavior policy's outcomes under a policy."""
+        p = policy.logp().detach().exp()[:, self.behavior_responses]
+        return p if self.noise is None else p * self.noise
 
     def behavior_logp(self, prompt: Tensor, outcome: Tensor) -> Tensor:
         """[B,T] as it is recorded: NaN where an expert wrote the response, unless it is a hinted one."""

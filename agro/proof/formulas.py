@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agro.proof.enumerable import Enumerable
+from agro.proof.enumerable import Enumerable, optimal_value
 from agro.proof.expectation import PART_WEIGHTS, parts_of
 
 EPS = 1e-6  # in the denominator of GRPO's standardized advantage
@@ -60,15 +60,36 @@ class Situation:
     @property
     def e_tokens(self) -> Tensor:
         """[X,Y,T] log π/μ of each token; 0 for what is never sampled, which has no ratio."""
-        ratio_XYT = self.policy.logp_tokens() - self.behavior.logp_tokens().detach()
-        return torch.where((self.p > 0)[..., None], ratio_XYT, 0.0)
+        return self._ratio_to(self.behavior)
+
+    @property
+    def e(self) -> Tensor:
+        """[X,Y] log π(y)/μ(y)."""
+        return self.e_tokens.sum(2)
 
     @property
     def drawn_tokens(self) -> Tensor:
         """[X,Y,T] log π/π_old of each token, π_old the policy when the batch was drawn."""
-        old = self.behavior if self.old is None else self.old
-        ratio_XYT = self.policy.logp_tokens() - old.logp_tokens().detach()
+        return self._ratio_to(self.behavior if self.old is None else self.old)
+
+    def _ratio_to(self, sampler: Enumerable) -> Tensor:
+        ratio_XYT = self.policy.logp_tokens() - sampler.logp_tokens().detach()
         return torch.where((self.p > 0)[..., None], ratio_XYT, 0.0)
+
+    @property
+    def R(self) -> Tensor:
+        """[X,Y] r − βd."""
+        return self.reward - self.beta * self.d
+
+    @property
+    def first_logp(self) -> Tensor:
+        """[X,K] log π of the first response of each group."""
+        return self.policy.logp()[:, self.groups[:, 0]]
+
+    @property
+    def optimal_value(self) -> Tensor:
+        """[X,1] V* = β log E_f exp(r/β)."""
+        return optimal_value(self.reference, self.reward, self.beta)[:, None]
 
     def mean(self, v_XY: Tensor) -> Tensor:
         """[X,Y] -> []: E over prompts and the behavior policy."""
@@ -106,7 +127,7 @@ class Situation:
 
 def half_variance(s: Situation) -> Tensor:
     """E_x ½ Var_μ[R], R = r − βd (AGRO, the consistency loss with μ fixed)."""
-    return 0.5 * s.mean(s.centered(s.reward - s.beta * s.d).square())
+    return 0.5 * s.mean(s.centered(s.R).square())
 
 
 def half_variance_of_means(s: Situation) -> Tensor:
@@ -155,7 +176,7 @@ class CorrectionWeight:
 
 def half_variance_on_policy(s: Situation) -> Tensor:
     """The same with μ = π, through which the gradient flows too."""
-    p, R = s.policy.logp().exp(), s.reward - s.beta * s.d
+    p, R = s.policy.logp().exp(), s.R
     return 0.5 * (p * (R - (p * R).sum(1, keepdim=True)).square()).sum(1).mean()
 
 
@@ -167,20 +188,20 @@ def advantage(s: Situation, beta: float) -> Tensor:
 
 def half_variance_to_behavior(s: Situation) -> Tensor:
     """½ Var_μ[r − β (log π − log μ)] (GVPO)."""
-    return 0.5 * s.mean(s.centered(s.reward - s.beta * s.e_tokens.sum(2)).square())
+    return 0.5 * s.mean(s.centered(s.reward - s.beta * s.e).square())
 
 
 def baseline_for_squares(s: Situation) -> Tensor:
     """On-policy AGRO with v_i − v̄_{-i} for v_i = ½ (R_i − R̄_{-i})²: of the likelihood-ratio part ½ E_π[(R − E
     R)² ∇log π] a share of 1 − 1/(n−1)² is left, since R_i stands in the others' means too."""
-    R = (s.reward - s.beta * s.d).detach()
+    R = s.R.detach()
     likelihood_ratio = 0.5 * s.mean(s.centered(R).square() * s.policy.logp())
     return half_variance(s) + (1 - (s.n - 1) ** -2) * likelihood_ratio
 
 
 def soft_maxima(s: Situation, value_beta: float) -> Tensor:
     """E (r_1 − β log π/μ − β₁ log mean exp(r_i/β₁))², the mean over a group (OAPL)."""
-    u_XY = s.reward - s.beta * s.e_tokens.sum(2)
+    u_XY = s.reward - s.beta * s.e
     r_XKn = s.reward[:, s.groups] / value_beta
     value_XK = value_beta * (r_XKn.logsumexp(-1) - math.log(s.n))
     return s.mean_groups((u_XY[:, s.groups[:, 0]] - value_XK).square())
@@ -189,23 +210,16 @@ def soft_maxima(s: Situation, value_beta: float) -> Tensor:
 def adaptive(s: Situation) -> Tensor:
     """On-policy AGRO whose share c of the likelihood-ratio part is min(1, β/max_i (R_i − R̄_{-i})) in each
     group."""
-    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    R_XKn = s.R.detach()[:, s.groups]
     off_XKn = s.n / (s.n - 1) * (R_XKn - R_XKn.mean(-1, keepdim=True))
     c_XK = (s.beta / off_XKn.amax(-1)).abs().clamp(max=1.0)
     weight_XK = -s.beta * off_XKn[..., 0] + c_XK * off_XKn[..., 0].square() / 2
-    return s.mean_groups(weight_XK * s.policy.logp()[:, s.groups[:, 0]])
-
-
-def advantage_over_value(s: Situation) -> Tensor:
-    """−E_μ (r − V*) log π."""
-    value = s.beta * (s.reference.logp().detach() + s.reward / s.beta).logsumexp(1, keepdim=True)
-    return -s.mean((s.reward - value) * s.policy.logp())
+    return s.mean_groups(weight_XK * s.first_logp)
 
 
 def square_with_stored_value(s: Situation) -> Tensor:
-    """E_μ (r − βd − V*)², V* = β log E_f exp(r/β) (A*PO)."""
-    value = s.beta * (s.reference.logp().detach() + s.reward / s.beta).logsumexp(1, keepdim=True)
-    return s.mean((s.reward - s.beta * s.d - value).square())
+    """E_μ (r − βd − V*)² (A*PO)."""
+    return s.mean((s.R - s.optimal_value).square())
 
 
 def square_of_quantile(s: Situation) -> Tensor:
@@ -216,9 +230,9 @@ def square_of_quantile(s: Situation) -> Tensor:
     return s.mean((q - s.beta * log_Z - s.beta * s.d).square())
 
 
-def half_square_with_value(s: Situation, slope: float) -> Tensor:
-    """½ E_μ (r − βd − V)² (DRO); the part that goes to the policy times `slope`."""
-    return 0.5 * s.mean((s.reward - s.beta * sloped(s.d, slope) - s.value).square())
+def half_square_with_value(s: Situation) -> Tensor:
+    """½ E_μ (r − βd − V)²; the part that goes to the policy is divided by β (DRO)."""
+    return 0.5 * s.mean((s.reward - s.beta * sloped(s.d, 1 / s.beta) - s.value).square())
 
 
 def sloped(x: Tensor, slope: float | Tensor) -> Tensor:
@@ -242,7 +256,7 @@ def wins(s: Situation) -> Tensor:
     return ((s.reward[:, :, None] - s.reward[:, None]).sigmoid() * s.p[:, None]).sum(2)
 
 
-def reinforce(s: Situation, baseline: float) -> Tensor:
+def reinforce(s: Situation, baseline: float | Tensor) -> Tensor:
     """−E_μ[(r − b) log π]."""
     return -s.mean((s.reward - baseline) * s.policy.logp())
 
@@ -272,7 +286,7 @@ def optimal_baseline(
     w = min(maximum, (π/f)^power), or 1 without `maximum`; with `normalize` the ratios of a group are divided
     by the largest one where all are below 1.
     """
-    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    R_XKn = s.R.detach()[:, s.groups]
     w_XKn = torch.ones_like(R_XKn)
     if maximum is not None:
         d_XKn = s.d.detach()[:, s.groups]
@@ -280,21 +294,21 @@ def optimal_baseline(
         w_XKn = (power * (d_XKn - fallen_XK)).exp().clamp(max=maximum)
     wg_XKn = w_XKn * squared_norm(s)[:, s.groups]
     baseline_XK = (wg_XKn * R_XKn).sum(-1) / wg_XKn.sum(-1)
-    part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.policy.logp()[:, s.groups[:, 0]]
+    part_XK = w_XKn[..., 0] * (R_XKn[..., 0] - baseline_XK) * s.first_logp
     return -s.n / (s.n - 1) * s.mean_groups(part_XK)
 
 
 def against_other_groups(s: Situation) -> Tensor:
     """−E (R_1 − b) log π(y_1), b = Σ g R / Σ g over all groups but those of the same responses in any
     order."""
-    R_XKn = (s.reward - s.beta * s.d).detach()[:, s.groups]
+    R_XKn = s.R.detach()[:, s.groups]
     g_XKn = squared_norm(s)[:, s.groups]
     p_XK = s.p[:, s.groups].prod(-1)
     above_XK, total_XK = p_XK * (g_XKn * R_XKn).sum(-1), p_XK * g_XKn.sum(-1)
     names = s.groups.sort(-1).values
     same_KK = (names[:, None] == names[None]).all(-1).double()
     b_XK = (above_XK.sum() - above_XK @ same_KK) / (total_XK.sum() - total_XK @ same_KK)
-    return -s.mean_groups((R_XKn[..., 0] - b_XK) * s.policy.logp()[:, s.groups[:, 0]])
+    return -s.mean_groups((R_XKn[..., 0] - b_XK) * s.first_logp)
 
 
 Weight = Callable[[Tensor, Tensor], Tensor]  # of (w [X,K,T], A [X,K,1])
@@ -358,7 +372,7 @@ def _after_drops(r_XKn: Tensor) -> Tensor:
 
 def summed(s: Situation, kind: str, shift: float = 0.0) -> Tensor:
     """−E[(A − shift) log π]."""
-    return -s.mean_groups((advantage_of_first(s, kind) - shift) * s.policy.logp()[:, s.groups[:, 0]])
+    return -s.mean_groups((advantage_of_first(s, kind) - shift) * s.first_logp)
 
 
 def weighed(s: Situation, kind: str, weight: Weight, factor: float = 1.0) -> Tensor:

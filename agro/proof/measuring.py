@@ -14,7 +14,7 @@ from torch import Tensor
 from agro.objectives import Objective, differentiate, get
 from agro.objectives.core import wanted_streams
 from agro.proof.claim import Claims
-from agro.proof.enumerable import Enumerable, Space
+from agro.proof.enumerable import Enumerable, Space, optimal_value
 from agro.proof.expectation import AllGroups, DataDistribution, Expert, gradient, in_two_rows
 from agro.types import Batch
 
@@ -78,7 +78,7 @@ class Subject:
             behavior,
             reward,
             judged=self.claims.judged,
-            stored_value=value_of(reference, reward),
+            stored_value=optimal_value(reference, reward, BETA),
             old=self.old(behavior.space),
             expert=added,
         )
@@ -165,11 +165,6 @@ def derivative(value: Tensor, policy: Enumerable) -> Tensor:
     return torch.cat([grad.flatten() for grad in grads])
 
 
-def value_of(reference: Enumerable, reward: Tensor) -> Tensor:
-    """[X] V*(x) = β log E_π_ref exp(r/β)."""
-    return BETA * (reference.logp().detach() + reward / BETA).logsumexp(1)
-
-
 def variances(subject: Subject) -> Iterator[ProofRow]:
     """Trace of the covariance of one group's gradient in the logits of a table over its squared mean,
     against n."""
@@ -221,11 +216,9 @@ def _variance(
     groups = AllGroups(subject.data(policy, reward, reference), reference, (n,))
     batch, space = groups.batch, policy.space
     alone = batch.replace(weight=torch.ones_like(batch.weight))  # each group's gradient is 1/G of its own
-    assert batch.tokens is not None
-    assert batch.lengths is not None
     resolved = subject.entry.resolve(subject.name, subject.options())
     want = wanted_streams(subject.entry.needs(resolved))
-    live = policy.streams(batch.tokens, batch.lengths, batch.mask, want, reference)
+    live = policy.streams_of(batch, want, reference)
     grads = differentiate(subject.name, subject.entry, live, alone, resolved).grads
     rows_BW = torch.zeros(len(batch.mask), 1, dtype=torch.float64)
     for stream, g_BT in grads.items():

@@ -215,10 +215,8 @@ def needs(subject: Subject) -> Iterator[ProofRow]:
     claims, resolved = subject.claims, subject.entry.resolve(subject.name, subject.options())
     behavior = behaviors[subject.behaviors[0]]
     batch = subject.batch(behavior, reward, reference, claims.min_responses)
-    assert batch.tokens is not None
-    assert batch.lengths is not None
     with torch.no_grad():
-        live = policy.streams(batch.tokens, batch.lengths, batch.mask, STREAMS, reference)
+        live = policy.streams_of(batch, STREAMS, reference)
 
     def gradient(without: Collection[Need]) -> Tensor:
         remaining, streams = batch, dict(live)

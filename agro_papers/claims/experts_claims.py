@@ -18,20 +18,13 @@ from agro.objectives.needs import PROPOSAL, changed
 from agro.objectives.reduce import quantile
 from agro.proof import formulas
 from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, preset, weighted
+from agro.proof.claims import clipped_claims
+from agro.proof.claims.clipped_claims import centered, standardized
 from agro.proof.claims.teaching_claims import of_texts
-from agro.proof.formulas import EPS, Situation, per_token
+from agro.proof.formulas import Situation, per_token
 
 Clip = tuple[float, float]
 Advantage = Callable[[Tensor], Tensor]  # of rewards [...,n+1], those of the expert last
-
-
-def centered(r: Tensor) -> Tensor:
-    below = r - r.amax(-1, keepdim=True)  # so that equal rewards give exactly 0
-    return below - below.mean(-1, keepdim=True)
-
-
-def standardized(r: Tensor) -> Tensor:
-    return centered(r) / (r.std(-1, keepdim=True) + EPS)
 
 
 def anchored(r: Tensor, factor: float = 1.2) -> Tensor:
@@ -55,12 +48,8 @@ def reshaped(r: Tensor, threshold: float = 0.8) -> Tensor:
 
 def gain(w: Tensor, A: Tensor, clip: Clip | None, dual: float | None = None) -> Tensor:
     """min(w A, clamp(w) A), and where A < 0 at least dual · A."""
-    result = w * A
-    if clip is not None:
-        result = torch.minimum(result, w.clamp(1 - clip[0], 1 + clip[1]) * A)
-    if dual is not None:
-        result = torch.where(A < 0, torch.maximum(result, dual * A), result)
-    return result
+    low, high = (-math.inf, math.inf) if clip is None else (1 - clip[0], 1 + clip[1])
+    return clipped_claims.gain(w, A, low, high, dual)
 
 
 def q_of(s: Situation) -> Tensor:

@@ -16,7 +16,6 @@ from agro.proof.claims.preference_claims import (
     of_pairs,
     on_pairs,
     square,
-    to_behavior,
     winners,
 )
 from agro.proof.expectation import meaning_of
@@ -96,7 +95,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "vipo": (of_pairs(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, 300, BY_VOTED_WINS),),
     "vdpo": (of_pairs(lambda s: likelihood(s, s.d, 2 / 3), "elsewhere", VOTED, DESCENT),),
     "seppo": (seppo(updates=DESCENT), seppo(doubt="drop")),
-    "agent_q": (of_pairs(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, DESCENT),),
+    "agent_q": (of_pairs(lambda s: likelihood(s, s.e), "unknown", OF_BEHAVIOR, DESCENT),),
     "opa_dpo": (
         moved(
             of_pairs(

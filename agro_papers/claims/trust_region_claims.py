@@ -15,22 +15,17 @@ from torch import Tensor
 
 from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, of_ratios, preset
 from agro.proof.claims import clipped_claims
-from agro.proof.claims.clipped_claims import Limits, clipped_surrogate, first_response_loss
+from agro.proof.claims.clipped_claims import Limits, clipped_surrogate, first_response_loss, log_ratio
 from agro.proof.formulas import Situation, per_token
 
 Average = float | str
 Bound = tuple[float, float, float]  # its start, maximum and step
 
 
-def log_ratio(s: Situation) -> Tensor:
-    """[X,Y,T] to the policy when the batch was drawn, where that is another one than the behavior."""
-    return s.e_tokens if s.old is None else s.drawn_tokens
-
-
 def deepseek(s: Situation, clip: Limits = (0.2, 0.2), off_policy: float = 0.5) -> Tensor:
     """Without responses with A < 0 whose mean log μ/π is above a limit (DeepSeek-V3.2)."""
     plain = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1])
-    far_XY = -s.e_tokens.sum(2) / s.policy.space.lengths > off_policy
+    far_XY = -s.e / s.policy.space.lengths > off_policy
 
     def term(A: Tensor, first_K: Tensor) -> Tensor:
         return plain(A, first_K) * ~((A < 0) & far_XY[:, first_K, None])
@@ -169,20 +164,16 @@ of_bapo, of_bapo_code = of_ratios(bapo, "token"), of_ratios(bapo_code, "token")
 of_props = of_options(props, ("ref_logp",), reference_shift=False, n=(1, 2))
 
 
-def _linear(claims: Claims) -> Claims:
-    """In the advantage, so that rewards count with their mean unless they are standardized."""
-    return replace(claims, noise=True)
-
-
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "deepseek_v32": (
         deepseek_v32(updates=DESCENT, beta=0.0),
         deepseek_v32(clipped_claims.REGULARIZED, penalty=clipped_claims.unbiased_k3),
         deepseek_v32(DRAWN, beta=0.0, ratio="old", clip=(0.1, 0.4), off_policy=0.2, drifted=True),
     ),
+    # Linear in an advantage that isn't standardized, so that rewards count with their mean.
     "kimi_k25": (
-        _linear(kimi_k25(updates=DESCENT)),
-        _linear(kimi_k25(pull=0.3)),
+        replace(kimi_k25(updates=DESCENT), noise=True),
+        replace(kimi_k25(pull=0.3), noise=True),
     ),
     "sapo": (
         sapo(updates=DESCENT, beta=0.0),

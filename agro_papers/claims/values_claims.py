@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,11 @@ def half_square_with_normalizer(s: Situation) -> Tensor:
     return 0.5 * s.beta * s.mean((s.d + start_XY - s.reward / s.beta).square())
 
 
-def prefix_residuals(s: Situation, slope: float) -> Tensor:
+def prefix_residuals(s: Situation) -> Tensor:
     """E_μ of the mean of ½ (V(y_<i) − Σ_{i≤u<j} (r_u − βd_u) − V(y_<j))² over all i < j, r at the last
-    token, V = 0 after it; the part that goes to the policy times `slope`."""
+    token, V = 0 after it; the part that goes to the policy is divided by β."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
-    d_XYT = sloped(s.d_tokens, slope)
+    d_XYT = sloped(s.d_tokens, 1 / s.beta)
     for y, T in enumerate(space.lengths.tolist()):
         none_X = torch.zeros_like(s.reward[:, 0])
         values = [s.policy.value.prefix[:, space.places[y, t]] for t in range(T)] + [none_X]
@@ -37,21 +37,21 @@ def prefix_residuals(s: Situation, slope: float) -> Tensor:
     return s.mean(total_XY)
 
 
-def residuals_to_end(s: Situation, slope: float) -> Tensor:
-    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO)."""
+def residuals_to_end(s: Situation) -> Tensor:
+    """E_μ of the mean over t of ½ (r − β Σ_{u≥t} d_u − V(y_<t))², later d without gradient (OREO); the part
+    that goes to the policy is divided by β."""
     space, total_XY = s.policy.space, torch.zeros_like(s.reward)
     d_XYT, place = s.d_tokens, space.places
     for y, T in enumerate(space.lengths.tolist()):
         for t in range(T):
-            d_X = sloped(d_XYT[:, y, t], slope) + d_XYT[:, y, t + 1 : T].detach().sum(1)
+            d_X = sloped(d_XYT[:, y, t], 1 / s.beta) + d_XYT[:, y, t + 1 : T].detach().sum(1)
             value_X = s.policy.value.prefix[:, place[y, t]]
             total_XY[:, y] += 0.5 * (s.reward[:, y] - s.beta * d_X - value_X).square() / T
     return s.mean(total_XY)
 
 
 def consistent(s: Situation, compared: str = "pairs") -> Tensor:
-    residuals = prefix_residuals if compared == "pairs" else residuals_to_end
-    return residuals(s, 1 / s.beta)
+    return prefix_residuals(s) if compared == "pairs" else residuals_to_end(s)
 
 
 def tapered(
@@ -85,24 +85,9 @@ def token_baselines(s: Situation) -> Tensor:
     return -s.mean_groups(torch.where(space.mask[first_K], gain_XKT, 0.0).sum(2))
 
 
-tbrm = of_options(
-    half_square_with_normalizer,
-    (*REGULARIZED, "normalizer"),
-    "optimum",
-    shift=False,
-    reference_shift=False,
-    n=(1, 2),
-    episodes=False,
-)
-prefix_consistency = of_options(
-    consistent,
-    (*REGULARIZED, "prefix_value"),
-    "optimum",
-    shift=False,
-    reference_shift=False,
-    n=(1, 2),
-    episodes=False,
-)
+RESIDUALS: dict[str, Any] = {"ends": "optimum", "shift": False, "reference_shift": False, "n": (1, 2)}
+tbrm = of_options(half_square_with_normalizer, (*REGULARIZED, "normalizer"), episodes=False, **RESIDUALS)
+prefix_consistency = of_options(consistent, (*REGULARIZED, "prefix_value"), episodes=False, **RESIDUALS)
 # Its own samples are fresh; with each group comes one response of an expert, whoever that is.
 hnpg = of_options(hybrid, ("reward", "value", "fresh"), shift=False, n=(1, 2), expert="apart")
 otb = of_options(token_baselines, ("reward", "groups", "proposal"), shift=False, episodes=False)

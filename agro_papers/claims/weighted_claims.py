@@ -114,9 +114,9 @@ def over_tokens(
 
 def soft(s: Situation, tau: float) -> Tensor:
     """−E[(r − τ log mean exp(r/τ)) log π]/(1 + τ) over the mean number of tokens (OPMD)."""
-    r_XKn, first_K = s.reward[:, s.groups], s.groups[:, 0]
+    r_XKn = s.reward[:, s.groups]
     value_XK = tau * (r_XKn / tau).exp().mean(-1).log()
-    gain_XK = (r_XKn[..., 0] - value_XK) * s.policy.logp()[:, first_K]
+    gain_XK = (r_XKn[..., 0] - value_XK) * s.first_logp
     return -s.mean_groups(gain_XK) / (1 + tau) / mean_tokens(s)
 
 

@@ -39,7 +39,7 @@ from agro.objectives.needs import (
     except_experts,
 )
 from agro.objectives.options import Beta, Option
-from agro.objectives.reduce import Groups, mean_over, quantile, standardize, token_mean
+from agro.objectives.reduce import Groups, mean_over, quantile, standardize, token_mean, token_weight
 from agro.types import Batch, Tensor
 
 
@@ -121,10 +121,10 @@ def chord(
     gain_BT = policy_gain(w_BT, advantage_BT, clip)
     p_BT = torch.where(batch.mask, logp_BT.detach().exp(), 0.0)
     phi_BT = {"phi": p_BT * (1 - p_BT), "probability": p_BT, "none": torch.ones_like(p_BT)}[expert_weight]
-    policy_loss = mean_over(batch, policy_BT, -gain_BT)
-    expert_loss = mean_over(batch, expert_BT, -phi_BT * logp_BT)
-    alike = batch.replace(weight=torch.ones_like(batch.weight))
-    clipped = mean_over(alike, policy_BT, w_BT * advantage_BT > gain_BT)
+    weight_BT = token_weight(batch)
+    policy_loss = mean_over(weight_BT, policy_BT, -gain_BT)
+    expert_loss = mean_over(weight_BT, expert_BT, -phi_BT * logp_BT)
+    clipped = mean_over(torch.ones_like(weight_BT), policy_BT, w_BT * advantage_BT > gain_BT)
     metrics = {"clipped_share": clipped, "ratio_max": w_BT.max()}
     return Terms((1 - mu) * policy_loss + mu * expert_loss, metrics=metrics)
 
@@ -155,7 +155,7 @@ def luffy(
     gain_BT = policy_gain(w_BT, advantage_BT, clip, dual_clip)
     shaped_BT = shaped(logp_BT, math.log(gamma))
     loss_BT = -torch.where(expert_BT, shaped_BT * advantage_BT, gain_BT)
-    weight = mean_over(batch, batch.mask & expert_BT, shaped_BT)
+    weight = mean_over(token_weight(batch), batch.mask & expert_BT, shaped_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
         metrics={"weight_mean": weight, "ratio_max": w_BT.max()},
@@ -188,7 +188,7 @@ def guide(
     w_BT = torch.where(hinted_B1, 0.0, log_w_BT).exp()
     gain_BT = policy_gain(w_BT, advantage_BT, clip)
     hinted_BT = batch.mask & hinted_B1
-    weight_BT = batch.weight.double()[:, None].expand_as(log_w_BT)
+    weight_BT = token_weight(batch)
     log_gamma: float | Tensor = 0.0
     if gamma != "quantile":
         log_gamma = math.log(gamma)
@@ -198,7 +198,7 @@ def guide(
     loss_BT = -torch.where(hinted_B1, shaped_BT * advantage_BT, gain_BT)
     return Terms(
         groups.average_responses(groups.sum_tokens(loss_BT)),
-        metrics={"weight_mean": mean_over(batch, hinted_BT, shaped_BT), "ratio_max": w_BT.max()},
+        metrics={"weight_mean": mean_over(weight_BT, hinted_BT, shaped_BT), "ratio_max": w_BT.max()},
     )
 
 
@@ -322,7 +322,7 @@ def middle_band(streams: Streams, batch: Batch, *, low: Quantile, high: Quantile
     band_N = (nll_N >= lower) & (nll_N <= upper)
     band_BT = batch.mask & band_N[batch.response][:, None]
     share_in_band = (weight_N * band_N).sum() / weight_N.sum()
-    return Terms(mean_over(batch, band_BT, -logp_BT), metrics={"kept_share": share_in_band})
+    return Terms(mean_over(token_weight(batch), band_BT, -logp_BT), metrics={"kept_share": share_in_band})
 
 
 _apart = always(except_experts(REWARD), except_experts(GROUPS))  # responses of an expert aren't compared

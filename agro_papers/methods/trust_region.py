@@ -25,7 +25,7 @@ from agro.objectives.ingredients import IMITATION, KL_TERM, WEIGHT, Ratio, ancho
 from agro.objectives.methods.clipped import Clip, clipped_gain, floored_gain, limited
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, GROUPS, REF_LOGP, REWARD
 from agro.objectives.options import Average, Beta, Option
-from agro.objectives.reduce import Groups, average_tokens, token_mean
+from agro.objectives.reduce import Groups, average_tokens, token_mean, token_weight
 from agro.types import Batch, Tensor
 
 DUAL_CLIP = 3.0  # of BAPO's code
@@ -227,7 +227,7 @@ def bapo(
     advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
     probability_BT = torch.where(batch.mask, anchor_logp(batch, "behavior"), 0.0).exp()
-    size_BT = _weight(batch) * probability_BT * advantage_BT
+    size_BT = token_weight(batch) * probability_BT * advantage_BT
     c_low, c_high = searched_bounds(w_BT, size_BT, target / (1 - target), low, high, criterion, first="high")
     gain_BT = clipped_gain(w_BT, advantage_BT, c_low, c_high)
     return limited(token_mean(batch, -gain_BT), batch, w_BT * advantage_BT != gain_BT, w_BT)
@@ -252,15 +252,10 @@ def bapo_code(
     groups = Groups.of(batch)
     advantage_BT = groups.at_tokens(standardized(groups))
     w_BT = log_ratio(streams, batch, ratio).exp()
-    size_BT = _weight(batch) * advantage_BT
+    size_BT = token_weight(batch) * advantage_BT
     c_low, c_high = searched_bounds(w_BT, size_BT, target, low, high, criterion, first="low")
     gain_BT = floored_gain(clipped_gain(w_BT, advantage_BT, c_low, c_high), advantage_BT, DUAL_CLIP)
     return limited(token_mean(batch, -gain_BT), batch, w_BT * advantage_BT != gain_BT, w_BT)
-
-
-def _weight(batch: Batch) -> Tensor:
-    """[B,T] of each token, 0 outside the mask."""
-    return torch.where(batch.mask, batch.weight.double()[:, None], 0.0)
 
 
 def searched_bounds(

@@ -32,7 +32,7 @@ from agro.objectives.needs import (
     except_experts,
 )
 from agro.objectives.options import Beta, BetaAbove0, Option
-from agro.objectives.reduce import Groups, refuse_several_rows
+from agro.objectives.reduce import Groups, mean_over, refuse_several_rows
 from agro.types import Batch, Tensor
 
 
@@ -123,19 +123,11 @@ def hnpg(
     policy_N = ~groups.by_expert
     value_N = groups.mean_rows(streams["value"])
     off_N = groups.reward - value_N
-    gain = _mean_over(groups, policy_N, off_N.detach() * groups.sum_tokens(streams["logp"]))
-    error_N = 0.5 * off_N.square()
-    value_loss = _mean_over(groups, policy_N, error_N) + offline * _mean_over(groups, ~policy_N, error_N)
+    weight_N, error_N = groups.weight[groups.group], 0.5 * off_N.square()
+    gain = mean_over(weight_N, policy_N, off_N.detach() * groups.sum_tokens(streams["logp"]))
+    value_loss = mean_over(weight_N, policy_N, error_N) + offline * mean_over(weight_N, ~policy_N, error_N)
     value = groups.average_responses(value_N)
     return Terms(value_loss - gain, metrics={"value_loss": value_loss, "value_mean": value})
-
-
-def _mean_over(groups: Groups, chosen_N: Tensor, v_N: Tensor) -> Tensor:
-    """[N] -> []: the mean over the chosen responses, 0 where there are none; a weight w counts one w
-    times."""
-    weight_N = torch.where(chosen_N, groups.weight[groups.group], 0.0)
-    total = weight_N.sum()
-    return (weight_N * v_N).sum() / torch.where(total > 0, total, 1.0)
 
 
 def topr(

@@ -17,7 +17,7 @@ from agro.objectives.ingredients import IMITATION, Ratio, log_ratio
 from agro.objectives.methods.clipped import limited
 from agro.objectives.needs import BEHAVIOR_LOGP, GROUPS, OLD_LOGP, REWARD
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups, refuse_several_rows, token_mean
+from agro.objectives.reduce import Groups, refuse_several_rows, token_mean, token_weight
 from agro.types import Batch, Tensor
 
 Limits = tuple[float, float]
@@ -275,7 +275,7 @@ def m2po(
     if tokens == "harmful":
         counts_BT = batch.mask & (log_BT.detach() * advantage_B1 > 0)
     square_BT = log_BT.detach().square()
-    weight_BT = batch.weight.double()[:, None].expand(batch.mask.shape)
+    weight_BT = token_weight(batch)
     threshold = _masking_threshold(square_BT[counts_BT], weight_BT[counts_BT], budget, tokens == "harmful")
     masked_BT = counts_BT & (square_BT >= threshold)
     w_BT = torch.where(masked_BT, 0.0, log_BT).exp()

@@ -6,13 +6,14 @@ A is the advantage of the first response of an ordered group; by symmetry it sta
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_ratios, preset
-from agro.proof.formulas import EPS, CorrectionWeight, Situation
+from agro.proof.claim import BEHAVIOR, DESCENT, OLD, Claims, of_options, of_ratios, preset
+from agro.proof.formulas import EPS, CorrectionWeight, Situation, mean_tokens, per_token
 
 # (A [X,K,1], the first responses [K]) -> [X,K,T] the loss of their tokens
 Term = Callable[[Tensor, Tensor], Tensor]
@@ -23,36 +24,42 @@ def first_response_loss(
 ) -> Tensor:
     """E of the loss of the first response of all ordered groups: the mean over its tokens, the mean over the
     tokens of all responses, or the sum divided by a number."""
-    mask_YT, first_K = s.policy.space.mask, s.groups[:, 0]
-    # r_1 − r̄ [X,K,1], standardized with `std`
-    r_XKn = s.reward[:, s.groups]
-    below_XKn = r_XKn - r_XKn.amax(-1, keepdim=True)  # exactly 0 where all are equal
-    A = (below_XKn[..., 0] - below_XKn.mean(-1))[..., None]
-    loss_XK = torch.where(
-        mask_YT[first_K], term((A / (r_XKn.std(-1)[..., None] + EPS) if std else A), first_K), 0.0
-    ).sum(-1)
-    T_Y = mask_YT.sum(1).double()
+    space, first_K = s.policy.space, s.groups[:, 0]
+    A = (standardized if std else centered)(s.reward[:, s.groups])[..., :1]
+    loss_XK = torch.where(space.mask[first_K], term(A, first_K), 0.0).sum(-1)
     if average == "response":
-        return s.mean_groups(loss_XK / T_Y[first_K])
-    if average == "token":
-        return s.mean_groups(loss_XK) / s.mean(T_Y.expand_as(s.p))
-    return s.mean_groups(loss_XK) / float(average)
+        return s.mean_groups(loss_XK / space.lengths[first_K])
+    return s.mean_groups(loss_XK) / (mean_tokens(s) if average == "token" else float(average))
+
+
+def centered(r: Tensor) -> Tensor:
+    """[…,n] r − r̄."""
+    below = r - r.amax(-1, keepdim=True)  # so that equal rewards give exactly 0
+    return below - below.mean(-1, keepdim=True)
+
+
+def standardized(r: Tensor) -> Tensor:
+    """[…,n] (r − r̄)/(std + 1e-6)."""
+    return centered(r) / (r.std(-1, keepdim=True) + EPS)
+
+
+def gain(w: Tensor, A: Tensor, low: float, high: float, dual_clip: float | None = None) -> Tensor:
+    """min(w A, clamp(w, low, high) A), at least `dual_clip` A where A < 0."""
+    clipped = torch.minimum(w * A, w.clamp(low, high) * A)
+    return clipped if dual_clip is None else torch.where(A < 0, clipped.maximum(dual_clip * A), clipped)
 
 
 def clipped_surrogate(log_ratio_XYT: Tensor, low: float, high: float, dual_clip: float | None = None) -> Term:
-    """−min(w A, clamp(w, low, high) A), at least `dual_clip` A where A < 0 (dual clip)."""
-
-    def term(A: Tensor, first_K: Tensor) -> Tensor:
-        w = log_ratio_XYT.exp()[:, first_K]
-        gain = torch.minimum(w * A, w.clamp(low, high) * A)
-        if dual_clip is None:
-            return -gain
-        return -torch.where(A < 0, torch.maximum(gain, dual_clip * A), gain)
-
-    return term
+    """−`gain` of each token."""
+    return lambda A, first_K: -gain(log_ratio_XYT.exp()[:, first_K], A, low, high, dual_clip)
 
 
 Limits = tuple[float, float]
+
+
+def log_ratio(s: Situation) -> Tensor:
+    """[X,Y,T] to the policy when the batch was drawn, where that is another one than the behavior."""
+    return s.e_tokens if s.old is None else s.drawn_tokens
 
 
 def grpo(
@@ -63,18 +70,17 @@ def grpo(
     dual_clip: float | None = None,
 ) -> Tensor:
     """Ratios token by token to the policy when the batch was drawn, or to the behavior (GRPO)."""
-    log_ratio = s.e_tokens if s.old is None else s.drawn_tokens
-    gain = clipped_surrogate(log_ratio, 1 - clip[0], 1 + clip[1], dual_clip)
-    return first_response_loss(s, gain, std, average)
+    term = clipped_surrogate(log_ratio(s), 1 - clip[0], 1 + clip[1], dual_clip)
+    return first_response_loss(s, term, std, average)
 
 
 def gspo(
     s: Situation, clip: Limits = (3e-4, 4e-4), std: bool = True, average: str | float = "response"
 ) -> Tensor:
     """One ratio a response, the geometric mean of its tokens' (GSPO)."""
-    mean_XY1 = (s.e_tokens.sum(2) / s.policy.space.mask.sum(1))[..., None]
-    gain = clipped_surrogate(mean_XY1.expand_as(s.e_tokens), 1 - clip[0], 1 + clip[1])
-    return first_response_loss(s, gain, std, average)
+    mean_XY1 = (s.e / s.policy.space.lengths)[..., None]
+    term = clipped_surrogate(mean_XY1.expand_as(s.e_tokens), 1 - clip[0], 1 + clip[1])
+    return first_response_loss(s, term, std, average)
 
 
 def gmpo(s: Situation, clip: Limits = (0.4, 0.4), std: bool = True) -> Tensor:
@@ -146,42 +152,37 @@ def ppo(
     space = s.policy.space
     old, value = s.behavior.value.prefix.detach()[:, space.places], s.policy.value.prefix[:, space.places]
     A, w = advantages(s, gamma, gae_lambda[0]), s.e_tokens.exp()
-    gain = torch.where(A > 0, w.clamp(max=1 + clip[1]) * A, w.clamp(min=1 - clip[0]) * A)
+    limited = torch.where(A > 0, w.clamp(max=1 + clip[1]) * A, w.clamp(min=1 - clip[0]) * A)
     target = old + advantages(s, gamma, gae_lambda[1])
     error = (value - target).square()
     if value_clip is not None:
         within = old + (value - old).clamp(-value_clip, value_clip)
         error = torch.maximum(error, (within - target).square())
-    sum_XY = torch.where(space.mask, error / 2 - gain, 0.0).sum(2)
-    lengths_Y = space.lengths.double()
     if average == "token":
-        return s.mean(sum_XY) / s.mean(lengths_Y.expand_as(s.p))
-    return s.mean(sum_XY / (lengths_Y if average == "response" else float(average)))
+        return per_token(s, error / 2 - limited)
+    sum_XY = torch.where(space.mask, error / 2 - limited, 0.0).sum(2)
+    return s.mean(sum_XY / (space.lengths if average == "response" else float(average)))
 
 
-def ppo_claims(policy_gradient: Callable[[float], float] | None = None, **options: Any) -> Claims:
-    return Claims(
-        lambda s: ppo(s, **options),
-        "unknown",
-        ("reward", "behavior_logp", "prefix_value", "old_value"),
-        {"beta": 0.0, **options},
-        shift=False,
-        policy_gradient=policy_gradient,
-        noise=False,
-        n=(1, 2),
-        episodes=False,
-        updates=0,
-    )
-
+of_ppo = of_options(
+    ppo,
+    ("reward", "behavior_logp", "prefix_value", "old_value"),
+    "unknown",
+    shift=False,
+    noise=False,
+    n=(1, 2),
+    episodes=False,
+)
+# With λ = 1 it is the policy gradient; each of the two tokens of a response has half of it.
+PPO_OF_REWARDS = of_ppo(beta=0.0, gae_lambda=(1.0, 0.95), average="response")
 
 CLAIMS: dict[str, tuple[Claims, ...]] = {
     "ppo": (
-        ppo_claims(),
-        # With λ = 1 it is the policy gradient; each of the two tokens of a response has half of it.
-        ppo_claims(lambda beta: 0.5, gae_lambda=(1.0, 0.95), average="response"),
-        ppo_claims(gae_lambda=(0.6, 1.0), gamma=0.8),
-        ppo_claims(clip=(0.1, 0.3), value_clip=None, average=4.0),
-        ppo_claims(value_clip=0.5),
+        of_ppo(beta=0.0),
+        replace(PPO_OF_REWARDS, policy_gradient=lambda beta: 0.5),
+        of_ppo(beta=0.0, gae_lambda=(0.6, 1.0), gamma=0.8),
+        of_ppo(beta=0.0, clip=(0.1, 0.3), value_clip=None, average=4.0),
+        of_ppo(beta=0.0, value_clip=0.5),
     ),
     "grpo": (
         of_grpo(updates=DESCENT, beta=0.0),

@@ -53,7 +53,7 @@ of_squares = of_options(squares, GROUPED, "optimum", 400)
 of_soft = of_options(soft, BEHAVIOR, "unknown", noise=False)
 # Policy and value learn at once, which takes long where the behavior policy hardly ever shows some response.
 DRO = Claims(
-    lambda s: formulas.half_square_with_value(s, 1 / s.beta),
+    formulas.half_square_with_value,
     "optimum",
     (*REGULARIZED, "value"),
     shift=False,
@@ -180,11 +180,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
     "rebel": (
         Claims(lambda s: 2.0 * s.n * formulas.half_variance_to_behavior(s), "unknown", OLD, updates=DESCENT),
     ),
-    "kimi": (
-        Claims(
-            lambda s: square_to_reward(s, s.e_tokens.sum(2)), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT
-        ),
-    ),
+    "kimi": (Claims(lambda s: square_to_reward(s, s.e), "elsewhere", BEHAVIOR, updates=300, end=LAMBERT),),
     "oapl": (preset(of_soft(updates=DESCENT), beta=BETA, value_beta=BETA),),
     "apo": (preset(STORED_SQUARE, beta=BETA),),
     "qrpo": (

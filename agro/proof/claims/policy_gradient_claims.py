@@ -10,12 +10,10 @@ from agro.proof.claim import GROUPED, STEP, STORED, Claims, baseline_claims, of_
 from agro.proof.ends import BY_REWARD
 
 
-def advantage_claims(kind: str, shift: float = 0.0, updates: int = 0, **options: Any) -> Claims:
+def advantage_claims(kind: str, updates: int = 0, **options: Any) -> Claims:
     """Of reinforce with an advantage."""
-    if shift:
-        options["shift"] = shift
     return Claims(
-        lambda s: formulas.summed(s, kind, shift),
+        lambda s: formulas.summed(s, kind, options.get("shift", 0.0)),
         "elsewhere",
         ("reward", "groups"),
         options,
@@ -44,7 +42,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         replace(reinforce(updates=1200, baseline="none"), end=BY_REWARD),
         reinforce(baseline=0.5),
         Claims(
-            formulas.advantage_over_value,
+            lambda s: formulas.reinforce(s, s.optimal_value),
             "elsewhere",
             ("reward", "stored_value"),
             {"baseline": "stored"},
@@ -59,7 +57,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
             {"baseline": "mean"},
         ),
         *(advantage_claims(kind, baseline=kind) for kind in ("maxrl", "opo")),
-        advantage_claims("opo", shift=0.3, baseline="opo"),
+        advantage_claims("opo", baseline="opo", shift=0.3),
     ),
     # The prefixes of the KL are sampled, and no gradient says so: on-policy too it ends beside the optimum.
     "kl_pg": (Claims(formulas.kl_policy_gradient, "elsewhere", ("reward", "groups", "kl")),),

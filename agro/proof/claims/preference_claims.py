@@ -34,20 +34,15 @@ from agro.proof.formulas import Situation, half_variance, wins
 def on_pairs(s: Situation, loss: Callable[[Tensor, Tensor], Tensor], ratio_XY: Tensor) -> Tensor:
     """E loss(ratio of the better one, of the other) over two draws from μ; y is better than y' with σ(r(y) −
     r(y'))."""
+    shape = (*s.p.shape, s.p.shape[1])
+    return mean_pairs(s, loss(ratio_XY[:, :, None].expand(shape), ratio_XY[:, None].expand(shape)))
+
+
+def mean_pairs(s: Situation, loss_XYY: Tensor) -> Tensor:
+    """E of the loss of the better one's and the other one's number over these pairs."""
     p_XYY = s.p[:, :, None] * s.p[:, None]
     better_XYY = (s.reward[:, :, None] - s.reward[:, None]).sigmoid()
-    loss_XYY = loss(ratio_XY[:, :, None].expand_as(p_XYY), ratio_XY[:, None].expand_as(p_XYY))
     return 2 * (p_XYY * better_XYY * loss_XYY).sum((1, 2)).mean()
-
-
-def to_behavior(s: Situation) -> Tensor:
-    """[X,Y] log π/μ."""
-    return s.e_tokens.sum(2)
-
-
-def per_token(s: Situation) -> Tensor:
-    """[X,Y] the mean of a response's token log-ratios."""
-    return s.d / s.policy.space.lengths
 
 
 def square(s: Situation, ratio_XY: Tensor, gap: float = 0.5) -> Tensor:
@@ -77,9 +72,7 @@ def square_from_baseline(s: Situation, gap: float = 0.5) -> Tensor:
     excess_XYY = slope_XYY * (lost - won) / (lost + won)
     won_XYY = w_XY[:, :, None] * (-slope_XYY - excess_XYY) * l_XY[:, :, None]
     lost_XYY = w_XY[:, None] * (slope_XYY - excess_XYY) * l_XY[:, None]
-    p_XYY = s.p[:, :, None] * s.p[:, None]
-    better_XYY = (s.reward[:, :, None] - s.reward[:, None]).sigmoid()
-    return 2 * (p_XYY * better_XYY * (won_XYY + lost_XYY)).sum((1, 2)).mean()
+    return mean_pairs(s, won_XYY + lost_XYY)
 
 
 def likelihood(s: Situation, ratio_XY: Tensor, p: float = 1.0) -> Tensor:
@@ -169,7 +162,7 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         moved(of_pairs(square_from_baseline, "elsewhere", JUDGED, 600, BY_WINS, **OPTIMAL)),
         # Three votes of four say ⅔ after the uniform prior.
         of_pairs(lambda s: quarter(s, s.d, 0.8 / 3), "elsewhere", VOTED, gap=0.8, votes="mean"),
-        of_pairs(lambda s: quarter(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        of_pairs(lambda s: quarter(s, s.e), "unknown", OF_BEHAVIOR, anchor="behavior"),
     ),
     "dpo": (
         LIKELIHOOD,
@@ -177,20 +170,20 @@ CLAIMS: dict[str, tuple[Claims, ...]] = {
         imitating(LIKELIHOOD, formulas.wins),
         of_pairs(lambda s: likelihood(s, s.d, 0.9), "unknown", label_smoothing=0.1),
         of_pairs(lambda s: likelihood(s, s.d, 2 / 3), "unknown", VOTED, votes="mean"),
-        of_pairs(lambda s: likelihood(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        of_pairs(lambda s: likelihood(s, s.e), "unknown", OF_BEHAVIOR, anchor="behavior"),
         moved(of_pairs(lambda s: likelihood(s, s.d) + 0.7 * winners(s), "unknown", winner=0.7)),
     ),
     "gpo": (gpo(), gpo(loss="truncated_square"), gpo(loss="savage")),
     "ipo": (
         of_pairs(lambda s: square(s, s.d), "elsewhere", JUDGED, 300, BY_WINS),
         of_pairs(lambda s: square(s, s.d, 0.5 / 3), "elsewhere", VOTED, votes="mean"),
-        of_pairs(lambda s: square(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
-        moved(of_pairs(lambda s: square(s, per_token(s)), "elsewhere", average="token")),
+        of_pairs(lambda s: square(s, s.e), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        moved(of_pairs(lambda s: square(s, s.d / s.policy.space.lengths), "elsewhere", average="token")),
     ),
     "slic": (
         of_pairs(lambda s: hinge(s, s.d), "elsewhere", JUDGED, DESCENT),
         of_pairs(lambda s: hinge(s, s.d, 0.2), "elsewhere", margin=0.2),
-        of_pairs(lambda s: hinge(s, to_behavior(s)), "unknown", OF_BEHAVIOR, anchor="behavior"),
+        of_pairs(lambda s: hinge(s, s.e), "unknown", OF_BEHAVIOR, anchor="behavior"),
         of_pairs(lambda s: hinge(s, s.policy.logp()), "elsewhere", ("pairs",), anchor="none"),
     ),
     "kto": (
