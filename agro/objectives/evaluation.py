@@ -185,8 +185,10 @@ def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, ju
     `judged`: the batch with its ties. A group that has nothing else is dropped, as they are.
     """
     need = grouping(needs)
-    small_G = None if need is None else need.too_small(batch)
-    if need is None or small_G is None or not small_G.any():
+    if need is None:
+        return None
+    small_G = need.too_small(batch)
+    if not small_G.any():
         return None
     lacking_G = small_G if judged is batch else need.too_small(judged)
     if options.get("singletons", "error") == "error" and lacking_G.any():

@@ -45,14 +45,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from agro.errors import Refused
 from agro.objectives.core import Gradient, Ingredient, Options, ascending, masked, only_with
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, ColumnNeed, Need
-from agro.objectives.options import Beta, Option, needed_by
+from agro.objectives.options import Beta, Option
 from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
@@ -279,47 +279,34 @@ class KLTerm(Ingredient):
     options: ClassVar = {"beta": (Beta, 0.0), "kl": (Estimate, "k3"), "unbiased_kl": (Unbiased, False)}
 
     def needs(self, options: Options) -> set[Need]:
-        """The reference's log-probs unless β is 0, and what the ratio is to."""
+        """The reference's log-probs unless β is 0, and what the ratio is to: the recorded behavior where an
+        objective has no `ratio`."""
         needs = super().needs(options)
         if needs and options["unbiased_kl"]:
-            needs.update(needed_by({"ratio": (Ratio, "behavior")}, _with_ratio(options)))
+            needs.update(ANCHOR_NEEDS[options.get("ratio", "behavior")])
         return needs
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
-        if options["beta"] == 0:
+        beta, now = float(options["beta"]), {"logp": logp_BT.detach()}
+        if beta == 0:
             return gradient
-        loss, surrogate = kl_term(options, logp_BT, batch)
-        (slope_BT,) = torch.autograd.grad(surrogate, [logp_BT])
+        d_BT = log_ratio(now, batch, "reference")
+        kl_BT, slope_BT = d_BT.square() / 2, d_BT
+        if options["kl"] == "k3":
+            kl_BT, slope_BT = k3(d_BT), -(-d_BT).expm1()
+        if options["unbiased_kl"]:
+            w_BT = log_ratio(now, batch, options.get("ratio", "behavior")).exp()
+            kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
+        groups, average = Groups.of(batch), options.get("average", "response")
+        # The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
+        loss, surrogate = (beta * average_tokens(groups, x, average) for x in (kl_BT, slope_BT * logp_BT))
+        (grad_BT,) = torch.autograd.grad(surrogate, [logp_BT])
         return replace(
-            gradient, loss=gradient.loss + float(loss), logp_BT=gradient.logp_BT + masked(batch, slope_BT)
+            gradient, loss=gradient.loss + float(loss), logp_BT=gradient.logp_BT + masked(batch, grad_BT)
         )
 
 
 KL_TERM = KLTerm()
-
-
-def kl_term(options: Options, logp_BT: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """What it adds to the loss, and what has its gradient.
-
-    The slopes are written out: of w k3, automatic differentiation would subtract huge numbers.
-    """
-    now = {"logp": logp_BT.detach()}
-    d_BT = log_ratio(now, batch, "reference")
-    kl_BT, slope_BT = d_BT.square() / 2, d_BT
-    if options["kl"] == "k3":
-        kl_BT, slope_BT = k3(d_BT), -(-d_BT).expm1()
-    if options["unbiased_kl"]:
-        w_BT = log_ratio(now, batch, _with_ratio(options)["ratio"]).exp()
-        kl_BT, slope_BT = w_BT * kl_BT, w_BT * (d_BT if options["kl"] == "k3" else d_BT + kl_BT)
-    groups, average = Groups.of(batch), options.get("average", "response")
-    beta = float(options["beta"])
-    loss, surrogate = (average_tokens(groups, x, average) for x in (kl_BT, slope_BT * logp_BT))
-    return beta * loss, beta * surrogate
-
-
-def _with_ratio(options: Options) -> dict[str, Any]:
-    """Objectives without the option have ratios to the recorded behavior."""
-    return {"ratio": "behavior", **options}
 
 
 Share = Annotated[

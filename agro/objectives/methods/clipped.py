@@ -175,8 +175,7 @@ def ppo(
         error_BT = torch.maximum(error_BT, (near_BT - target_BT).square())
     value_loss = average_tokens(groups, 0.5 * error_BT, average)
     metrics = {
-        "clipped_share": ((w_BT * advantage_BT != gain_BT) & batch.mask).sum() / batch.mask.sum(),
-        "ratio_max": w_BT.max(),
+        **limited(value_loss, batch, w_BT * advantage_BT != gain_BT, w_BT).metrics,
         "value_loss": value_loss,
         "value_mean": token_mean(batch, value_BT),
         "explained_variance": explained_variance(batch, old_BT, target_BT),

@@ -75,7 +75,7 @@ def reinforce(
     """
     groups = Groups.of(batch)
     if baseline == "none":
-        advantage_N = groups.reward - 0.0
+        advantage_N = groups.reward
     elif baseline == "stored":
         advantage_N = less_baseline(groups, streams["logp"], groups.reward, baseline)
     elif isinstance(baseline, str):
