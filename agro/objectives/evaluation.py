@@ -90,8 +90,8 @@ def differentiate(
     """
     needs = objective.needs(options)
     check(name, needs, streams, batch)
-    judged = batch
-    batch, dropped = _without_ties(needs, batch)
+    judged, pairs = batch, judging(needs)
+    batch, dropped = (batch, 0) if pairs is None else pairs.without_ties(batch)
     if options.get("singletons") == "pool":
         judged = batch = pool_singletons(batch)
         needs = needs | {GROUPS}
@@ -167,16 +167,6 @@ def check(name: str, needs: set[Need], streams: Streams, batch: Batch) -> None:
             raise Refused(f"objective {name}: stream {stream}: expected shape {expected}, got {got}")
     for need in ordered(needs):
         need.check(name, batch)
-
-
-def _without_ties(needs: set[Need], batch: Batch) -> tuple[Batch, int]:
-    """The batch without the pairs that are none to the objective, and how many they are."""
-    need = judging(needs)
-    if need is None or batch.pairs is None:
-        return batch, 0
-    remaining = need.without_ties(batch)
-    assert remaining.pairs is not None
-    return remaining, len(batch.pairs) - len(remaining.pairs)
 
 
 def _usable_rows(name: str, needs: set[Need], batch: Batch, options: Options, judged: Batch) -> Tensor | None:

@@ -166,12 +166,12 @@ class JudgedPairs(GroupSize):
 
     reads_ties = False  # whether a tie is a pair as well: votes are read, or who won makes no difference
 
-    def without_ties(self, batch: Batch) -> Batch:
-        """The batch with the pairs that are some to this need."""
+    def without_ties(self, batch: Batch) -> tuple[Batch, int]:
+        """The batch with the pairs that are some to this need, and how many aren't."""
         if self.reads_ties or batch.pairs is None or batch.votes is None:
-            return batch
+            return batch, 0
         won_P = ~ties(batch)
-        return batch.replace(pairs=batch.pairs[won_P], votes=batch.votes[won_P])
+        return batch.replace(pairs=batch.pairs[won_P], votes=batch.votes[won_P]), int((~won_P).sum())
 
     def too_small(self, batch: Batch) -> Tensor:
         return Pairs.of(batch).count == 0

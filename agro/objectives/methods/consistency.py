@@ -37,6 +37,7 @@ from agro.objectives.ingredients import (
     IMITATION,
     WEIGHT,
     WEIGHT_BASELINE,
+    anchor_logp,
     log_ratio,
     squared_norm,
 )
@@ -129,7 +130,9 @@ def regularized_reward(
     """[N] R_i = r_i − β ρ_i, ρ_i the sum of the log-ratio's tokens or their mean; r_i at β = 0."""
     if beta == 0:
         return groups.reward
-    return groups.reward - beta * groups.over_tokens(log_ratio(streams, batch, "reference"), average)
+    return groups.reward - beta * groups.over_tokens(
+        streams["logp"] - anchor_logp(batch, "reference"), average
+    )
 
 
 def less_baseline(groups: Groups, logp_BT: Tensor, R_N: Tensor, baseline: str) -> Tensor:
