@@ -23,8 +23,8 @@ def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Obje
 
     A table NAME has the fields of `MethodRecipe`, `unset`, settings of the base that it doesn't make, and of
     the objective how its equation is known, `certainty`, and what other libraries call it, `called`.
-    NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: the fields
-    of `Objective` that are its own, `options`, those that are `required`, and those that are `unset`, None.
+    NAME.preset is the objective `of` with other defaults, under the name that its paper gives it: its
+    `source`, what it is `about`, `options`, those that are `required`, and those that are `unset`, None.
     """
     methods = dict(entries)
     for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
@@ -40,16 +40,17 @@ def with_methods(entries: Mapping[str, Objective], file: Path) -> dict[str, Obje
 def _preset(
     methods: Mapping[str, Objective],
     of: str,
+    source: str,
+    about: str,
     options: Mapping[str, Any] = MappingProxyType({}),
     required: Sequence[str] = (),
     unset: Sequence[str] = (),
-    **fields: Any,
 ) -> Objective:
     base = methods[of] if of in methods else OBJECTIVES[of]
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     values |= dict.fromkeys(required, REQUIRED) | dict.fromkeys(unset)
-    fields = {"called": ""} | fields
-    return replace(base, of=base.function.__name__, preset=values, **fields)
+    of = base.function.__name__
+    return replace(base, of=of, preset=values, source=source, about=about, called="")
 
 
 FAMILIES = (consistency, policy_gradient, clipped, teaching, preference)
