@@ -41,7 +41,7 @@ def _preset(
     methods: Mapping[str, Objective],
     of: str,
     source: str,
-    about: str,
+    about: str = "",
     options: Mapping[str, Any] = MappingProxyType({}),
     required: Sequence[str] = (),
     unset: Sequence[str] = (),
