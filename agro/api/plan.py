@@ -37,11 +37,10 @@ from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.location import exists
-from agro.store.samples import chosen
 from agro.train.check import unscored
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
-from agro.train.trainable import pairs_among
+from agro.train.trainable import drawn_groups, drawn_rows, drawn_samples, pairs_among
 from agro.train.trainer import BaseTrainer, notes
 from agro.types import Prompt
 
@@ -189,15 +188,12 @@ class Machine:
         if self.store is None or not phase.config.data.draws_stored:
             return None
         rule = phase.rule(1)
-        is_held_out = self.store.split.held_out(rule.data)
         if rule.pairs:
-            summaries = self.store.survey.summaries(**chosen(rule.data))
-            rows = (row for row in summaries if not is_held_out(row.prompt_id))
-            judged = pairs_among(rows, phase.needs, self.store)
+            judged = pairs_among(drawn_rows(rule.data, self.store), phase.needs, self.store)
             pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
             sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
         else:
-            groups = [g for g in self.store.groups(**chosen(rule.data)) if not is_held_out(g.prompt_id)]
+            groups = drawn_groups(rule.data, self.store)
             stored = [group.scored if rule.scored_only else group.size for group in groups]
             sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
         return sum(sizes) / len(sizes) if sizes else None
@@ -238,7 +234,7 @@ class Machine:
             return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
         assert self.store is not None
         read: list[Row] = []
-        for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
+        for sample in islice(drawn_samples(config.data, self.store), INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
                 for encoded in self.policy.encoder.rows(sample, config.train.max_length):
                     assert encoded.tokens is not None

@@ -466,11 +466,12 @@ def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
 
 
-class EpisodeReward:
+class EpisodeReward(Reward):
     """Keeps rewards and errors of the environment, and scores the other episodes by `inner`.
 
     `inner` receives the last turn as the response, and as columns "transcript" (everything after the prompt),
-    "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
+    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. A prompt without a column
+    is no problem: an environment may add it.
     """
 
     def __init__(self, inner: Reward) -> None:
@@ -500,9 +501,6 @@ class EpisodeReward:
                 unscored[key] = head.replace(response=response, meta={**head.meta, "transcript": transcript})
         scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
         return [scores[key] for key in keys]
-
-    def problem(self, columns: Mapping[str, Any]) -> str | None:
-        return None  # an environment may add columns
 
     def close(self) -> None:
         self.inner.close()

@@ -32,7 +32,7 @@ from agro.runs.folder import Run, resuming
 from agro.runs.rundata import empty_metrics
 from agro.store import Commit, Store
 from agro.train.feed import Feed, StepBatch
-from agro.train.learner import Learner
+from agro.train.learner import OF_PHASE, Learner
 from agro.train.measure import change, describe_batch, describe_step, kept, logp_differences
 from agro.train.monitors import GO, Monitor, View
 from agro.train.phases import (
@@ -365,8 +365,7 @@ class Loop:
             return problem
         position = read_position(self.folder.checkpoint(commit.step), commit.digest)
         for phase in self.phases:
-            # Whose reference is, or begins as, the checkpoint that the phase began with.
-            is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+            is_anchored = phase.begins > 0 and phase.config.policy.reference in OF_PHASE
             if is_anchored and phase.name == position.phase and position.step < phase.ends:
                 anchor = commits.get(phase.begins)
                 if anchor is None or anchor.digest != position.anchor:

@@ -280,7 +280,8 @@ class BaseTrainer:
         if settings.uses_servers:
             from agro.models.footprint import engine_settings
 
-            settings = engine_settings(self.config, self.policy.device)
+            has_reference = self.reference is not None
+            settings = engine_settings(self.config, self.policy.device, has_reference=has_reference)
         return load_engine(settings, self.policy, self.activity.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> tuple[Feed, Sequence[Monitor]]:
@@ -372,9 +373,8 @@ class BaseTrainer:
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
-        is_held_out = self.store.split.held_out(config.data)
         try:
-            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters, is_held_out)
+            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters)
         except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise

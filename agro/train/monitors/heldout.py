@@ -281,11 +281,10 @@ class HeldOutLog(Monitor):
         learner: Learner,
         activity: Activity,
         clusters: Mapping[str, str] | None = None,
-        is_held_out: Callable[[str], bool] | None = None,
     ) -> HeldOutLog:
         """Without invalid samples; raises `NothingToRank` where no group remains.
 
-        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
+        `clusters`: those of a run, by which it holds prompts out; as the store has them by default.
         """
         config, data = phase.config, phase.config.data
         path = data.eval_store or data.store
@@ -294,7 +293,8 @@ class HeldOutLog(Monitor):
         with Store.open(location_of(path), read_only=True, create=False) as store:
             stored = store.samples(**chosen)
             if data.hold_out:
-                is_held_out = is_held_out or store.split.held_out(data)
+                store.split.use(clusters)
+                is_held_out = store.split.held_out(data)
                 stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
             order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
             samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
