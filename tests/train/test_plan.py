@@ -222,8 +222,8 @@ def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
 
 
 def test_held_out_groups_of_a_store_are_not_counted(tmp_path: Path) -> None:
-    """Prompts that are held out have 5 responses of 4 letters, the others 2 of 1 letter, of which all are drawn:
-    7 tokens, a BOS, 4 of the prompt, 1 and an EOS."""
+    """Prompts that are held out have 5 responses of 4 letters, the others 2 of 1 letter, of which all are
+    drawn. These have 7 tokens: a BOS, 4 of the prompt, 1 and an EOS."""
     with Store.open(tmp_path / "log.db") as store:
         for i in range(40):
             size, text = (5, "1111") if is_held_out(str(i), 0.5) else (2, "1")
