@@ -183,12 +183,7 @@ class Policy:
         threads of the process where the configuration has one: torch uses all cores by default, and on models
         of a few million parameters the threads wait for each other.
         """
-        if (config.model is None) == (config.new is None):
-            got = "neither" if config.model is None else "both"
-            raise Refused(
-                "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
-                f"weights), got {got}"
-            )
+        config.check_weights()
         device = device_of(config.device)
         with tempfile.TemporaryDirectory() as folder, without_bars():
             if config.new is not None:

@@ -41,12 +41,7 @@ DECIDING = ("keep_best", "patience")  # settings that follow a held-out measurem
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
     """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
     check_texts(config.model_dump())
-    if (config.policy.model is None) == (config.policy.new is None):
-        got = "neither" if config.policy.model is None else "both"
-        raise Refused(
-            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
-            f"got {got}"
-        )
+    config.policy.check_weights()
     phases = Phase.all(config)
     _check_shared(config, phases)
     _check_policy(phases)
@@ -64,7 +59,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks, which have shards of policy and reference."""
-    policy, phases = config.policy, [config.phase(name) for name in config.phase_names]
+    phases = [config.phase(name) for name in config.phase_names]
+    policy = phases[0].policy
     fails = "doesn't work on several ranks (torchrun)"
     cut = "bitsandbytes packs values in blocks, which FSDP would cut; remove it"
     rows: dict[str, object] = {

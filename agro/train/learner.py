@@ -301,10 +301,9 @@ class Average:
     Of an adapter its matrices are averaged, not their product.
     """
 
-    def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor] | None = None) -> None:
-        """`live`: the model's parameters by name. `trained`: what is averaged, where it isn't these."""
-        self.live = live
-        self.trained = live if trained is None else trained
+    def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """`live`: the model's parameters by name. `trained`: what is averaged, as of `Policy`."""
+        self.live, self.trained = live, trained
         self.updates = 0
         self.weights: dict[str, Tensor] = {}
         for name, p in self.trained.items():

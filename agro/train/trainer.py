@@ -224,11 +224,12 @@ class BaseTrainer:
         """The reference, which stays in memory for the complete run where any phase needs it."""
         if not any(phase.reads_reference for phase in self.phases):
             return None
-        if self.config.policy.reference_is_served:
+        first = self.phases[0].config
+        if first.policy.reference_is_served:
             from agro.rollout.engines.connection import ServedReference
 
-            return ServedReference(self.config, policy)
-        return load_reference(self.phases[0].config.policy, policy)
+            return ServedReference(first, policy)
+        return load_reference(first.policy, policy)
 
     def _train(self) -> None:
         say = self.activity.say
@@ -311,6 +312,10 @@ class BaseTrainer:
         config, run = phase.config, self.folder.id
         inline: InlineSource | None = None
         source: Source
+
+        def copying(current: InlineSource) -> Source:
+            return LaggingSource(current, self.folder) if config.source.lags else current
+
         if config.source.kind == "elsewhere":
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
@@ -324,17 +329,16 @@ class BaseTrainer:
             # Of published versions, for an engine that doesn't share the policy's.
             weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
             recorded, rollout = recording(self.phases, phase), self._rollout(phase)
-            source = inline = InlineSource(
+            inline = InlineSource(
                 recorded, rollout, order, self.reward, self.store, run, self.activity, weights
             )
-            if config.source.lags:
-                source = LaggingSource(inline, self.folder)
+            source = copying(inline)
         if config.source.around is None:
             return source
         context = Context(
             config,
             inline,
-            lambda other: LaggingSource(other, self.folder) if config.source.lags else other,
+            copying,
             self.prompts,
             self.policy,
             self.store,
@@ -360,7 +364,7 @@ class BaseTrainer:
             rollout, prompts = self._rollout(phase), self.eval_prompts
             monitors.append(heldout.HeldOutPrompts(phase, learner, rollout, self.reward, prompts, activity))
             if shifts:
-                monitors.append(heldout.MeasuredShift(phase, self.store, say))
+                monitors.append(heldout.MeasuredShift(self.store, say))
         elif shifts:
             say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
         if not self.eval_prompts:
@@ -402,4 +406,4 @@ class BaseTrainer:
         if not prompts:
             return []
         rollout, activity = self._rollout(phase), self.activity
-        return [heldout.Unscored(phase, learner, rollout, prompts, activity, measures_kl=measures_kl)]
+        return [heldout.Unscored(learner, rollout, prompts, activity, measures_kl=measures_kl)]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import none_if_nan
 from agro.models.encoding import Encoder
@@ -194,18 +194,17 @@ class MeasuredShift(Monitor):
 
     name = SHIFT
 
-    def __init__(self, phase: Phase, store: Store, say: Callable[[str], None]) -> None:
-        self.phase, self.store, self.say = phase, store, say
+    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
+        self.store, self.say = store, say
         self.shift: float | None = None
 
     def after(self, view: View) -> None:
-        if view.step in (0, self.phase.ends) and view.held_out_rewards is not None:
-            self.shift = self._measure(view.held_out_rewards)
+        if view.step in (0, view.phase.ends) and view.held_out_rewards is not None:
+            self.shift = self._measure(view.held_out_rewards, view.phase.config.data)
         if view.step == 0:
             view.metrics["baseline_shift"] = self.shift
 
-    def _measure(self, measured: HeldOutRewards) -> float | None:
-        data = self.phase.config.data
+    def _measure(self, measured: HeldOutRewards, data: DataConfig) -> float | None:
         of_log = [group.reward_mean for group in self.store.groups(**chosen(data))]
         log, policy = (
             np.array([x for x in of if x is not None]) for of in (of_log, measured.rewards.values())
@@ -377,7 +376,6 @@ class Unscored(Monitor):
 
     def __init__(
         self,
-        phase: Phase,
         learner: Learner,
         rollout: Rollout,
         prompts: Sequence[Prompt],
@@ -386,14 +384,14 @@ class Unscored(Monitor):
         measures_kl: bool,
     ) -> None:
         """`prompts`: one for each response."""
-        self.phase, self.learner, self.rollout = phase, learner, rollout
+        self.learner, self.rollout = learner, rollout
         self.prompts, self.activity, self.measures_kl = prompts, activity, measures_kl
 
     def after(self, view: View) -> None:
         if not view.is_due:
             return
         self.activity.stage("evaluating")
-        config = self.phase.config
+        config = view.phase.config
         sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
         seed = derive(config.train.seed, "evaluate")
         view.held_out = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
