@@ -37,10 +37,11 @@ from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
 from agro.store.location import exists
+from agro.store.samples import chosen
 from agro.train.check import unscored
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
-from agro.train.trainable import drawn_groups, drawn_rows, drawn_samples, pairs_among
+from agro.train.trainable import drawn_groups, pairs_among, trained
 from agro.train.trainer import BaseTrainer, notes
 from agro.types import Prompt
 
@@ -189,7 +190,8 @@ class Machine:
             return None
         rule = phase.rule(1)
         if rule.pairs:
-            judged = pairs_among(drawn_rows(rule.data, self.store), phase.needs, self.store)
+            rows = trained(self.store.survey.each_summary(**chosen(rule.data)), rule.data, self.store)
+            judged = pairs_among(rows, phase.needs, self.store)
             pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
             sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
         else:
@@ -234,7 +236,8 @@ class Machine:
             return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
         assert self.store is not None
         read: list[Row] = []
-        for sample in islice(drawn_samples(config.data, self.store), INSPECTED):
+        samples = trained(self.store.samples(**chosen(config.data)), config.data, self.store)
+        for sample in islice(samples, INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
                 for encoded in self.policy.encoder.rows(sample, config.train.max_length):
                     assert encoded.tokens is not None

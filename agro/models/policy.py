@@ -388,7 +388,13 @@ class Policy:
         for passes, limit in (([[row] for row in rows], close), ([rows], 1.0)):
             logp = partial(self._passes, passes)
             gap, allowed = self.gap(logp(), expected, logp)
-            architecture.refuse_gap(self.name, gap, min(allowed, limit))
+            most = min(allowed, limit)
+            if not gap <= most:
+                raise Refused(
+                    f"{self.name}: log-probs differ from those of the model's own logits by {gap:.3g} nats "
+                    f"(expected at most {most:.2g}): the model changes its logits in a way that agro doesn't "
+                    "support, is random in training, or mixes the sequences of a batch; use another model"
+                )
         self.packs = can_pack(self.model, rows[-1], min(allowed, close))
 
     def _passes(self, passes: Sequence[list[Tensor]]) -> Tensor:

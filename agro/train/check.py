@@ -480,10 +480,11 @@ def _check_followed(phases: Sequence[Phase]) -> None:
 
 def measures_heldout_kl(config: RunConfig) -> bool:
     """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
-    return samples_kl(config) or (_may_measure_kl(config) and config.data.eval_prompts is not None)
+    return samples_kl(config) or (may_measure_kl(config) and config.data.eval_prompts is not None)
 
 
-def _may_measure_kl(config: RunConfig) -> bool:
+def may_measure_kl(config: RunConfig) -> bool:
+    """Whether held-out responses are samples of the policy, whose KL is wanted."""
     return config.evaluate.kl and config.evaluate.temperature == config.policy.temperature
 
 
@@ -494,7 +495,7 @@ def samples_kl(config: RunConfig) -> bool:
     the engine isn't in this process, or where responses are episodes, whose prompts need more than the store
     has.
     """
-    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and _may_measure_kl(config)
+    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
     if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False

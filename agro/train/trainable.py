@@ -161,20 +161,10 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
 
 def drawn_groups(data: DataConfig, store: Store) -> Iterator[Group]:
     """The groups that may be drawn: those of the samples that `data` admits, without held-out ones."""
-    return _trained(store.survey.each_group(**chosen(data)), data, store)
+    return trained(store.survey.each_group(**chosen(data)), data, store)
 
 
-def drawn_rows(data: DataConfig, store: Store) -> Iterator[SampleSummary]:
-    """The samples of these groups, without reading them."""
-    return _trained(store.survey.each_summary(**chosen(data)), data, store)
-
-
-def drawn_samples(data: DataConfig, store: Store) -> Iterator[Sample]:
-    """The samples of these groups."""
-    return _trained(store.samples(**chosen(data)), data, store)
-
-
-def _trained(stored: Iterable[Stored], data: DataConfig, store: Store) -> Iterator[Stored]:
+def trained(stored: Iterable[Stored], data: DataConfig, store: Store) -> Iterator[Stored]:
     """Without those of prompts that are held out."""
     is_held_out = store.split.held_out(data)
     return (each for each in stored if not is_held_out(each.prompt_id))
@@ -190,7 +180,8 @@ class _StoreCheck:
     notes: list[str] = field(default_factory=list)  # what isn't drawn
 
     def rows(self) -> Iterator[SampleSummary]:
-        return drawn_rows(self.config.data, self.store)
+        data, survey = self.config.data, self.store.survey
+        return trained(survey.each_summary(**chosen(data)), data, self.store)
 
     def otherwise(self) -> str:
         """The recipe for the log, and "or" before other ways; "" where it isn't of another kind."""

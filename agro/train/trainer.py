@@ -312,10 +312,6 @@ class BaseTrainer:
         config, run = phase.config, self.folder.id
         inline: InlineSource | None = None
         source: Source
-
-        def copying(current: InlineSource) -> Source:
-            return LaggingSource(current, self.folder) if config.source.lags else current
-
         if config.source.kind == "elsewhere":
             step = position.step
             source = CollectorSource(phase, self.store, run, self.publications, self.activity, step)
@@ -329,16 +325,17 @@ class BaseTrainer:
             # Of published versions, for an engine that doesn't share the policy's.
             weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
             recorded, rollout = recording(self.phases, phase), self._rollout(phase)
-            inline = InlineSource(
+            source = inline = InlineSource(
                 recorded, rollout, order, self.reward, self.store, run, self.activity, weights
             )
-            source = copying(inline)
+            if config.source.lags:
+                source = LaggingSource(inline, self.folder)
         if config.source.around is None:
             return source
         context = Context(
             config,
             inline,
-            copying,
+            lambda other: LaggingSource(other, self.folder) if config.source.lags else other,
             self.prompts,
             self.policy,
             self.store,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -34,6 +35,7 @@ from agro.store.samples import Filter, chosen
 from agro.store.split import cluster_names
 from agro.store.survey import Scale
 from agro.train import measure
+from agro.train.check import may_measure_kl
 from agro.train.collate import collate
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
@@ -51,6 +53,7 @@ class NothingToRank(Refused):
     """No held-out prompt has two scored responses."""
 
 
+@dataclass(eq=False)
 class HeldOutPrompts(Monitor):
     """Held-out reward and its parts, and its difference to the start's on the same prompts; on samples of the
     policy itself also KL to the reference, ½ Var(R) and regret.
@@ -63,21 +66,18 @@ class HeldOutPrompts(Monitor):
 
     name = "held-out prompts"
 
-    def __init__(
-        self,
-        phase: Phase,
-        learner: Learner,
-        rollout: Rollout,
-        reward: Reward,
-        prompts: Sequence[Prompt],
-        activity: Activity,
-    ) -> None:
-        self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
-        self.prompts, self.activity = prompts, activity
-        self.measured: HeldOutRewards | None = None
-        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
-        near_copies = phase.config.data.near_copies
-        self.clusters = cluster_names({prompt.id: prompt.text for prompt in prompts}, near_copies)
+    phase: Phase
+    learner: Learner
+    rollout: Rollout
+    reward: Reward
+    prompts: Sequence[Prompt]
+    activity: Activity
+    measured: HeldOutRewards | None = None
+
+    def __post_init__(self) -> None:
+        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in self.prompts}
+        near_copies = self.phase.config.data.near_copies
+        self.clusters = cluster_names({prompt.id: prompt.text for prompt in self.prompts}, near_copies)
 
     def after(self, view: View) -> None:
         view.held_out_rewards = self.measured
@@ -139,8 +139,7 @@ class HeldOutPrompts(Monitor):
             "eval_n": result.rewards.size - result.unscored,
             "eval_unscored": result.unscored,
         }
-        is_policy = config.evaluate.temperature == config.policy.temperature
-        if not (config.evaluate.kl and is_policy and self.learner.reference_key is not None):
+        if not may_measure_kl(config) or self.learner.reference_key is None:
             return metrics
         batch, logp = _referred(result.samples, self.learner)
         metrics["eval_kl_ref"] = measure.kl_of(batch, logp)
@@ -368,24 +367,18 @@ class HeldOutLog(Monitor):
         self.start = list(map(float, state))
 
 
+@dataclass(eq=False)
 class Unscored(Monitor):
     """Responses of the policy where no reward scores held-out ones, to show; and the KL to the reference.
 
     Prompts and random numbers are the same at every evaluation, so that differences are not of the draw.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        rollout: Rollout,
-        prompts: Sequence[Prompt],
-        activity: Activity,
-        *,
-        measures_kl: bool,
-    ) -> None:
-        """`prompts`: one for each response."""
-        self.learner, self.rollout = learner, rollout
-        self.prompts, self.activity, self.measures_kl = prompts, activity, measures_kl
+    learner: Learner
+    rollout: Rollout
+    prompts: Sequence[Prompt]  # one for each response
+    activity: Activity
+    measures_kl: bool
 
     def after(self, view: View) -> None:
         if not view.is_due:
