@@ -14,7 +14,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -266,26 +266,19 @@ class Episode:
 ATTRIBUTES = ("version", "measured", "check")  # of an engine
 
 
+@dataclass(eq=False)
 class Rollout:
     """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
 
-    marks: Mapping[str, Any] = MappingProxyType({})  # entries of `sampling` besides those of the sampler
+    encoder: Encoder
+    engine: Engine
+    environment: Environment | PlayingEnvironment | None = None
+    max_turns: int = 1
+    source: str = "policy"  # of its samples
+    role: Role = "policy"  # of its samples
+    marks: Mapping[str, Any] = field(default_factory=dict)  # in `sampling`, besides the sampler's settings
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        engine: Engine,
-        environment: Environment | PlayingEnvironment | None = None,
-        max_turns: int = 1,
-        source: str = "policy",
-        role: Role = "policy",
-    ) -> None:
-        """`source`, `role`: those of its samples."""
-        self.encoder = encoder
-        self.engine = engine
-        self.environment = environment
-        self.max_turns = max_turns
-        self.source, self.role = source, role
+    def __post_init__(self) -> None:
         self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
 
     def sample(
