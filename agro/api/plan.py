@@ -316,7 +316,8 @@ class PlanningTrainer(BaseTrainer):
     def loaded(self) -> Iterator[Machine]:
         """What a plan measures. All is checked as for a run."""
         print("loading, checking and measuring", file=sys.stderr, flush=True)
-        path = self._prepare()
+        self._prepare()
+        path = self.location
         if self.reward is not None:
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:

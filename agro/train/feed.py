@@ -331,8 +331,7 @@ class Feed:
         valid = self.valid(drawn, made.ids)
         valid.weights, valid.collected, valid.prompts = weights, made, prompts
         valid.missing = phase.stored_groups(phase.at(position)) - len(weights)
-        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
-        valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
+        valid.dropped += Counter({"too stale": made.too_stale, "equal rewards in its group": equal})
         return valid
 
     def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:

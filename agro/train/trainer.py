@@ -139,7 +139,7 @@ class BaseTrainer:
         return self.out
 
     def _run(self) -> None:
-        store = self._prepare()
+        self._prepare()
         try:
             self.policy, self.reference = self._load()
             digests = inputs.fingerprints(self.config, self.policy, self.reference, self.rewards)
@@ -153,7 +153,7 @@ class BaseTrainer:
             with (
                 closing(self.folder),
                 closing(self.trackers),
-                Store.open(store) as self.store,
+                Store.open(self.location) as self.store,
                 self.activity,
             ):
                 self._train()
@@ -165,8 +165,8 @@ class BaseTrainer:
                     if opened is not None:
                         closed.callback(opened.close)
 
-    def _prepare(self) -> Location:
-        """Load and check what is cheap; returns where the store is."""
+    def _prepare(self) -> None:
+        """Load and check what is cheap."""
         config, data, path = self.config, self.config.data, self.location
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
@@ -198,7 +198,6 @@ class BaseTrainer:
             key = "eval_prompts" if data.eval_prompts else "hold_out"
             scored = {"prompts": self.prompts, key: self.eval_prompts}
             self.notes += inputs.check_scorable(self.reward, scored, config.reward.max_failed)
-        return path
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
