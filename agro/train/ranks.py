@@ -101,13 +101,6 @@ class Shard(Learner):
         self._reshard_reference()
         return logp_BT
 
-    def gradient(
-        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
-    ) -> Step:
-        step = super().gradient(batch, objective, options, check)
-        self._reshard_reference()
-        return step
-
     def _reshard_reference(self) -> None:
         if self.reference is not None:
             self.reference.model.reshard()
@@ -158,6 +151,7 @@ class Shard(Learner):
                 weight.grad *= dist.get_world_size()
             else:
                 dist.all_reduce(weight.grad)
+        self._reshard_reference()
 
     def _write(self, tensors: Mapping[str, Tensor], folder: Path, part: str) -> None:
         self.tensors |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}
