@@ -143,8 +143,10 @@ class Shard(Learner):
         return DistributedPasses(self.micro, offload="activations" in self.config.train.offload)
 
     def _after_backward(self) -> None:
-        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded. Then the
-        reference, which a gradient may have read, is sharded again."""
+        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded.
+
+        Then the reference, which a gradient may have read, is sharded again.
+        """
         for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
             if weight.grad is None:  # on all ranks: the objective doesn't read the value
                 continue
