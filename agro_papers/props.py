@@ -23,7 +23,7 @@ from agro.models.reference import duplicate
 from agro.objectives import get
 from agro.objectives.reduce import Groups
 from agro.rollout import CollectResult
-from agro.rollout.rollout import Rollout, embedded
+from agro.rollout.rollout import embedded
 from agro.train.around import Context, SourceWrapper
 from agro.train.collate import collate
 from agro.train.learner import Learner, Local
@@ -60,9 +60,8 @@ class PropsSource(Monitor):
         self.current, self.policy, self.props = current, context.policy, options
         self.proposal = duplicate(context.policy)
         engine = embedded(self.proposal, -1, fused=config.engine.fused)
-        sampler = Rollout(rollout.encoder, engine, rollout.environment, rollout.max_turns, rollout.source)
-        sampler.marks = {"adapted": self.name}
-        self.adapted = replace(current, rollout=sampler, weights=None)
+        adapted = replace(rollout, engine=engine, marks={"adapted": self.name})
+        self.adapted = replace(current, rollout=adapted, weights=None)
         self.learner = Local(self.proposal, None, context.say)
         self.newest: list[int] = []  # ids
         self.measured: dict[str, float | None] = {}

@@ -185,7 +185,8 @@ def for_card(choice: Choice, limit: float) -> str:
         for key, value in rung.items():
             choice.put(key, value)
         config = choice.config
-        found, n = Footprint.of(config), config.sampler.n
+        has_reference = any(phase.reads_reference for phase in Phase.all(config))
+        found, n = Footprint.of(config, has_reference=has_reference), config.sampler.n
         most = min(MOST_TOKENS, shape_of(config.policy).context, config.train.max_length or MOST_TOKENS)
         tokens = found.longest(limit, n, most)
         if tokens >= min(ENOUGH_TOKENS, most):

@@ -41,7 +41,7 @@ from agro.store.samples import chosen
 from agro.train.check import unscored
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
-from agro.train.trainable import pairs_among
+from agro.train.trainable import drawn_groups, pairs_among, trained
 from agro.train.trainer import BaseTrainer, notes
 from agro.types import Prompt
 
@@ -189,15 +189,13 @@ class Machine:
         if self.store is None or not phase.config.data.draws_stored:
             return None
         rule = phase.rule(1)
-        is_held_out = self.store.split.held_out(rule.data)
         if rule.pairs:
-            summaries = self.store.survey.summaries(**chosen(rule.data))
-            rows = (row for row in summaries if not is_held_out(row.prompt_id))
+            rows = trained(self.store.survey.each_summary(**chosen(rule.data)), rule.data, self.store)
             judged = pairs_among(rows, phase.needs, self.store)
             pairs_of = [[(p.winner, p.loser) for p in preferences] for preferences in judged.values()]
             sizes = [len(pick_pairs(pairs, rule, At("", 0, 0, 0), "")) for pairs in pairs_of]
         else:
-            groups = [g for g in self.store.groups(**chosen(rule.data)) if not is_held_out(g.prompt_id)]
+            groups = drawn_groups(rule.data, self.store)
             stored = [group.scored if rule.scored_only else group.size for group in groups]
             sizes = [min(size, rule.data.group_size or size) for size in stored if size >= rule.min_group]
         return sum(sizes) / len(sizes) if sizes else None
@@ -238,7 +236,8 @@ class Machine:
             return [row._replace(group=-1 - row.group) for row in self._fresh(config, groups)]
         assert self.store is not None
         read: list[Row] = []
-        for sample in islice(self.store.samples(**chosen(config.data)), INSPECTED):
+        samples = trained(self.store.samples(**chosen(config.data)), config.data, self.store)
+        for sample in islice(samples, INSPECTED):
             with suppress(InvalidSample):  # the run drops it as well
                 for encoded in self.policy.encoder.rows(sample, config.train.max_length):
                     assert encoded.tokens is not None
@@ -317,7 +316,8 @@ class PlanningTrainer(BaseTrainer):
     def loaded(self) -> Iterator[Machine]:
         """What a plan measures. All is checked as for a run."""
         print("loading, checking and measuring", file=sys.stderr, flush=True)
-        path = self._prepare()
+        self._prepare()
+        path = self.location
         if self.reward is not None:
             self.reward.close()
         with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:

@@ -156,6 +156,15 @@ class PolicyConfig(Section):
     trust_remote_code: bool = field(False, shared=True)
     """run the code that a model on the hub brings along"""
 
+    def check_weights(self) -> None:
+        """Raise `Refused` unless the model is named, or a new one."""
+        if (self.model is None) == (self.new is None):
+            got = "neither" if self.model is None else "both"
+            raise Refused(
+                "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
+                f"weights), got {got}"
+            )
+
     @property
     def reference_is_served(self) -> bool:
         """Whether a server has the reference."""

@@ -174,16 +174,18 @@ class Footprint:
     on_cpu: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig) -> Footprint:
-        """Counted: nothing is loaded."""
+    def of(cls, config: RunConfig, *, has_reference: bool) -> Footprint:
+        """Counted: nothing is loaded. `has_reference`: whether a phase reads it, so that it is in memory."""
         policy, reward, model = config.policy, config.reward, shape_of(config.policy)
-        others = [] if policy.reference_is_served else [policy.reference_model]
-        others += [reward.options.get("path")] if reward.name == "model" else []
+        others, copied = [reward.options.get("path")] if reward.name == "model" else [], 0
+        if has_reference and policy.reference_model is None:  # bytes of a trained weight in a frozen copy
+            copied = itemsize(policy) if policy.lora is None else 4
+        elif has_reference and not policy.reference_is_served:
+            others.append(policy.reference_model)
         beside = sum(shape(name, None, "bfloat16").weights for name in others if name)
         is_extra = policy.lora is not None or policy.dtype == "mixed"  # an adapter, or copies: in float32
         each = 4 if is_extra else itemsize(policy)  # bytes of a weight that is trained
-        reference = itemsize(policy) if policy.lora is None else 4
-        weights = SPARE * (model.stored(policy, NF4) + (is_extra * each + reference) * model.trained)
+        weights = SPARE * (model.stored(policy, NF4) + (is_extra * each + copied) * model.trained)
         state = optimized(config.train, model.trained, each * model.trained)
         server = None
         if config.engine.starts_server:  # with two adapters in bfloat16
@@ -261,15 +263,19 @@ class Footprint:
         return max(fitting, default=0)
 
 
-def engine_settings(config: RunConfig, device: torch.device) -> EngineConfig:
-    """Those of a run's engine, with the share of the GPU that a server which it starts may take."""
+def engine_settings(config: RunConfig, device: torch.device, *, has_reference: bool) -> EngineConfig:
+    """Those of a run's engine, with the share of the GPU that a server which it starts may take.
+
+    `has_reference`: as of `Footprint.of`.
+    """
     engine, name, train = config.engine, config.policy.model, config.train
     if not engine.starts_server or engine.memory is not None or device.type != "cuda":
         return engine
     if name is None or is_adapter(name):  # no shape of its own
         return engine
     total = torch.cuda.mem_get_info(device)[1]
-    share = Footprint.of(config).share(train.micro_tokens or train.max_length or 2048, total, total)
+    found, tokens = Footprint.of(config, has_reference=has_reference), train.micro_tokens or train.max_length
+    share = found.share(tokens or 2048, total, total)
     return engine.model_copy(update={"memory": share})
 
 

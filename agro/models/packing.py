@@ -128,6 +128,13 @@ def _states(
     return states, packed
 
 
+def kinds_of_cache(model: Any) -> set[type]:
+    """Those of the layers."""
+    from transformers.cache_utils import DynamicCache
+
+    return {type(layer) for layer in DynamicCache(config=model.config).layers}
+
+
 def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     """Whether log-probs of two sequences that begin alike differ by no more than `allowed` when packed.
 
@@ -135,14 +142,13 @@ def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
     the answer is yes, it was.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.cache_utils import DynamicCache, DynamicLayer
+    from transformers.cache_utils import DynamicLayer
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     config = model.config.get_text_config()
-    layers = {type(layer) for layer in DynamicCache(config=config).layers}
-    if config._attn_implementation not in ("sdpa", NAME) or not layers <= {DynamicLayer}:
+    if config._attn_implementation not in ("sdpa", NAME) or not kinds_of_cache(model) <= {DynamicLayer}:
         return False
     row, half = row.cpu(), len(row) // 2
     tokens = torch.stack([row, torch.cat([row[:half], row.flip(0)[half:]])])

@@ -183,12 +183,7 @@ class Policy:
         threads of the process where the configuration has one: torch uses all cores by default, and on models
         of a few million parameters the threads wait for each other.
         """
-        if (config.model is None) == (config.new is None):
-            got = "neither" if config.model is None else "both"
-            raise Refused(
-                "policy: expected either policy.model (a folder or hub name) or [policy.new] (random "
-                f"weights), got {got}"
-            )
+        config.check_weights()
         device = device_of(config.device)
         with tempfile.TemporaryDirectory() as folder, without_bars():
             if config.new is not None:
@@ -393,7 +388,13 @@ class Policy:
         for passes, limit in (([[row] for row in rows], close), ([rows], 1.0)):
             logp = partial(self._passes, passes)
             gap, allowed = self.gap(logp(), expected, logp)
-            architecture.refuse_gap(self.name, gap, min(allowed, limit))
+            most = min(allowed, limit)
+            if not gap <= most:
+                raise Refused(
+                    f"{self.name}: log-probs differ from those of the model's own logits by {gap:.3g} nats "
+                    f"(expected at most {most:.2g}): the model changes its logits in a way that agro doesn't "
+                    "support, is random in training, or mixes the sequences of a batch; use another model"
+                )
         self.packs = can_pack(self.model, rows[-1], min(allowed, close))
 
     def _passes(self, passes: Sequence[list[Tensor]]) -> Tensor:

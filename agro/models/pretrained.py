@@ -218,16 +218,6 @@ def refusing_errors(name: str, doing: str) -> Iterator[None]:
         raise Refused(f"{name}: {doing} fails: {type(error).__name__}: {error}; use another model") from error
 
 
-def refuse_gap(name: str, gap: float, allowed: float) -> None:
-    """Raise `Refused` for log-probs of the model `name` that differ by more than rounding from its own."""
-    if not gap <= allowed:
-        raise Refused(
-            f"{name}: log-probs differ from those of the model's own logits by {gap:.3g} nats "
-            f"(expected at most {allowed:.2g}): the model changes its logits in a way that agro doesn't "
-            "support, is random in training, or mixes the sequences of a batch; use another model"
-        )
-
-
 def pretrained(
     name: str, config: configuration.PolicyConfig, adapters: tuple[Path, ...] = ()
 ) -> tuple[Any, Any]:

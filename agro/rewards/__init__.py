@@ -112,7 +112,7 @@ def _load(
     if name in objects:
         return FunctionReward(objects[name], options, inline=True, places=config.places)
     check_name(name)
-    maker = None if plugins.is_reference(name) else maker_of(name)
+    maker = maker_of(name)
     if maker is not None:
         checked = read_options(maker.options, options, f"reward.options of {name}")
         return maker.make(checked, timeout=config.timeout, workers=config.workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,29 +19,22 @@ from agro.types import Sample, without_open_thought
 Scorer = Callable[[list[str], list[str]], list[Score]]  # responses, answers
 
 
+@dataclass(eq=False)
 class AnswerReward:
     """Scores the samples that have an answer in `meta`; the reward of the others is unknown."""
 
+    name: str
+    scorer: Scorer
+    expected: Callable[[str], str] = str
+    """The answer in the text of the answer column; raises `LookupError` where it has none."""
+    pool: Pool | None = None
     maximum: float | None = 1.0
-
-    def __init__(
-        self,
-        name: str,
-        scorer: Scorer,
-        expected: Callable[[str], str] = str,
-        pool: Pool | None = None,
-    ) -> None:
-        """`expected`: the answer in the text of the answer column; raises `LookupError` where it has none."""
-        self.name = name
-        self._scorer = scorer
-        self._expected = expected
-        self._pool = pool
 
     def score(self, samples: Sequence[Sample]) -> list[Score]:
         return score_known(
             samples,
             lambda sample: self._answer_in(sample.meta),
-            lambda answered, expected: self._scorer([_said(s) for s in answered], expected),
+            lambda answered, expected: self.scorer([_said(s) for s in answered], expected),
         )
 
     def problem(self, columns: Mapping[str, Any]) -> str | None:
@@ -58,11 +52,11 @@ class AnswerReward:
         if not is_valid or answer in (math.inf, -math.inf):
             kind = type(answer).__name__
             raise LookupError(f"the sample's answer is a {kind}, expected text or a finite number")
-        return self._expected(str(answer))
+        return self.expected(str(answer))
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        if self.pool is not None:
+            self.pool.close()
 
 
 def _said(sample: Sample) -> str:

@@ -14,7 +14,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -266,26 +266,19 @@ class Episode:
 ATTRIBUTES = ("version", "measured", "check")  # of an engine
 
 
+@dataclass(eq=False)
 class Rollout:
     """Samples responses. With an environment a response is an episode of at most `max_turns` turns."""
 
-    marks: Mapping[str, Any] = MappingProxyType({})  # entries of `sampling` besides those of the sampler
+    encoder: Encoder
+    engine: Engine
+    environment: Environment | PlayingEnvironment | None = None
+    max_turns: int = 1
+    source: str = "policy"  # of its samples
+    role: Role = "policy"  # of its samples
+    marks: Mapping[str, Any] = field(default_factory=dict)  # in `sampling`, besides the sampler's settings
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        engine: Engine,
-        environment: Environment | PlayingEnvironment | None = None,
-        max_turns: int = 1,
-        source: str = "policy",
-        role: Role = "policy",
-    ) -> None:
-        """`source`, `role`: those of its samples."""
-        self.encoder = encoder
-        self.engine = engine
-        self.environment = environment
-        self.max_turns = max_turns
-        self.source, self.role = source, role
+    def __post_init__(self) -> None:
         self._name = uuid.uuid4().hex  # of its episodes, since other runs have the same seeds and numbers
 
     def sample(
@@ -466,11 +459,12 @@ def recorded(sampler: SamplerConfig, seed: int) -> dict[str, Any]:
     return {**sampler.model_dump(mode="json", exclude=without), "seed": seed}
 
 
-class EpisodeReward:
+class EpisodeReward(Reward):
     """Keeps rewards and errors of the environment, and scores the other episodes by `inner`.
 
     `inner` receives the last turn as the response, and as columns "transcript" (everything after the prompt),
-    "turns", "tool_calls" and "turn_info". The rows of one episode share its score.
+    "turns", "tool_calls" and "turn_info". The rows of one episode share its score. A prompt without a column
+    is no problem: an environment may add it.
     """
 
     def __init__(self, inner: Reward) -> None:
@@ -500,9 +494,6 @@ class EpisodeReward:
                 unscored[key] = head.replace(response=response, meta={**head.meta, "transcript": transcript})
         scores.update(zip(unscored, self.inner.score(list(unscored.values())), strict=True))
         return [scores[key] for key in keys]
-
-    def problem(self, columns: Mapping[str, Any]) -> str | None:
-        return None  # an environment may add columns
 
     def close(self) -> None:
         self.inner.close()

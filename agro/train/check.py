@@ -41,12 +41,7 @@ DECIDING = ("keep_best", "patience")  # settings that follow a held-out measurem
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
     """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
     check_texts(config.model_dump())
-    if (config.policy.model is None) == (config.policy.new is None):
-        got = "neither" if config.policy.model is None else "both"
-        raise Refused(
-            "policy: expected either policy.model (a folder or hub name) or [policy.new] (random weights), "
-            f"got {got}"
-        )
+    config.policy.check_weights()
     phases = Phase.all(config)
     _check_shared(config, phases)
     _check_policy(phases)
@@ -64,7 +59,8 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 def check_sharded(config: RunConfig) -> None:
     """Raise `Refused` for what doesn't work on several ranks, which have shards of policy and reference."""
-    policy, phases = config.policy, [config.phase(name) for name in config.phase_names]
+    phases = [config.phase(name) for name in config.phase_names]
+    policy = phases[0].policy
     fails = "doesn't work on several ranks (torchrun)"
     cut = "bitsandbytes packs values in blocks, which FSDP would cut; remove it"
     rows: dict[str, object] = {
@@ -484,10 +480,11 @@ def _check_followed(phases: Sequence[Phase]) -> None:
 
 def measures_heldout_kl(config: RunConfig) -> bool:
     """Whether a phase measures eval_kl_ref, on held-out prompts or on a few prompts of the store."""
-    return samples_kl(config) or (_may_measure_kl(config) and config.data.eval_prompts is not None)
+    return samples_kl(config) or (may_measure_kl(config) and config.data.eval_prompts is not None)
 
 
-def _may_measure_kl(config: RunConfig) -> bool:
+def may_measure_kl(config: RunConfig) -> bool:
+    """Whether held-out responses are samples of the policy, whose KL is wanted."""
     return config.evaluate.kl and config.evaluate.temperature == config.policy.temperature
 
 
@@ -498,7 +495,7 @@ def samples_kl(config: RunConfig) -> bool:
     the engine isn't in this process, or where responses are episodes, whose prompts need more than the store
     has.
     """
-    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and _may_measure_kl(config)
+    wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
     if not (wanted and shares_weights and "shares_engine" in source_abilities(config)):
         return False

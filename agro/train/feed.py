@@ -38,11 +38,10 @@ from agro.train.collate import (
     with_reward_parts,
 )
 from agro.train.learner import Learner
-from agro.train.phases import Phase, Position
+from agro.train.phases import Phase, Position, scored_roles
 from agro.train.source import FillRequest, Source, joined, stored_prompt
 from agro.train.trainable import check_drawn, named, rescaled
 from agro.types import Batch, Prompt, Sample, truncation
-from agro.types.sample import ROLES
 
 
 def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[float]:
@@ -129,7 +128,7 @@ def select_valid(
         guard: returns those of the encoded samples that may be trained on; complete episodes.
     """
     valid = Valid(pairs=list(drawn.pairs))
-    scored_roles = {role for role in ROLES for need in needs if need.optional and need.applies_to(role)}
+    scored = scored_roles(needs)
     broken = {(d.prompt_id, d.episode) for d in drawn.damaged}
     for sample in drawn.samples:
         try:
@@ -140,7 +139,7 @@ def select_valid(
             broken.add((sample.prompt_id, sample.episode))
             continue
         is_scored = sample.reward is not None or rows[0].token_reward is not None
-        if is_scored or sample.role not in scored_roles:
+        if is_scored or sample.role not in scored:
             valid.samples += rows
         else:
             valid.dropped["no reward"] += 1
@@ -332,8 +331,7 @@ class Feed:
         valid = self.valid(drawn, made.ids)
         valid.weights, valid.collected, valid.prompts = weights, made, prompts
         valid.missing = phase.stored_groups(phase.at(position)) - len(weights)
-        reasons = {"too stale": made.too_stale, "equal rewards in its group": equal}
-        valid.dropped.update({reason: dropped for reason, dropped in reasons.items() if dropped})
+        valid.dropped += Counter({"too stale": made.too_stale, "equal rewards in its group": equal})
         return valid
 
     def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:

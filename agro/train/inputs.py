@@ -34,6 +34,7 @@ from agro.store.draw_rules import noise
 from agro.store.location import Location, exists
 from agro.store.samples import chosen
 from agro.store.split import NEAR_COPIES, Clusters, clusters_in, read_clusters
+from agro.train.learner import MOVING
 from agro.train.phases import Phase
 from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
@@ -258,7 +259,7 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     configs = [phase.config for phase in phases]
     if not data.hold_out or any(each.data.eval_prompts or each.data.eval_store for each in configs):
         return Budget(nothing)
-    changes = any(each.policy.reference in ("ema", "periodic") for each in configs)
+    changes = any(each.policy.reference in MOVING for each in configs)
     if data.store is not None and (changes or not any(phase.reads_reference for phase in phases)):
         return _without(nothing, "stored groups are measured against a reference, and nothing else needs one")
     prompts, _ = configured_prompts(data, "prompts")

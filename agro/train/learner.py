@@ -33,6 +33,7 @@ from agro.types import Batch, Sample
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
+OF_PHASE = ("phase", *MOVING)  # those that are, or begin as, the checkpoint that the phase began with
 LEARNER, AVERAGE = "learner.json", "average"  # a file, and a part of a checkpoint
 
 
@@ -84,7 +85,7 @@ class Learner:
         self.micro = MicroBatch.of(config.train, self.say)
         self.policy.checkpoint_gradients(config.train.gradient_checkpointing)
         self.optimizer = Optimizer(self.policy, config.train)
-        if began is not None and self.reference is not None and config.policy.reference in ("phase", *MOVING):
+        if began is not None and self.reference is not None and config.policy.reference in OF_PHASE:
             assign(began, "model", self.reference.weights())
         if resumed is None:
             averages = config.train.weights_average is not None
@@ -300,10 +301,9 @@ class Average:
     Of an adapter its matrices are averaged, not their product.
     """
 
-    def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor] | None = None) -> None:
-        """`live`: the model's parameters by name. `trained`: what is averaged, where it isn't these."""
-        self.live = live
-        self.trained = live if trained is None else trained
+    def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
+        """`live`: the model's parameters by name. `trained`: what is averaged, as of `Policy`."""
+        self.live, self.trained = live, trained
         self.updates = 0
         self.weights: dict[str, Tensor] = {}
         for name, p in self.trained.items():

@@ -19,7 +19,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from agro.runs.folder import Run, resuming
 from agro.runs.rundata import empty_metrics
 from agro.store import Commit, Store
 from agro.train.feed import Feed, StepBatch
-from agro.train.learner import Learner
+from agro.train.learner import OF_PHASE, Learner
 from agro.train.measure import change, describe_batch, describe_step, kept, logp_differences
 from agro.train.monitors import GO, Monitor, View
 from agro.train.phases import (
@@ -55,26 +55,20 @@ TRIALS, NEAR, FARTHEST, HIGHEST = 4, 0.1, 1000.0, 1e-2
 ROUNDING = 1e-4  # norm of a gradient that may be rounding
 
 
+@dataclass(eq=False)
 class Loop:
     """Takes a learner through the phases of a run."""
 
-    feed: Feed  # of the current phase
-    monitors: Sequence[Monitor]
-
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        learner: Learner,
-        store: Store,
-        folder: Run,
-        activity: Activity,
-        build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]],
-    ) -> None:
-        """`build` makes what the steps of a phase use."""
-        self.phases, self.learner, self.store, self.folder = phases, learner, store, folder
-        self.activity, self.build = activity, build
-        self.saved = -1  # the last step with a checkpoint; -1: none has one
-        self.stop = ""  # set where the measurement at step 0 asks to stop: the run then ends after step 1
+    phases: Sequence[Phase]
+    learner: Learner
+    store: Store
+    folder: Run
+    activity: Activity
+    build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]]  # makes what steps of a phase use
+    saved: int = -1  # the last step with a checkpoint; -1: none has one
+    stop: str = ""  # set where the measurement at step 0 asks to stop: the run then ends after step 1
+    feed: Feed = field(init=False)  # of the current phase
+    monitors: Sequence[Monitor] = field(init=False)
 
     def run(self, published: int = 0) -> Position:
         """All steps that remain. It writes a checkpoint before it raises `Interrupted` or `Refused`.
@@ -139,7 +133,7 @@ class Loop:
         if phase.config.policy.cache_reference and position.cached < 0:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
-        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
+        self._enter_learner(phase, resumed)
         position = replace(position, version=self.learner.version)  # another one where it begins anew
         self.feed, self.monitors = self.build(phase, position)
         for monitor in self.monitors:
@@ -227,8 +221,7 @@ class Loop:
             )
         self.learner.load(folder, position.version + 1)
         in_phase = commit.step > phase.begins or phase.begins == 0
-        resumed = folder if in_phase else None
-        self.learner.enter(phase.config, began=self._start_of(phase), resumed=resumed)
+        self._enter_learner(phase, folder if in_phase else None)
         self.activity.say(f"{reason}: back to the weights of step {commit.step}, at half the learning rate")
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
@@ -317,9 +310,10 @@ class Loop:
             with writing(old):
                 shutil.rmtree(old)
 
-    def _start_of(self, phase: Phase) -> Path | None:
-        """The checkpoint that the phase began with; None at the start of the run."""
-        return self.folder.checkpoint(phase.begins) if phase.begins else None
+    def _enter_learner(self, phase: Phase, resumed: Path | None) -> None:
+        """`resumed`: the checkpoint to continue from, of this phase."""
+        began = self.folder.checkpoint(phase.begins) if phase.begins else None  # at the start of the run
+        self.learner.enter(phase.config, began=began, resumed=resumed)
 
     def go_back(self) -> Position:
         """The position to resume from. What came after it is undone in the store, or marked as redone.
@@ -365,8 +359,7 @@ class Loop:
             return problem
         position = read_position(self.folder.checkpoint(commit.step), commit.digest)
         for phase in self.phases:
-            # Whose reference is, or begins as, the checkpoint that the phase began with.
-            is_anchored = phase.begins > 0 and phase.config.policy.reference in ("phase", "ema", "periodic")
+            is_anchored = phase.begins > 0 and phase.config.policy.reference in OF_PHASE
             if is_anchored and phase.name == position.phase and position.step < phase.ends:
                 anchor = commits.get(phase.begins)
                 if anchor is None or anchor.digest != position.anchor:

@@ -45,7 +45,7 @@ NOTICEABLE = 1e-3
 LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
 
 
-def describe_batch(valid: Valid, version: int, reward: RewardConfig | None = None) -> dict[str, Any]:
+def describe_batch(valid: Valid, version: int, reward: RewardConfig) -> dict[str, Any]:
     """Metrics of a step's samples before any forward pass. `version` is the learner's."""
     samples, responses, collected = valid.samples, one_each(valid.samples), valid.collected
     rewards_of: dict[str, list[float]] = defaultdict(list)
@@ -64,12 +64,11 @@ def describe_batch(valid: Valid, version: int, reward: RewardConfig | None = Non
     ends = [end for s in responses if (end := s.end) != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
     meanings = Counter((s.prompt_id, s.meta.get("meaning")) for s in responses if "meaning" in s.meta)
-    has_parts = reward is not None and len(reward.functions) > 1
     return {
         "reward_mean": _mean(rewards),
         "reward_std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         "reward_parts": {name: _mean(values) for name, values in parts.items()} or None,
-        "reward_shares": shares(responses, reward) if reward is not None and has_parts else None,
+        "reward_shares": shares(responses, reward) if len(reward.functions) > 1 else None,
         "tokens": sum(int(s.mask.sum()) for s in samples if s.mask is not None),
         "sampled_tokens": collected.tokens,
         "staleness_mean": _mean(stale),

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -322,7 +322,7 @@ class Phase:
             groups,
             data.part(name),
             min_group=max(1, min_group),
-            scored_only=any(n.optional and n.applies_to(r) for n in needs for r in data.roles or ROLES),
+            scored_only=not scored_roles(needs).isdisjoint(data.roles or ROLES),
             pairs=judged is not None,
             ties=judged is not None and judged.reads_ties,
             fewer=data.samples_fresh,  # a store that is still filling gives what it has
@@ -335,8 +335,13 @@ class Phase:
         if not data.experts:
             return None
         experts = data.model_copy(update={"roles": ("expert",), "group_size": data.experts})
-        scored = any(need.optional and need.applies_to("expert") for need in self.needs)
+        scored = "expert" in scored_roles(self.needs)
         return DrawRule(1, experts, scored_only=scored, pairs=judging(self.needs) is not None)
+
+
+def scored_roles(needs: Collection[Need]) -> set[str]:
+    """The roles of which an objective takes scored samples alone."""
+    return {role for role in ROLES for need in needs if need.optional and need.applies_to(role)}
 
 
 def derive(*parts: object) -> int:

@@ -101,13 +101,6 @@ class Shard(Learner):
         self._reshard_reference()
         return logp_BT
 
-    def gradient(
-        self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
-    ) -> Step:
-        step = super().gradient(batch, objective, options, check)
-        self._reshard_reference()
-        return step
-
     def _reshard_reference(self) -> None:
         if self.reference is not None:
             self.reference.model.reshard()
@@ -150,7 +143,10 @@ class Shard(Learner):
         return DistributedPasses(self.micro, offload="activations" in self.config.train.offload)
 
     def _after_backward(self) -> None:
-        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded."""
+        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded.
+
+        Then the reference, which a gradient may have read, is sharded again.
+        """
         for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
             if weight.grad is None:  # on all ranks: the objective doesn't read the value
                 continue
@@ -158,6 +154,7 @@ class Shard(Learner):
                 weight.grad *= dist.get_world_size()
             else:
                 dist.all_reduce(weight.grad)
+        self._reshard_reference()
 
     def _write(self, tensors: Mapping[str, Tensor], folder: Path, part: str) -> None:
         self.tensors |= {f"{part}/{name}": tensor for name, tensor in tensors.items()}

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -297,31 +297,24 @@ def ahead(config: RunConfig) -> int:
     return config.train.groups * (1 + steps)
 
 
+@dataclass(eq=False)
 class CollectorSource:
     """Waits until collectors have added the fresh groups of a step."""
 
-    def __init__(
-        self,
-        phase: Phase,
-        store: Store,
-        run: str,
-        publications: Publications,
-        activity: Activity,
-        step: int = 0,
-    ) -> None:
-        """`run`: its id. `step`: the last one that it has made, by which collectors know how far they are
-        ahead."""
-        self.phase, self.config, self.store, self.run = phase, phase.config, store, run
-        self.publications, self.activity = publications, activity
-        self.step = step
-        self.process = ProcessReport("trainer", "trainer")
-        self.learner: Learner | None = None  # the one that published last
+    phase: Phase
+    store: Store
+    run: str  # its id
+    publications: Publications
+    activity: Activity
+    step: int  # the last one that the run has made, by which collectors know how far they are ahead
+    process: ProcessReport = field(default_factory=lambda: ProcessReport("trainer", "trainer"))
+    learner: Learner | None = None  # the one that published last
 
     def publish(self, learner: Learner) -> None:
         """Publish weights, unless collectors are to keep those before (`source.sync_every`), and the step."""
         self.learner, version = learner, learner.version
         newest = self.publications.newest()
-        is_due = newest is None or not 0 <= version - newest.version < self.config.source.sync_every
+        is_due = newest is None or not 0 <= version - newest.version < self.phase.config.source.sync_every
         if newest is not None and not is_due and self.publications.has(newest):
             version = newest.version
         self.publications.publish(PublishedWeights(version, self.phase.name, self.step), learner.publish)
@@ -335,8 +328,8 @@ class CollectorSource:
         """
         if not wanted.groups:
             return CollectResult()
-        requests, max_age = self.store.requests, self.config.data.max_age
-        seconds = self.config.source.wait_seconds
+        config, requests = self.phase.config, self.store.requests
+        max_age, seconds = config.data.max_age, config.source.wait_seconds
         version = 0 if self.learner is None else self.learner.version
         deadline = time.monotonic() + seconds
         next_look = time.monotonic() + LOOK_SECONDS
@@ -363,7 +356,7 @@ class CollectorSource:
             if time.monotonic() > deadline:
                 raise Refused(
                     f"source.wait_seconds: waited {seconds:g} s for {wanted.groups} prompts with "
-                    f"{self.config.sampler.n} scored responses each, got {len(valid)}. What to do: start a "
+                    f"{config.sampler.n} scored responses each, got {len(valid)}. What to do: start a "
                     f"collector (agro collect {self.publications}), or find out why the running ones make "
                     "no progress; then continue with --resume"
                 )

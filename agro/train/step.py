@@ -46,18 +46,14 @@ class Step:
     norm: float = math.nan  # of the gradient, before it was clipped
 
 
+@dataclass(eq=False)
 class MicroBatch:
     """The limits of one forward pass; None is no limit. They change a gradient by rounding only."""
 
-    def __init__(
-        self,
-        sequences: int | None = None,
-        tokens: int | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """`tokens`: padding included. `say` reports that memory ran out."""
-        self.sequences, self.tokens, self.say = sequences, tokens, say
-        self.adapts = True  # whether passes get smaller when memory runs out
+    sequences: int | None = None
+    tokens: int | None = None  # padding included
+    say: Callable[[str], None] = lambda text: None  # reports that memory ran out
+    adapts: bool = True  # whether passes get smaller when memory runs out
 
     @classmethod
     def of(cls, config: TrainConfig, say: Callable[[str], None] = lambda text: None) -> MicroBatch:
@@ -116,17 +112,14 @@ class MicroBatch:
             self.say(f"out of memory: at most {limits} {end}")
 
 
+@dataclass(eq=False)
 class Passes:
     """How the forward passes of a step are computed: here all of them in this process."""
 
-    def __init__(
-        self, micro: MicroBatch, *, check: Callable[[], None] = lambda: None, offload: bool = False
-    ) -> None:
-        """`check` is called before each pass; what it raises leaves the weights as they were.
-
-        `offload`: activations are kept in the CPU's memory until the backward pass.
-        """
-        self.micro, self.check, self.offload = micro, check, offload
+    micro: MicroBatch
+    check: Callable[[], None] = lambda: None
+    """Called before each pass; what it raises leaves the weights as they were."""
+    offload: bool = False  # whether activations are kept in the CPU's memory until the backward pass
 
     def tolerating(self) -> AbstractContextManager[None]:
         """Around the gradient of single rows. Errors may be ignored here: the evaluation of the complete step
@@ -283,21 +276,22 @@ def _forward(
         rows = torch.zeros(1, dtype=torch.long)
     width = int(batch.lengths[rows].max())
     mask = places = batch.mask[rows, :width]
-    if OBSERVED_LOGP in want:  # the log-probs of one pass, at the tokens of both masks
-        observed = batch.extra["observed"][rows, :width]
+    observed = batch.extra["observed"][rows, :width] if OBSERVED_LOGP in want else None
+    if observed is not None:  # the log-probs of one pass, at the tokens of both masks
         places = mask | observed
     other = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
     own = [stream for stream in want if stream != OBSERVED_LOGP]
     streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], places, own, other, kept_sets)
-    if OBSERVED_LOGP in want:
+    found: dict[str, Tensor] = {}
+    if observed is not None:
         answers = observed.to(policy.device, non_blocking=True)
-        found = torch.where(answers, streams["logp"], 0.0)
+        found[OBSERVED_LOGP] = torch.where(answers, streams["logp"], 0.0)
     mask = mask.to(policy.device, non_blocking=True)
     for stream, value in streams.items():
         if value.dim() == 2:
             streams[stream] = torch.where(mask, value, 0.0)
-    return streams | {OBSERVED_LOGP: found} if OBSERVED_LOGP in want else streams
+    return streams | found
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:

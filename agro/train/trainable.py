@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from agro.config import DataConfig, RunConfig
 from agro.config.data import RewardScale
@@ -39,6 +39,7 @@ from agro.types import ROLES, Prompt, Sample
 
 NAMED = 3  # samples or groups in a message
 POLICY = "policy"  # source and role of the samples that a run makes itself
+Stored = TypeVar("Stored", Group, SampleSummary, Sample)
 
 
 def check_stores(
@@ -160,8 +161,13 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
 
 def drawn_groups(data: DataConfig, store: Store) -> Iterator[Group]:
     """The groups that may be drawn: those of the samples that `data` admits, without held-out ones."""
+    return trained(store.survey.each_group(**chosen(data)), data, store)
+
+
+def trained(stored: Iterable[Stored], data: DataConfig, store: Store) -> Iterator[Stored]:
+    """Without those of prompts that are held out."""
     is_held_out = store.split.held_out(data)
-    return (g for g in store.survey.each_group(**chosen(data)) if not is_held_out(g.prompt_id))
+    return (each for each in stored if not is_held_out(each.prompt_id))
 
 
 @dataclass
@@ -174,10 +180,8 @@ class _StoreCheck:
     notes: list[str] = field(default_factory=list)  # what isn't drawn
 
     def rows(self) -> Iterator[SampleSummary]:
-        """What may be drawn and isn't held out."""
-        is_held_out = self.store.split.held_out(self.config.data)
-        rows = self.store.survey.each_summary(**chosen(self.config.data))
-        return (row for row in rows if not is_held_out(row.prompt_id))
+        data, survey = self.config.data, self.store.survey
+        return trained(survey.each_summary(**chosen(data)), data, self.store)
 
     def otherwise(self) -> str:
         """The recipe for the log, and "or" before other ways; "" where it isn't of another kind."""

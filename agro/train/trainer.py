@@ -139,7 +139,7 @@ class BaseTrainer:
         return self.out
 
     def _run(self) -> None:
-        store = self._prepare()
+        self._prepare()
         try:
             self.policy, self.reference = self._load()
             digests = inputs.fingerprints(self.config, self.policy, self.reference, self.rewards)
@@ -153,7 +153,7 @@ class BaseTrainer:
             with (
                 closing(self.folder),
                 closing(self.trackers),
-                Store.open(store) as self.store,
+                Store.open(self.location) as self.store,
                 self.activity,
             ):
                 self._train()
@@ -165,8 +165,8 @@ class BaseTrainer:
                     if opened is not None:
                         closed.callback(opened.close)
 
-    def _prepare(self) -> Location:
-        """Load and check what is cheap; returns where the store is."""
+    def _prepare(self) -> None:
+        """Load and check what is cheap."""
         config, data, path = self.config, self.config.data, self.location
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
@@ -198,7 +198,6 @@ class BaseTrainer:
             key = "eval_prompts" if data.eval_prompts else "hold_out"
             scored = {"prompts": self.prompts, key: self.eval_prompts}
             self.notes += inputs.check_scorable(self.reward, scored, config.reward.max_failed)
-        return path
 
     def _load(self) -> tuple[Policy, Policy | None]:
         """Policy and reference; the prompts that the policy can be asked remain."""
@@ -224,11 +223,12 @@ class BaseTrainer:
         """The reference, which stays in memory for the complete run where any phase needs it."""
         if not any(phase.reads_reference for phase in self.phases):
             return None
-        if self.config.policy.reference_is_served:
+        first = self.phases[0].config
+        if first.policy.reference_is_served:
             from agro.rollout.engines.connection import ServedReference
 
-            return ServedReference(self.config, policy)
-        return load_reference(self.phases[0].config.policy, policy)
+            return ServedReference(first, policy)
+        return load_reference(first.policy, policy)
 
     def _train(self) -> None:
         say = self.activity.say
@@ -280,7 +280,8 @@ class BaseTrainer:
         if settings.uses_servers:
             from agro.models.footprint import engine_settings
 
-            settings = engine_settings(self.config, self.policy.device)
+            has_reference = self.reference is not None
+            settings = engine_settings(self.config, self.policy.device, has_reference=has_reference)
         return load_engine(settings, self.policy, self.activity.say)
 
     def _parts(self, learner: Learner, phase: Phase, position: Position) -> tuple[Feed, Sequence[Monitor]]:
@@ -359,7 +360,7 @@ class BaseTrainer:
             rollout, prompts = self._rollout(phase), self.eval_prompts
             monitors.append(heldout.HeldOutPrompts(phase, learner, rollout, self.reward, prompts, activity))
             if shifts:
-                monitors.append(heldout.MeasuredShift(phase, self.store, say))
+                monitors.append(heldout.MeasuredShift(self.store, say))
         elif shifts:
             say(f"{phase.name}: objective.baseline_shift: no reward measures the start, so there is none")
         if not self.eval_prompts:
@@ -372,9 +373,8 @@ class BaseTrainer:
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
         """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
         config, name = phase.config, phase.name
-        is_held_out = self.store.split.held_out(config.data)
         try:
-            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters, is_held_out)
+            log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters)
         except heldout.NothingToRank:
             if config.data.eval_store or follows_log(config):
                 raise
@@ -402,4 +402,4 @@ class BaseTrainer:
         if not prompts:
             return []
         rollout, activity = self._rollout(phase), self.activity
-        return [heldout.Unscored(phase, learner, rollout, prompts, activity, measures_kl=measures_kl)]
+        return [heldout.Unscored(learner, rollout, prompts, activity, measures_kl=measures_kl)]

@@ -75,6 +75,11 @@ def run(model: str, **changes: Any) -> RunConfig:
     return RunConfig.of({"policy": policy | changes.pop("policy", {}), **changes})
 
 
+def counted(config: RunConfig) -> Footprint:
+    """Of a run with a reference."""
+    return Footprint.of(config, has_reference=True)
+
+
 def allocated(config: RunConfig, tokens: int) -> int:
     """The most bytes in a step with AdamW over one sequence, with the adapter's reference; as `Learner` does
     it, but for the objective, which is the sum of log-probs."""
@@ -116,9 +121,9 @@ def allocated(config: RunConfig, tokens: int) -> int:
 )
 def test_a_step_takes_what_was_counted(model: str, checkpointing: bool, tokens: int) -> None:
     config = run(model, train={"gradient_checkpointing": checkpointing})
-    counted = (Footprint.of(config).training(tokens) - CONTEXT) / SPARE
+    expected = (counted(config).training(tokens) - CONTEXT) / SPARE
     real = allocated(config, tokens)
-    assert counted == pytest.approx(real, rel=0.1)
+    assert expected == pytest.approx(real, rel=0.1)
 
 
 def test_sizes_are_those_of_qwen3() -> None:
@@ -128,7 +133,7 @@ def test_sizes_are_those_of_qwen3() -> None:
     billions = {name: round(found.weights / 1e9, 1) for name, found in shapes.items()}
     assert billions == {"0.6B": 0.6, "1.7B": 1.7, "4B": 4.0, "8B": 8.2, "14B": 14.8}
     assert shapes["8B"].packed == 36 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
-    served = Footprint.of(run("8B", engine={"kind": "vllm"}))  # its cache of keys and values, in bfloat16
+    served = counted(run("8B", engine={"kind": "vllm"}))  # its cache of keys and values, in bfloat16
     assert served.serving(300, 2) - served.serving(0, 2) == 600 * 2 * 36 * 8 * 128 * 2
 
 
@@ -144,19 +149,22 @@ def test_a_config_alone_is_enough(tmp_path: Path) -> None:
     with pytest.raises(
         Refused, match=r"policy\.model: .*nowhere: expected 0\.6B, .* or a model with a config"
     ):
-        Footprint.of(run(str(tmp_path / "nowhere")))
+        counted(run(str(tmp_path / "nowhere")))
 
 
 def test_a_second_model_in_the_process_counts_and_one_on_a_server_does_not() -> None:
-    """A teacher of 1.7B in bfloat16, and a judge's own model."""
-    alone = Footprint.of(run("0.6B")).peak(1000, 8)
+    """A teacher of 1.7B in bfloat16, and a judge's own model. A teacher is the reference, so that the adapter
+    has no frozen copy, in float32."""
+    alone = counted(run("0.6B")).peak(1000, 8)
+    copy = SPARE * 4 * shape_of(run("0.6B").policy).trained
     weights = 2 * shape("1.7B", None, "bfloat16").weights
     taught = {"policy": {"reference": "model", "reference_model": "1.7B"}}
     judged = {"reward": {"name": "model", "options": {"path": "1.7B"}}}
     served = {"policy": {"reference": "model", "reference_model": "http://127.0.0.1:8000"}}
     for changes, others in ((taught, 1), (judged, 1), (taught | judged, 2), (served, 0)):
-        both = Footprint.of(run("0.6B", **changes)).peak(1000, 8)
-        assert both - alone == pytest.approx(others * weights)
+        both = counted(run("0.6B", **changes)).peak(1000, 8)
+        expected = others * weights - (0 if changes is judged else copy)
+        assert both - alone == pytest.approx(expected)
 
 
 def test_each_weight_of_a_run_without_an_adapter_has_its_copies() -> None:
@@ -164,8 +172,19 @@ def test_each_weight_of_a_run_without_an_adapter_has_its_copies() -> None:
     "mixed" model and reference are bfloat16; the optimizer's weight, its gradient and moments are float32."""
     weights = shape("0.6B", None, "bfloat16").weights
     for dtype, expected in (("float32", 5 * 4), ("bfloat16", 5 * 2), ("mixed", 2 * 2 + 4 * 4)):
-        found = Footprint.of(run("0.6B", policy={"lora": None, "dtype": dtype}))
+        found = counted(run("0.6B", policy={"lora": None, "dtype": dtype}))
         assert found.resting - CONTEXT == pytest.approx(SPARE * expected * weights)
+
+
+@pytest.mark.parametrize("reference", ["start", "model"])
+def test_a_reference_that_no_phase_reads_is_not_there(reference: str) -> None:
+    """In bytes: a frozen copy of each weight in bfloat16, 2, or those of the other model."""
+    other = {"reference_model": "1.7B"} if reference == "model" else {}
+    config = run("0.6B", policy={"lora": None, "reference": reference, **other})
+    weights = shape("1.7B" if other else "0.6B", None, "bfloat16").weights
+    without = Footprint.of(config, has_reference=False).resting
+    factor = 1 if other else SPARE
+    assert counted(config).resting - without == pytest.approx(factor * 2 * weights)
 
 
 def test_training_keeps_gradients_and_moments() -> None:
@@ -179,7 +198,7 @@ def test_training_keeps_gradients_and_moments() -> None:
 @pytest.mark.parametrize("sequences", [1, 1000])
 def test_the_peak_is_the_larger_of_a_pass_and_sampling(sequences: int) -> None:
     """What rests is there in both. On a CPU both are there at once, and what an earlier pass had."""
-    found = Footprint.of(run("0.6B"))
+    found = counted(run("0.6B"))
     training, serving = found.training(4000), found.serving(100, sequences)
     assert (training > found.resting + serving) == (sequences == 1)
     assert found.peak(4000, sequences, 100) == max(training, found.resting + serving)
@@ -190,7 +209,7 @@ def test_the_peak_is_the_larger_of_a_pass_and_sampling(sequences: int) -> None:
 @pytest.mark.parametrize("sleep", [False, True])
 def test_a_server_gets_what_the_trainer_leaves(sleep: bool) -> None:
     """While it sleeps the trainer's activations have its memory; else both are there at once."""
-    found = Footprint.of(run("0.6B", engine={"kind": "vllm", "sleep": sleep}))
+    found = counted(run("0.6B", engine={"kind": "vllm", "sleep": sleep}))
     training, serving = found.training(4000), found.serving(4000, 8)
     both = max(training + ASLEEP, found.resting + serving) if sleep else training + serving
     assert found.peak(4000, 8) == both
@@ -205,8 +224,8 @@ def test_a_server_gets_what_the_trainer_leaves(sleep: bool) -> None:
 def test_the_server_gets_its_share_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     config = run("0.6B", engine={"kind": "vllm", "sleep": True})
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 24 * 10**9))
-    assert engine_settings(config, torch.device("cpu")).memory is None
-    share = Footprint.of(config).share(2048, 24e9, 24e9)
-    assert engine_settings(config, torch.device("cuda")).memory == share
+    assert engine_settings(config, torch.device("cpu"), has_reference=True).memory is None
+    share = counted(config).share(2048, 24e9, 24e9)
+    assert engine_settings(config, torch.device("cuda"), has_reference=True).memory == share
     given = run("0.6B", engine={"kind": "vllm", "memory": 0.5})
-    assert engine_settings(given, torch.device("cuda")).memory == 0.5
+    assert engine_settings(given, torch.device("cuda"), has_reference=True).memory == 0.5

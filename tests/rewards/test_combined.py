@@ -151,9 +151,10 @@ def test_from_a_step_to_the_store_and_the_metrics(tmp_path):
     assert made == CollectResult(tuple(s.id for s in stored), failed=1, tokens=3)
     # an earlier scoring's parts go
     assert (again.reward, again.meta) == (3.0, {"index": 0, "first": 1, "second": 2})
-    assert describe_batch(Valid(stored, collected=made), 0)["reward_parts"] == {"a": 0.5, "b": 3.0}
+    found = describe_batch(Valid(stored, collected=made), 0, RewardConfig())
+    assert found["reward_parts"] == {"a": 0.5, "b": 3.0}
     foreign = Valid([Sample("p", "r", reward=1.0, meta={"reward_parts": "a foreign log's own"}, **tokens)])
-    assert describe_batch(foreign, 0)["reward_parts"] is None
+    assert describe_batch(foreign, 0, RewardConfig())["reward_parts"] is None
 
 
 def test_the_configuration_comes_back_from_config_json(tmp_path):

@@ -31,7 +31,7 @@ def averaged(folder: Path, **changes: Any) -> RunConfig:
 def test_the_average_warms_up_to_its_decay() -> None:
     """By hand: shares of the old average are 1/10, 2/11, 3/12, then .3 instead of 4/13 = .308."""
     weight = torch.nn.Parameter(torch.tensor([0.0]))
-    average = Average({"w": weight})
+    average = Average({"w": weight}, {"w": weight})
     expected = 0.0
     for value, kept in ((1.0, 1 / 10), (2.0, 2 / 11), (4.0, 3 / 12), (-1.0, 0.3)):
         weight.data.fill_(value)
@@ -45,7 +45,7 @@ def test_the_average_warms_up_to_its_decay() -> None:
 
 def test_the_average_of_bfloat16_is_float32() -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.bfloat16))
-    average = Average({"w": weight})
+    average = Average({"w": weight}, {"w": weight})
     average.updates = 10**6
     average.update(0.999)
     weight.data.fill_(1.0078125)  # the next bfloat16

@@ -14,7 +14,7 @@ import torch
 from rounding import rounding
 from tiny_runs import before_step, metrics, run_tiny, tiny, total_logp
 
-from agro.config import PolicyConfig, RunConfig
+from agro.config import PolicyConfig, RewardConfig, RunConfig
 from agro.errors import Refused
 from agro.models.encoding import InvalidSample
 from agro.models.policy import Policy
@@ -254,14 +254,14 @@ def test_means_are_over_responses(policy: Policy) -> None:
     """A response of 4 tokens in two rows (each with its end token), reward 1, and one of 2, reward 0."""
     rows = an_episode(policy, meta={"finish": "stop", "reward_parts": {"a": 1.0}})
     rows.append(row(policy, "3", reward=0.0, meta={"finish": "length", "reward_parts": {"a": 0.0}}))
-    found = describe_batch(Valid(rows), 0)
+    found = describe_batch(Valid(rows), 0, RewardConfig())
     assert (found["reward_mean"], found["reward_std"]) == (0.5, pytest.approx(0.5**0.5))
     assert (found["length_mean"], found["truncated_share"], found["reward_parts"]) == (3.0, 0.5, {"a": 0.5})
 
 
 def test_failed_rewards_and_requests_are_counted_apart(policy: Policy) -> None:
     collected = CollectResult(failed=1, measured={"requests_failed": 3})
-    found = describe_batch(Valid([row(policy, "1")], collected=collected), 0)
+    found = describe_batch(Valid([row(policy, "1")], collected=collected), 0, RewardConfig())
     assert (found["rewards_failed"], found["requests_failed"]) == (1, 3)
 
 

@@ -123,7 +123,7 @@ def test_one_card_gets_the_first_settings_with_enough_tokens(model: str, limit: 
     choice = fitting.Choice(RunConfig.load("card24", [f"policy.model={model}"]))
     assert fitting.for_card(choice, limit) == ""
     config, n = choice.config, choice.config.sampler.n
-    found, tokens = Footprint.of(config), config.train.max_length
+    found, tokens = Footprint.of(config, has_reference=True), config.train.max_length
     assert tokens >= fitting.ENOUGH_TOKENS
     assert found.peak(tokens, n) <= limit < found.peak(tokens + 100, n)
     assert config.train.micro_tokens == tokens
@@ -132,11 +132,25 @@ def test_one_card_gets_the_first_settings_with_enough_tokens(model: str, limit: 
     for rung in fitting.RUNGS[: rungs - 1]:
         before |= rung
     if before:
-        assert (
-            Footprint.of(fitting.Choice(choice.start).with_settings(before)).longest(limit, n, 32_000)
-            < fitting.ENOUGH_TOKENS
-        )
+        earlier = Footprint.of(fitting.Choice(choice.start).with_settings(before), has_reference=True)
+        assert earlier.longest(limit, n, 32_000) < fitting.ENOUGH_TOKENS
     assert (before | fitting.RUNGS[rungs - 1]).items() <= choice.settings.items()
+
+
+def test_a_card_has_room_for_the_reference_where_a_phase_reads_it(monkeypatch) -> None:
+    """Recipe card24's objective reads it; REINFORCE doesn't."""
+    asked: list[bool] = []
+
+    def of(config: RunConfig, *, has_reference: bool) -> Footprint:
+        asked.append(has_reference)
+        return found
+
+    found = Footprint.of(RunConfig.load("card24", ["policy.model=0.6B"]), has_reference=True)
+    monkeypatch.setattr(Footprint, "of", of)
+    for changes in ([], ["objective={name='reinforce'}"]):
+        choice = fitting.Choice(RunConfig.load("card24", ["policy.model=0.6B", *changes]))
+        assert fitting.for_card(choice, 24e9) == ""
+    assert asked == [True, False]
 
 
 def test_what_is_given_for_one_card_stays() -> None:

@@ -222,15 +222,18 @@ def test_a_store_that_the_run_will_fill_counts_as_full(tmp_path: Path) -> None:
 
 
 def test_held_out_groups_of_a_store_are_not_counted(tmp_path: Path) -> None:
-    """Prompts that are held out have 5 responses, the others 2, of which all are drawn."""
+    """Prompts that are held out have 5 responses of 4 letters, the others 2 of 1 letter, of which all are
+    drawn. These have 7 tokens: a BOS, 4 of the prompt, 1 and an EOS."""
     with Store.open(tmp_path / "log.db") as store:
         for i in range(40):
-            size = 5 if is_held_out(str(i), 0.5) else 2
-            store.append(Sample(f"{i:03}>", "1", reward=1.0, prompt_id=str(i)) for _ in range(size))
+            size, text = (5, "1111") if is_held_out(str(i), 0.5) else (2, "1")
+            store.append(Sample(f"{i:03}>", text, reward=1.0, prompt_id=str(i)) for _ in range(size))
     data = {"store": str(tmp_path / "log.db"), "replay": 1.0, "hold_out": 0.5, "near_copies": 1.0}
     trainer = Trainer(tiny(tmp_path, data=data), tmp_path / "run")
     with trainer.loaded() as machine:
-        assert machine.step(Phase.all(trainer.config)[0]).drawn == 2
+        step = machine.step(Phase.all(trainer.config)[0])
+    assert step.drawn == 2
+    assert {row.length for rows in step.passes for row in rows} == {7}
 
 
 def test_what_a_pass_saves_is_counted_by_what_it_computes(tmp_path: Path) -> None:

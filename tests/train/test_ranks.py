@@ -175,6 +175,7 @@ def test_what_does_not_work_on_several_ranks_is_refused(tmp_path: Path) -> None:
         ({"train": packed}, r"train\.optimizer = adamw_8bit"),
         ({"policy__quantize": "4bit"}, r"policy\.quantize = 4bit"),
         ({"phases": [{"name": "one"}, {"name": "two", "train": packed}]}, r"train\.optimizer"),
+        ({"phases": [{"name": "one", "policy": {"reference": "sampler"}}]}, r'policy\.reference = "sampler"'),
     ):
         with pytest.raises(Refused, match=f"{name}.* doesn't work on several ranks"):
             check_sharded(tiny(tmp_path, **changes))

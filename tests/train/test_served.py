@@ -25,6 +25,7 @@ from agro.errors import Refused
 from agro.models.policy import Policy
 from agro.place.collector import Collector
 from agro.rollout import Activity
+from agro.rollout.engines.connection import ServedReference
 from agro.store import Store
 from agro.train.check import check_config
 from agro.train.learner import Learner
@@ -218,6 +219,16 @@ def test_a_teacher_of_another_tokenizer_is_refused(tmp_path: Path, teacher: str)
         Trainer(distilling(tmp_path, url), tmp_path / "run").run()
     with pytest.raises(Refused, match=r"failed with .*start vLLM there"):
         Trainer(distilling(tmp_path, url, engine={"retries": 0}), tmp_path / "run").run()
+
+
+def test_phases_may_name_the_teacher_on_a_server(tmp_path: Path, teacher: str) -> None:
+    """Not [policy], which all phases change: there is no folder of the URL's name."""
+    with serving(Policy.load(PolicyConfig(model=teacher))) as (url, _):
+        taught = {"name": "one", "policy": {"reference": "model", "reference_model": url}}
+        objective = {"name": "distill"}
+        config = tiny(tmp_path, objective=objective, evaluate={"kl": False}, train__steps=3, phases=[taught])
+        with Trainer(config, tmp_path / "run").loaded() as machine:
+            assert isinstance(machine.reference, ServedReference)
 
 
 def test_a_log_prob_of_a_teacher_above_0_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
 from agro.models.logprobs import Head
 from agro.models.packing import NAME as PACKED
-from agro.models.packing import read_prompts
+from agro.models.packing import kinds_of_cache, read_prompts
 from agro.models.policy import Policy
 from agro.rollout.engines import Request
 from agro.rollout.engines.draw import draw, kept_sets, uniforms
@@ -179,9 +179,9 @@ class Rows:
         self.mask = torch.zeros((self.size, self.columns), dtype=policy.dtype, device=self.device)
         config = policy.model.config.get_text_config()
         self.cache = Cache(layers=[_RowsLayer(self) for _ in range(config.num_hidden_layers)])
-        self.attention = policy.model.config.get_text_config()._attn_implementation
-        kinds = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
-        self.is_global = kinds == {DynamicLayer}  # whether all layers attend to all columns
+        self.attention = config._attn_implementation
+        # Whether all layers attend to all columns.
+        self.is_global = kinds_of_cache(policy.model) == {DynamicLayer}
         self.head = Head.of(policy.model)
         self.fused = FusedStep(policy, self.size) if fused else None
         self.stops = Stops(policy, sampler.stop)
@@ -290,9 +290,8 @@ class Rows:
             return self.fused.logits(self.last, positions, mask, self.cache)
         attention_mask = mask == 0
         if self.device.type != "cpu" and self.is_global and self.attention in ("sdpa", "eager", PACKED):
-            attention_mask = mask[
-                :, None, None
-            ]  # others are read to see whether they are needed, which waits
+            # Others are read to see whether they are needed, which waits.
+            attention_mask = mask[:, None, None]
         hidden = self.policy.model.base_model(
             input_ids=self.last[:, None],
             attention_mask=attention_mask,

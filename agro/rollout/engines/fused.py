@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from transformers.activations import SiLUActivation
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from agro.models.logprobs import Head, sum_dtype
+from agro.models.packing import kinds_of_cache
 from agro.models.policy import Policy
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,7 +33,7 @@ def is_fusable(policy: Policy) -> bool:
         return False
     if head.scale != 1 or head.cap is not None:
         return False
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=base.config).layers):
+    if not kinds_of_cache(base) <= {DynamicLayer}:
         return False
     if any(parameter.dtype != policy.dtype for parameter in base.parameters()):
         return False
@@ -148,13 +149,11 @@ class _Product:
             self.weight = torch.cat([layer.weight for layer in layers])
             self.bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])
         on_cpu = self.weight.device.type == "cpu"
+        is_half = on_cpu and self.weight.dtype == torch.bfloat16
         self.has_mkl = on_cpu and self.weight.dtype == torch.float32 and torch.backends.mkl.is_available()
         is_large = self.has_mkl and self.weight.numel() >= LARGE
-        packs = on_cpu and (is_large or self.weight.dtype == torch.bfloat16)
-        self.has_onednn = packs and torch.backends.mkldnn.is_available()
-        if (
-            packs and self.weight.dtype == torch.bfloat16
-        ):  # oneDNN refuses to pack it on a CPU without AVX-512
+        self.has_onednn = (is_large or is_half) and torch.backends.mkldnn.is_available()
+        if is_half:  # oneDNN refuses to pack it on a CPU without AVX-512
             self.has_onednn = self.has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.fewest = FEW if self.has_mkl else 1
 

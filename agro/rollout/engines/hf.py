@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from agro.config import SamplerConfig
 from agro.errors import Refused
+from agro.models.packing import kinds_of_cache
 from agro.models.policy import Policy
 from agro.models.pretrained import decoder_layers, probed_lengths, refusing_errors
 from agro.rollout.engines import ENGINES, Capability, Continuation, Request
@@ -46,8 +47,8 @@ class HF:
         self.measured: Mapping[str, Any] = {"requests_failed": 0}
         self.check: Callable[[], None] = lambda: None
         self._may_skip = False  # whether skipping layers was checked
-        layers = {type(layer) for layer in DynamicCache(config=policy.model.config).layers}
-        foreign = sorted(kind.__name__ for kind in layers - {DynamicLayer, DynamicSlidingWindowLayer})
+        known = {DynamicLayer, DynamicSlidingWindowLayer}
+        foreign = sorted(kind.__name__ for kind in kinds_of_cache(policy.model) - known)
         if foreign:
             raise Refused(
                 f"{policy.name}: expected a model whose only cache is the keys and values of each layer, got "

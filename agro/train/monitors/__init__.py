@@ -46,10 +46,14 @@ class View:
         return self.step - self.phase.begins
 
     @property
+    def was_evaluated(self) -> bool:
+        """Whether something was measured on held-out data."""
+        return any(v is not None for k, v in self.metrics.items() if k.startswith("eval_"))
+
+    @property
     def is_empty(self) -> bool:
         """Whether it is the measurement before the first step, and nothing was measured."""
-        evaluated = [v for k, v in self.metrics.items() if k.startswith("eval_")]
-        return self.step == 0 and all(v is None for v in evaluated)
+        return self.step == 0 and not self.was_evaluated
 
     @property
     def last(self) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -155,6 +156,7 @@ class Guard(Monitor):
             self.losses = tuple(state["losses"])
 
 
+@dataclass(eq=False)
 class Best(Monitor):
     """Saves the best model by the held-out metric that the phase follows, see `RunConfig.followed`.
 
@@ -164,12 +166,11 @@ class Best(Monitor):
 
     name = "best"
 
-    def __init__(self, keep: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """`keep` saves the current model, with the name of the metric and the metrics of the step."""
-        self.keep = keep
-        self.value: float | None = None  # the best one
-        self.step = -1  # its step
-        self.waited = 0  # evaluations since then
+    keep: Callable[[str, Mapping[str, Any]], None]
+    """Saves the current model, with the name of the metric and the metrics of the step."""
+    value: float | None = None  # the best one
+    step: int = -1  # its step
+    waited: int = 0  # evaluations since then
 
     def after(self, view: View) -> None:
         rule, name, reasons = view.phase.config.evaluate, view.phase.config.followed, []
@@ -300,12 +301,11 @@ class Warnings(Monitor):
             )
             self._warn("spread", view.step, text)
         # What the page, too, would say of the phase if it ended here.
-        evaluated = any(v is not None for k, v in metrics.items() if k.startswith("eval_"))
         self.rows.append(metrics)
         read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
         if len(self.rows) > read:
             del self.rows[1]
-        if evaluated or view.at % WINDOW == 0:
+        if view.was_evaluated or view.at % WINDOW == 0:
             for problem in phase_problems(self.rows, config):
                 self._warn(problem.title, view.step, problem.detail)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agro.config import RunConfig
+from agro.config import DataConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import none_if_nan
 from agro.models.encoding import Encoder
@@ -34,6 +35,7 @@ from agro.store.samples import Filter, chosen
 from agro.store.split import cluster_names
 from agro.store.survey import Scale
 from agro.train import measure
+from agro.train.check import may_measure_kl
 from agro.train.collate import collate
 from agro.train.feed import one_each, select_valid
 from agro.train.learner import Learner
@@ -51,6 +53,7 @@ class NothingToRank(Refused):
     """No held-out prompt has two scored responses."""
 
 
+@dataclass(eq=False)
 class HeldOutPrompts(Monitor):
     """Held-out reward and its parts, and its difference to the start's on the same prompts; on samples of the
     policy itself also KL to the reference, ½ Var(R) and regret.
@@ -63,21 +66,18 @@ class HeldOutPrompts(Monitor):
 
     name = "held-out prompts"
 
-    def __init__(
-        self,
-        phase: Phase,
-        learner: Learner,
-        rollout: Rollout,
-        reward: Reward,
-        prompts: Sequence[Prompt],
-        activity: Activity,
-    ) -> None:
-        self.phase, self.learner, self.rollout, self.reward = phase, learner, rollout, reward
-        self.prompts, self.activity = prompts, activity
-        self.measured: HeldOutRewards | None = None
-        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in prompts}
-        near_copies = phase.config.data.near_copies
-        self.clusters = cluster_names({prompt.id: prompt.text for prompt in prompts}, near_copies)
+    phase: Phase
+    learner: Learner
+    rollout: Rollout
+    reward: Reward
+    prompts: Sequence[Prompt]
+    activity: Activity
+    measured: HeldOutRewards | None = None
+
+    def __post_init__(self) -> None:
+        self.texts = {prompt.id: prompt_hash(prompt.text) for prompt in self.prompts}
+        near_copies = self.phase.config.data.near_copies
+        self.clusters = cluster_names({prompt.id: prompt.text for prompt in self.prompts}, near_copies)
 
     def after(self, view: View) -> None:
         view.held_out_rewards = self.measured
@@ -139,8 +139,7 @@ class HeldOutPrompts(Monitor):
             "eval_n": result.rewards.size - result.unscored,
             "eval_unscored": result.unscored,
         }
-        is_policy = config.evaluate.temperature == config.policy.temperature
-        if not (config.evaluate.kl and is_policy and self.learner.reference_key is not None):
+        if not may_measure_kl(config) or self.learner.reference_key is None:
             return metrics
         batch, logp = _referred(result.samples, self.learner)
         metrics["eval_kl_ref"] = measure.kl_of(batch, logp)
@@ -194,18 +193,17 @@ class MeasuredShift(Monitor):
 
     name = SHIFT
 
-    def __init__(self, phase: Phase, store: Store, say: Callable[[str], None]) -> None:
-        self.phase, self.store, self.say = phase, store, say
+    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
+        self.store, self.say = store, say
         self.shift: float | None = None
 
     def after(self, view: View) -> None:
-        if view.step in (0, self.phase.ends) and view.held_out_rewards is not None:
-            self.shift = self._measure(view.held_out_rewards)
+        if view.step in (0, view.phase.ends) and view.held_out_rewards is not None:
+            self.shift = self._measure(view.held_out_rewards, view.phase.config.data)
         if view.step == 0:
             view.metrics["baseline_shift"] = self.shift
 
-    def _measure(self, measured: HeldOutRewards) -> float | None:
-        data = self.phase.config.data
+    def _measure(self, measured: HeldOutRewards, data: DataConfig) -> float | None:
         of_log = [group.reward_mean for group in self.store.groups(**chosen(data))]
         log, policy = (
             np.array([x for x in of if x is not None]) for of in (of_log, measured.rewards.values())
@@ -281,11 +279,10 @@ class HeldOutLog(Monitor):
         learner: Learner,
         activity: Activity,
         clusters: Mapping[str, str] | None = None,
-        is_held_out: Callable[[str], bool] | None = None,
     ) -> HeldOutLog:
         """Without invalid samples; raises `NothingToRank` where no group remains.
 
-        `is_held_out`: of prompt ids, by what a run knows of near-copies; as the store has them by default.
+        `clusters`: those of a run, by which it holds prompts out; as the store has them by default.
         """
         config, data = phase.config, phase.config.data
         path = data.eval_store or data.store
@@ -294,7 +291,8 @@ class HeldOutLog(Monitor):
         with Store.open(location_of(path), read_only=True, create=False) as store:
             stored = store.samples(**chosen)
             if data.hold_out:
-                is_held_out = is_held_out or store.split.held_out(data)
+                store.split.use(clusters)
+                is_held_out = store.split.held_out(data)
                 stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
             order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
             samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
@@ -369,31 +367,24 @@ class HeldOutLog(Monitor):
         self.start = list(map(float, state))
 
 
+@dataclass(eq=False)
 class Unscored(Monitor):
     """Responses of the policy where no reward scores held-out ones, to show; and the KL to the reference.
 
     Prompts and random numbers are the same at every evaluation, so that differences are not of the draw.
     """
 
-    def __init__(
-        self,
-        phase: Phase,
-        learner: Learner,
-        rollout: Rollout,
-        prompts: Sequence[Prompt],
-        activity: Activity,
-        *,
-        measures_kl: bool,
-    ) -> None:
-        """`prompts`: one for each response."""
-        self.phase, self.learner, self.rollout = phase, learner, rollout
-        self.prompts, self.activity, self.measures_kl = prompts, activity, measures_kl
+    learner: Learner
+    rollout: Rollout
+    prompts: Sequence[Prompt]  # one for each response
+    activity: Activity
+    measures_kl: bool
 
     def after(self, view: View) -> None:
         if not view.is_due:
             return
         self.activity.stage("evaluating")
-        config = self.phase.config
+        config = view.phase.config
         sampler = config.sampler.of_policy(config.evaluate.temperature, 1)
         seed = derive(config.train.seed, "evaluate")
         view.held_out = list(self.rollout.sample(self.prompts, 1, sampler, seed=seed))
