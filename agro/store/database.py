@@ -74,7 +74,12 @@ KEYS = {  # of those that have one
     "imports": ("file",),
     "identities": ("identity",),
 }
+CACHED = ("sample", "key", "run", "step", "logp")  # the same of reference_logp, which isn't one of them
 DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
+# What both dialects say.
+NO_STORE = "no such store; make one with `agro import` or `agro sample`, or give another path"
+BUSY = "another process has been writing for more than {timeout:g} s; try again when it is done"
+NOT_64_BITS = "expected integers of 64 bits"
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 SHORTEST = 512  # bytes of a file that isn't empty: one page
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
@@ -266,13 +271,12 @@ class Database(ABC):
         self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
     ) -> Iterator[list[Row]]:
         """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
-        if ids is None:
-            sql = f"{SELECT} WHERE ({clause}) AND id <= ? AND id > ? ORDER BY id"
-            yield from self.pages(sql, [*args, self.last_id()], rows=PAGE_ROWS)
-            return
-        sql = f"{SELECT} WHERE ({clause}) AND id IN (SELECT value FROM json_each(?)) AND id > ? ORDER BY id"
-        for start in range(0, len(ids), PAGE_ROWS):
-            block = self.listed(ids[start : start + PAGE_ROWS])
+        blocks, within = [self.last_id()], "id <= ?"
+        if ids is not None:
+            blocks = [self.listed(ids[start : start + PAGE_ROWS]) for start in range(0, len(ids), PAGE_ROWS)]
+            within = "id IN (SELECT value FROM json_each(?))"
+        for block in blocks:
+            sql = f"{SELECT} WHERE ({clause}) AND {within} AND id > ? ORDER BY id"
             yield from self.pages(sql, [*args, block], rows=PAGE_ROWS)
 
     def samples_query(self, ids: Sequence[int]) -> Statement:
@@ -445,7 +449,7 @@ class SqliteDatabase(Database):
         try:
             yield
         except OverflowError as error:
-            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+            raise Refused(f"{self.path}: {NOT_64_BITS}: {error}") from None
         except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
             raise self._damaged() from error
         except sqlite3.DatabaseError as error:
@@ -553,9 +557,7 @@ def read_text(value: bytes) -> str:
 SHARED_MEMORY = 32 << 10  # bytes by which SQLite makes its index of the write-ahead log larger
 _DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
-    sqlite3.SQLITE_BUSY: (
-        "another process has been writing for more than {timeout:g} s; try again when it is done"
-    ),
+    sqlite3.SQLITE_BUSY: BUSY,
     sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
     sqlite3.SQLITE_READONLY: (
         "the store can only be read: it was opened read-only, or its file or folder is read-only; "
@@ -588,9 +590,7 @@ def _check_path(path: Path, read_only: bool, create: bool) -> None:
         raise Refused(f"{path}: expected the file of a store, got a folder")
     there = path.exists()
     if not there and (read_only or not create):
-        raise Refused(
-            f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path"
-        )
+        raise Refused(f"{path}: {NO_STORE}")
     if not there and not path.parent.is_dir():
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
     if there and not _allowed(path, os.R_OK):
