@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
@@ -239,25 +239,25 @@ class Database(ABC):
         """
         for part in parts:
             if part not in self._checked:
-                damage: Any = self.damaged_structure() if part == "structure" else self.damaged(part)
-                if damage:
+                if damage := self.damaged(part):
                     raise self.refusal(Damage(**{part: damage}))
                 self._checked |= {part}
 
     def damage(self) -> Damage:
         """All that isn't as it was written. Reads all of the store."""
-        tables = {table: self.damaged(table) for table in ("samples", *LEDGERS)}
-        return Damage(structure=self.damaged_structure(), **tables)
+        return Damage(**{part.name: self.damaged(part.name) for part in fields(Damage)})
+
+    def damaged(self, part: str) -> list[Any]:
+        """What of a part of `Damage` isn't as it was written: rowids, of samples their ids."""
+        if part == "structure":
+            return self.damaged_structure()
+        if part == "samples":
+            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
+        return [row[0] for row in self.run(*self.entries_query(part)) if not is_valid(row[1:])]
 
     def damaged_structure(self) -> list[str]:
         """What is off in the pages and indexes."""
         return []
-
-    def damaged(self, table: str) -> list[int]:
-        """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
-        if table == "samples":
-            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
-        return [row[0] for row in self.run(*self.entries_query(table)) if not is_valid(row[1:])]
 
     def refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.path}: {damage}. {self.way_out()}")

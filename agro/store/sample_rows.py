@@ -159,7 +159,7 @@ class SampleRow:
             encode_text(sample.prompt_id),
             encode_text(sample.episode),
             state_of(sample.reward, sample.meta),
-            sample.role,
+            encode_text(sample.role),
             encode_text(sample.source),
             sample.oldest_version,
             None,  # run

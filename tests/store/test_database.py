@@ -192,7 +192,7 @@ def test_a_checksum_is_the_same_in_all_versions_of_python() -> None:
 def test_a_name_of_numpys_is_stored_as_text(path: Path) -> None:
     name = np.str_("ré")  # a str too, which marshal writes as bytes
     with Store.open(path) as store:
-        [i] = store.append([sample()], run=name, step=1)
+        [i] = store.append([sample(role=np.str_("log"))], run=name, step=1)
         store.draws.record(name, 1, [i])
         store.ledger.commit(name, 1, "digest")
         assert not store.tables.damage()
