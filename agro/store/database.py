@@ -374,8 +374,7 @@ class SqliteDatabase(Database):
         if self._connection.in_transaction:
             yield
             return
-        synchronous = None if durable else self.run("PRAGMA synchronous")[0][0]
-        if synchronous:
+        if not durable:
             self.run("PRAGMA synchronous = NORMAL")
         try:
             self.run("BEGIN IMMEDIATE")
@@ -385,8 +384,8 @@ class SqliteDatabase(Database):
             self._connection.rollback()
             raise
         finally:
-            if synchronous:
-                self.run(f"PRAGMA synchronous = {synchronous}")
+            if not durable:
+                self.run("PRAGMA synchronous = FULL")
 
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))
