@@ -32,7 +32,7 @@ class Base:
 
 
 def _base(own: Mapping[str, Any]) -> Base:
-    parent = _DATA[own["of"]] if "of" in own else {}
+    parent: Mapping[str, Any] = _DATA[own["of"]] if "of" in own else {}
     values, settings = {**parent, **own}, {**parent.get("settings", {}), **own["settings"]}
     settings = {key: None if value == "none" else value for key, value in settings.items()}
     return Base(settings, tuple(values["commands"]), values["required"])
