@@ -228,11 +228,6 @@ _NO_REWARD = (*_STEP, "advantages", "entropy", "advantage")
 COMPLETION = Columns("prompt", "completion", messages=True)
 
 
-def is_columns(row: Row) -> bool:
-    named = [row[name] for name in ("prompt", "completion", *_STEP) if name in row]
-    return len(named) >= 3 and all(isinstance(value, list) for value in named)
-
-
 def read_completions(row: Row, context: Context) -> list[Item]:
     """A line has a list a column, all of one length: one value a response."""
     rewards = [

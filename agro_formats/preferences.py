@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from agro.errors import Refused
 from agro.io.json_values import entry, is_unknown, objects, omit, text, unpacked
 from agro.io.jsonlines import Line
-from agro.logs.mapping import Columns, Parser, at, heads
+from agro.logs.mapping import Columns, at, heads
 from agro.logs.protocol import TIE, Context, Item, Judgment, Row, SkipRecord, Votes
 from agro.logs.records import Record, assistant, exchange, system, until_reply, user
 from agro.logs.values import integer, listed, number, one_of, plain, total, wrong
@@ -63,7 +63,7 @@ class PairColumns:
     votes: str = ""
     model: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`; with `{}` of a side
-    parse: Parser = text  # what is at `prompt`
+    compose: Callable[[Row], Any] | None = None  # the prompt, where it isn't what is at `prompt`
     columns: tuple[str, ...] = ()  # that records have besides
 
     def fits(self, row: Row) -> bool:
@@ -78,7 +78,7 @@ class PairColumns:
         for side, name in zip(self.sides, names):
             meta = {key: path.replace("{}", side) for key, path in self.meta.items()}
             model = self.model.replace("{}", side)
-            one = Columns(self.prompt, name, model, meta=meta, dropped=dropped, parse=self.parse)
+            one = Columns(self.prompt, name, model, meta=meta, dropped=dropped, compose=self.compose)
             records.append(one.record(row, context))
         return [Item(tuple(records), names, self._judgments(row, context))]
 
@@ -435,19 +435,19 @@ def _judged(
     return [Item.pair(better, worse)]
 
 
-def _post(value: Any, name: str) -> str:
+def _post(row: Row) -> str:
     """What is to be summarized, as the set's own policies were asked: a post of Reddit, or an article."""
-    info = entry(value, name)
+    info = entry(row.get("info"), "info")
     if info.get("article") is not None:
-        return f"Article:\n{text(info['article'], f'{name}.article')}\n\nTL;DR:\n"
-    subreddit, title, post = (text(info.get(key), f"{name}.{key}") for key in ("subreddit", "title", "post"))
+        return f"Article:\n{text(info['article'], 'info.article')}\n\nTL;DR:\n"
+    subreddit, title, post = (text(info.get(key), f"info.{key}") for key in ("subreddit", "title", "post"))
     return f"SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 
 
 def _declared(values: dict[str, Any]) -> Columns | PairColumns:
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    if "parse" in options:
-        options["parse"] = {"post": _post}[options["parse"]]
+    if "compose" in options:
+        options["compose"] = {"post": _post}[options["compose"]]
     return PairColumns(**options) if "{}" in options["response"] else Columns(**options)
 
 

@@ -29,7 +29,7 @@ from agro.logs.records import (
     token_fields,
     until_reply,
 )
-from agro.logs.values import digest, flags, integer, integers, number, numbers, parsed, wrong
+from agro.logs.values import digest, flags, integer, integers, number, numbers, parsed, total, wrong
 from agro.types.conversation import prompt_hash
 
 _LISTS = ("content", "token_ids", "token_loss_mask", "generation_logprobs", "advantages", "prev_logprobs")
@@ -257,9 +257,7 @@ def _reward(row: Row, context: Context) -> float | None:
     if not isinstance(value, dict):
         return number(value, "reward")
     if context.rewards and "reward" not in context.choose:
-        parts = [(weight, number(value.get(key), f"reward.{key}")) for key, weight in context.rewards.items()]
-        terms = [weight * part for weight, part in parts if part is not None]
-        return sum(terms) if terms else None
+        return total(value, list(value), context.rewards, partial=True)
     name = context.chosen("reward", map(str, value))
     return number(value[name], f"reward.{name}")
 

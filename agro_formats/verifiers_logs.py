@@ -35,11 +35,6 @@ class _TraceNode:
     links: list[dict[str, Any]]  # to nodes that it continues in meaning, such as what a summary replaces
     call: dict[str, Any] | None  # of the model, which made it
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is a turn of an assistant that wasn't sampled."""
-        return self.message["role"] == "assistant" and not self.sampled
-
 
 def _nodes(trace: dict[str, Any], location: str) -> list[_TraceNode]:
     calls: dict[int, dict[str, Any]] = {}  # of the model, by the node that each made
@@ -115,7 +110,8 @@ def _records(
         sampled = [node for node in branch if node.sampled]
         has_tokens = all(any(node.action) for node in sampled)
         begin = branch.index(sampled[0] if has_tokens else new[0])
-        foreign = [node for node in branch[begin:] if node.is_foreign]
+        others = [node for node in branch[begin:] if not node.sampled]
+        foreign = [node for node in others if node.message["role"] == "assistant"]
         messages = [node.message for node in branch]
         prompt = prompt or messages[: branch.index(sampled[0])]
         if foreign and not has_tokens:

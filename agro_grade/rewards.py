@@ -48,8 +48,10 @@ def mathematical(options: NoOptions, *, timeout: float, workers: int) -> AnswerR
 
 
 def _scored(grade: mathematics.Grade | None) -> Score | None:
-    if grade is None or grade.value is None:
-        return None if grade is None else Score(None, grade.reason)
+    if grade is None:
+        return None
+    if grade.value is None:
+        return Score(None, grade.reason)
     return Score(grade.value, details={"math": grade.reason} if grade.reason else {})
 
 

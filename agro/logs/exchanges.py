@@ -274,12 +274,6 @@ def is_completion(value: Any) -> bool:
     return isinstance(value, dict) and "choices" in value
 
 
-def fits_completion(row: Row) -> bool:
-    if row.get("object") in ("chat.completion", "text_completion") and "choices" in row:
-        return True
-    return any(is_completion(row.get(name)) for name in ("response", "output", "completion"))
-
-
 def read_completion(row: Row, context: Context) -> list[Item]:
     """A completion alone, or beside what was asked: {request, response}, {messages, response} and such."""
     body: Any = row

@@ -24,8 +24,8 @@ A file without `map` has a table for each format of a package: the fields of `Fo
 `has(x, 'a b|c')`, whether x is an object with a, and with b or c, and `begins(x, 'text')`: `fits` of a
 record; `ids`, whose values tell a response (see `identified`), or `ignored`, the columns that don't;
 `joined_by`, the parts of an id; `list`, the rows that a line lists. A record has all `columns`, of "a|b" one,
-none of `without`, and with `only` no others. A format without `read` can't be imported, and `unreadable` says
-why.
+none of `without`, and with `only` no others. A format without `read` has prompts, which runs read, or can't
+be imported, and `unreadable` says why.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ REFERENCE = re.compile(r"\w+:[\w.]+")
 
 def _of_package(package: str, name: str, values: dict[str, Any]) -> Format:
     """The format of a table of a package's file."""
-    reason, prompts = values.pop("unreadable", ""), PROMPT_FORMATS.get(name)
+    reason = values.pop("unreadable", "")
 
     def refuse(row: Row, context: Context) -> NoReturn:
         raise Refused(reason)
 
     functions: dict[str, Any] = {"read": refuse}
-    if prompts is not None:
-        functions["fits"], reads = prompts
-        functions["read"] = lambda row, context: [Item.of(reads(row), "prompt")]
+    if name in PROMPT_FORMATS:
+        functions["fits"] = PROMPT_FORMATS[name].fits
     for key in FUNCTIONS:
         if REFERENCE.fullmatch(values.get(key, "")):
             module, attribute = values.pop(key).split(":")
@@ -125,19 +124,13 @@ class Declaration(BaseModel):
             if part.problem:
                 raise Refused(part.problem)
             record = part.record | {k: number_in(v) for k, v in part.record.items() if k == "reward"}
-            items = _read_own(record, context)
+            format = _one([f for f in map(get, OWN) if f.fits(record)], "the record")
+            if format is None or format.kind == "prompts":
+                got = ", ".join(record) or "nothing"
+                raise Refused(f"[map]: expected response, messages, or chosen and rejected, got {got}")
+            items = format.read(record, context)
             found += [item._replace(names=tuple(map(part.column, item.names))) for item in items]
         return found
-
-
-def _read_own(row: Row, context: Context) -> list[Item]:
-    """The responses of a record of agro's own columns."""
-    format = _one([f for f in map(get, OWN) if f.fits(row)], "the record")
-    if format is None or format.kind == "prompts":
-        raise Refused(
-            f"[map]: expected response, messages, or chosen and rejected, got {', '.join(row) or 'nothing'}"
-        )
-    return format.read(row, context)
 
 
 def _of_file(file: Path, name: str, package: str = "") -> Iterator[Format]:

@@ -27,6 +27,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -41,8 +42,8 @@ from agro.logs.mapping import MAPPABLE, check_expressions, check_map
 from agro.logs.reading import Counts, Entry, LogFile, Options, Reader, Refusal, read_in_order
 from agro.logs.values import scale_of
 from agro.rollout.prompts import load_prompts
-from agro.store.ledger import ImportedFile, Place, forgotten
-from agro.store.samples import OtherPrompt, Pair
+from agro.store.ledger import ImportedFile, KeyCounts, Place, forgotten
+from agro.store.samples import AppendTransaction, OtherPrompt, Pair
 from agro.store.store import Store
 from agro.types import Prompt, Sample
 
@@ -227,6 +228,12 @@ def _check(options: Options) -> None:
         raise Refused(f"limit: expected 1 or more rows, got {limit}")
     if workers < 1:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
+    if workers > 1 and getattr(current_process(), "_inheriting", False):  # as multiprocessing itself tells
+        raise Refused(
+            "workers: a process that is to read records for this import runs the script again, which came to "
+            'the import. What to do: put what the script does under `if __name__ == "__main__":`, or import '
+            "with workers = 1"
+        )
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")
     check_map(mapping)
@@ -339,7 +346,7 @@ class EntryWriter:
     def begin(self, path: Path, digest: str) -> None:
         """Begin with the records of a file."""
         self._path, self._digest = path, digest
-        self._counts = self._store.imports.count_keys()
+        self._counts = KeyCounts(self._store.tables)
         if self._is_replacing:
             self._report.replaced += self._store.imports.take_back(digest)
 
@@ -362,7 +369,7 @@ class EntryWriter:
                     report.forgotten += len(entry.samples)
                 else:
                     new.append(entry)
-            append = store.experience.begin_append({s.prompt_id for entry in new for s in entry.samples})
+            append = AppendTransaction(store.tables, {s.prompt_id for entry in new for s in entry.samples})
             identities = store.imports.identities({entry.same.identity for entry in new if entry.same})
             added: dict[str, Place] = {}
             for entry in new:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from agro.errors import Refused
 from agro.io.json_values import is_unknown
-from agro.io.record_files import read_records
 from agro.io.strictjson import dumps
 from agro.logs.protocol import Tokenizer
 from agro.types import ROLES, UNKNOWN_VERSION, Role, Sample, check_turns
@@ -286,14 +284,3 @@ def _after_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> dic
                 )
             changes[name] = np.concatenate([np.full(len(before), unknown, column.dtype), column])
     return changes
-
-
-def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of an exported file. Raises `Refused` with FILE:LINE at the first line that isn't one."""
-    for line in read_records(path):
-        try:
-            if line.error:
-                raise Refused(line.error)
-            yield from_record(line.value)
-        except Refused as error:
-            raise Refused(f"{line.where}: {error}") from None

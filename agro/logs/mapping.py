@@ -281,9 +281,6 @@ def _heads(expression: str) -> frozenset[str]:
     return frozenset(found)
 
 
-Parser = Callable[[Any, str], Any]  # of the value at a path, whose name is for messages
-
-
 @dataclass(frozen=True)
 class Columns:
     """One response of a row."""
@@ -299,8 +296,7 @@ class Columns:
     meta: Mapping[str, str] = field(default_factory=dict)  # by names in `meta`
     integers: tuple[str, ...] = ()  # columns of `meta`
     dropped: Collection[str] = ()  # columns that aren't for `meta`
-    parse: Parser = text  # what is at `prompt`
-    compose: Callable[[Row], Any] | None = None  # the prompt, where several columns make it
+    compose: Callable[[Row], Any] | None = None  # the prompt, where it isn't what is at `prompt`
     messages: bool = False  # whether prompt and response may be messages, as `exchange` reads them
 
     def fits(self, row: Row) -> bool:
@@ -318,7 +314,7 @@ class Columns:
         elif self.messages:
             record = exchange(prompt, response, (self.prompt, name))
         else:
-            record = {"prompt": self.parse(prompt, self.prompt), "response": text(response, name), "meta": {}}
+            record = {"prompt": text(prompt, self.prompt), "response": text(response, name), "meta": {}}
         for key, path in (("model", self.model), ("answer", self.answer)):
             if path:
                 record[key] = at(row, path)

@@ -83,10 +83,6 @@ def read_conversation(row: Row, context: Context) -> list[Item]:
     return [Item.of(record | split(messages, prompt, record.get("meta")), "messages")]
 
 
-def read_prompt(row: Row, context: Context) -> list[Item]:
-    return [Item.of(dict(row), "prompt")]
-
-
 _TURNS = ("num_turns", "__num_turns__")
 DUMP = Columns("input", "output", answer="gts", reward="score", integers=("step",), dropped=("step", "uid"))
 

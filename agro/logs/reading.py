@@ -417,7 +417,7 @@ def _reply(future: Future[Reply] | None) -> Reply | None:
     try:
         return None if future is None else future.result()
     except BrokenProcessPool:
-        problem = "a process of this import ended (killed? out of memory?); this one reads the rest"
+        problem = "a process of this import ended (killed, or see what it printed); this one reads the rest"
         warnings.warn(problem, AgroWarning, stacklevel=3)
     except Exception:  # noqa: BLE001 see above
         pass

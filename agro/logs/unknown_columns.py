@@ -267,11 +267,6 @@ def quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else json.dumps(name, ensure_ascii=False)
 
 
-def as_literal(value: Any) -> str:
-    """A value within an expression."""
-    return f"`{json.dumps(value, ensure_ascii=False)}`"
-
-
 def best_named(columns: Iterable[Column], role: str) -> Column | None:
     """The column whose name says it best, of equal ones the one with sentences; None where no name does."""
     named = [column for column in columns if column.named(role)]
@@ -530,7 +525,8 @@ def _read(column: Column, sides: Mapping[str, Column]) -> dict[str | None, str] 
         return None
     conditions: dict[str | None, str] = {}
     for mark in [*better, *([None] if None in of.values() else [])]:
-        equal = [f"{column.step} == {as_literal(values[text])}" for text, side in of.items() if side == mark]
+        literals = [json.dumps(values[text], ensure_ascii=False) for text, side in of.items() if side == mark]
+        equal = [f"{column.step} == `{literal}`" for literal in literals]
         conditions[mark] = equal[0] if len(equal) == 1 else f"({' || '.join(equal)})"
     return conditions
 

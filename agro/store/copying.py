@@ -28,6 +28,7 @@ from agro.io.files import replacing, writing
 from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
 from agro.io.strictjson import dumps
 from agro.store.database import (
+    CACHED,
     DERIVED,
     LEDGERS,
     PAGE_ENTRIES,
@@ -53,7 +54,7 @@ GAP = 1 << 16  # rowids without a row that can be read, after which none is look
 # are made from other tables, and cached log-probs are left out.
 COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
-COLUMNS["reference_logp"] = ("rowid", "sample", "key", "run", "step", "logp", "checksum")
+COLUMNS["reference_logp"] = ("rowid", *CACHED, "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
 # Indexes by which the last rowid is found too.
 INDEXED = {

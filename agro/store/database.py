@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
@@ -74,7 +74,12 @@ KEYS = {  # of those that have one
     "imports": ("file",),
     "identities": ("identity",),
 }
+CACHED = ("sample", "key", "run", "step", "logp")  # the same of reference_logp, which isn't one of them
 DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
+# What both dialects say.
+NO_STORE = "no such store; make one with `agro import` or `agro sample`, or give another path"
+BUSY = "another process has been writing for more than {timeout:g} s; try again when it is done"
+NOT_64_BITS = "expected integers of 64 bits"
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
 SHORTEST = 512  # bytes of a file that isn't empty: one page
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
@@ -234,25 +239,25 @@ class Database(ABC):
         """
         for part in parts:
             if part not in self._checked:
-                damage: Any = self.damaged_structure() if part == "structure" else self.damaged(part)
-                if damage:
+                if damage := self.damaged(part):
                     raise self.refusal(Damage(**{part: damage}))
                 self._checked |= {part}
 
     def damage(self) -> Damage:
         """All that isn't as it was written. Reads all of the store."""
-        tables = {table: self.damaged(table) for table in ("samples", *LEDGERS)}
-        return Damage(structure=self.damaged_structure(), **tables)
+        return Damage(**{part.name: self.damaged(part.name) for part in fields(Damage)})
+
+    def damaged(self, part: str) -> list[Any]:
+        """What of a part of `Damage` isn't as it was written: rowids, of samples their ids."""
+        if part == "structure":
+            return self.damaged_structure()
+        if part == "samples":
+            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
+        return [row[0] for row in self.run(*self.entries_query(part)) if not is_valid(row[1:])]
 
     def damaged_structure(self) -> list[str]:
         """What is off in the pages and indexes."""
         return []
-
-    def damaged(self, table: str) -> list[int]:
-        """The rowids, which are the ids of samples, of the rows that aren't as they were written."""
-        if table == "samples":
-            return [row[0] for page in self.sample_pages() for row in page if not is_valid_sample(row)]
-        return [row[0] for row in self.run(*self.entries_query(table)) if not is_valid(row[1:])]
 
     def refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.path}: {damage}. {self.way_out()}")
@@ -266,13 +271,12 @@ class Database(ABC):
         self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
     ) -> Iterator[list[Row]]:
         """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
-        if ids is None:
-            sql = f"{SELECT} WHERE ({clause}) AND id <= ? AND id > ? ORDER BY id"
-            yield from self.pages(sql, [*args, self.last_id()], rows=PAGE_ROWS)
-            return
-        sql = f"{SELECT} WHERE ({clause}) AND id IN (SELECT value FROM json_each(?)) AND id > ? ORDER BY id"
-        for start in range(0, len(ids), PAGE_ROWS):
-            block = self.listed(ids[start : start + PAGE_ROWS])
+        blocks, within = [self.last_id()], "id <= ?"
+        if ids is not None:
+            blocks = [self.listed(ids[start : start + PAGE_ROWS]) for start in range(0, len(ids), PAGE_ROWS)]
+            within = "id IN (SELECT value FROM json_each(?))"
+        for block in blocks:
+            sql = f"{SELECT} WHERE ({clause}) AND {within} AND id > ? ORDER BY id"
             yield from self.pages(sql, [*args, block], rows=PAGE_ROWS)
 
     def samples_query(self, ids: Sequence[int]) -> Statement:
@@ -370,8 +374,7 @@ class SqliteDatabase(Database):
         if self._connection.in_transaction:
             yield
             return
-        synchronous = None if durable else self.run("PRAGMA synchronous")[0][0]
-        if synchronous:
+        if not durable:
             self.run("PRAGMA synchronous = NORMAL")
         try:
             self.run("BEGIN IMMEDIATE")
@@ -381,8 +384,8 @@ class SqliteDatabase(Database):
             self._connection.rollback()
             raise
         finally:
-            if synchronous:
-                self.run(f"PRAGMA synchronous = {synchronous}")
+            if not durable:
+                self.run("PRAGMA synchronous = FULL")
 
     def listed(self, values: Iterable[Any]) -> Any:
         return json.dumps(list(values))
@@ -445,7 +448,7 @@ class SqliteDatabase(Database):
         try:
             yield
         except OverflowError as error:
-            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+            raise Refused(f"{self.path}: {NOT_64_BITS}: {error}") from None
         except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
             raise self._damaged() from error
         except sqlite3.DatabaseError as error:
@@ -553,9 +556,7 @@ def read_text(value: bytes) -> str:
 SHARED_MEMORY = 32 << 10  # bytes by which SQLite makes its index of the write-ahead log larger
 _DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
-    sqlite3.SQLITE_BUSY: (
-        "another process has been writing for more than {timeout:g} s; try again when it is done"
-    ),
+    sqlite3.SQLITE_BUSY: BUSY,
     sqlite3.SQLITE_LOCKED: "another connection is writing; try again when it is done",
     sqlite3.SQLITE_READONLY: (
         "the store can only be read: it was opened read-only, or its file or folder is read-only; "
@@ -588,9 +589,7 @@ def _check_path(path: Path, read_only: bool, create: bool) -> None:
         raise Refused(f"{path}: expected the file of a store, got a folder")
     there = path.exists()
     if not there and (read_only or not create):
-        raise Refused(
-            f"{path}: no such store; make one with `agro import` or `agro sample`, or give another path"
-        )
+        raise Refused(f"{path}: {NO_STORE}")
     if not there and not path.parent.is_dir():
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
     if there and not _allowed(path, os.R_OK):

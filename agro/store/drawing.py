@@ -14,7 +14,7 @@ from agro.errors import Refused
 from agro.store.candidates import WAITS, Candidates, drawable, eligible, pick_groups
 from agro.store.database import Database, Row, Statement, repeated
 from agro.store.draw_rules import At, Candidate, DrawRule, Selection, pick_pairs, pick_responses
-from agro.store.sample_rows import FAILED, UNSCORED, decode_text
+from agro.store.sample_rows import FAILED, UNSCORED, count_actions, decode_text
 from agro.store.samples import ASKED, NUMBER, Experience, Pair, build_condition, chosen
 from agro.store.split import Split
 from agro.types import Sample
@@ -109,7 +109,7 @@ class Draws:
 
     def __init__(self, database: Database, split: Split) -> None:
         self._db, self._split = database, split
-        self._orders: dict[str, Candidates] = {}  # by rule and run
+        self._orders: dict[str, Candidates] = {}  # by rule, run and split
 
     @repeated
     def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
@@ -188,10 +188,10 @@ class Draws:
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
         """The same in an order that is kept from draw to draw, up to date."""
         self._db.check_once("structure", "group_uses")
-        key = repr((at.run, at.seed, replace(rule, groups=1, fewer=False, wait=0.0)))
+        split = self._split.name_of(rule.data)
+        key = repr((at.run, at.seed, split, replace(rule, groups=1, fewer=False, wait=0.0)))
         if key not in self._orders:
-            split, is_held_out = self._split.name_of(rule.data), self._split.held_out(rule.data)
-            self._orders[key] = Candidates(self._db, rule, at, is_held_out, split)
+            self._orders[key] = Candidates(self._db, rule, at, self._split.held_out(rule.data), split)
         candidates = self._orders[key]
         candidates.update(at)
         return candidates
@@ -342,7 +342,7 @@ class Draws:
             learner = (versions or {}).get(step)
             is_known = learner is not None and version is not None
             staleness = learner - version if is_known else None
-            length = None if action is None else int.from_bytes(action, "big").bit_count()
+            length = count_actions(action)
             draws.append(Draw(step, i, reward, role, decode_text(source), bool(is_own), staleness, length))
         return draws
 

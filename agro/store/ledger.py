@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from agro.errors import Refused
 from agro.io.strictjson import dumps, loads
 from agro.store.candidates import drop_orders
-from agro.store.database import PAGE_ENTRIES, PAGE_ROWS, Database, repeated
+from agro.store.database import CACHED, PAGE_ENTRIES, PAGE_ROWS, Database, repeated
 from agro.store.drawing import recount_uses
 from agro.store.sample_rows import (
     SAMPLE,
@@ -159,7 +159,7 @@ class Ledger:
         others do meanwhile. The oldest entry counts; a damaged one counts as missing.
         """
         rows = self._db.run(
-            "SELECT sample, key, run, step, logp, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
+            f"SELECT {', '.join(CACHED)}, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
             "(SELECT value FROM json_each(?2)) AND (run = ?3 OR rowid <= ?4) ORDER BY rowid DESC",
             [key, self._db.listed(ids), run, until],
         )
@@ -171,11 +171,11 @@ class Ledger:
     ) -> None:
         """Add log-probs to the cache; `rewind` deletes those that a run added after the step that it goes
         back to."""
-        columns, run = ("sample", "key", "run", "step", "logp", "checksum"), encode_text(run)
+        run = encode_text(run)
         entries = [(i, key, run, step, logp.astype("<f4").tobytes()) for i, logp in logps.items()]
         with self._db.transaction():
             rows = [(*entry, checksum(entry)) for entry in entries]
-            self._db.insert("reference_logp", columns, rows)
+            self._db.insert("reference_logp", (*CACHED, "checksum"), rows)
 
 
 class ImportedFile(NamedTuple):
@@ -206,10 +206,6 @@ class Imports:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-
-    def count_keys(self) -> KeyCounts:
-        """Begin to count the keys of a file's records. One count at a time."""
-        return KeyCounts(self._db)
 
     def imported(self, file: str) -> ImportedFile | None:
         """What is known of a file of that hash; None where it wasn't imported."""
@@ -343,7 +339,8 @@ class Imports:
 
 
 class KeyCounts:
-    """How often each key of the records of a file has come, in a temporary table: it grows with the file."""
+    """How often each key of the records of a file has come, in a temporary table: it grows with the file. One
+    count at a time."""
 
     def __init__(self, database: Database) -> None:
         self._db = database

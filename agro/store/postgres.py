@@ -37,7 +37,7 @@ except ImportError:
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from agro.store.database import SCHEMA, Database, Statement, T
+from agro.store.database import BUSY, NO_STORE, NOT_64_BITS, SCHEMA, Database, Statement, T
 from agro.store.postgres_dialect import (
     DELETE_UNUSED_IDS,
     IS_MADE,
@@ -183,10 +183,7 @@ class PostgresDatabase(Database):
                 "which doesn't keep a session's settings. What to do: give the server's own address"
             )
         if not is_made and (self.read_only or not create):
-            raise NotMade(
-                f"{self.path}: no such store; make one with `agro import` or `agro sample`, or give another "
-                "path"
-            )
+            raise NotMade(f"{self.path}: {NO_STORE}")
         try:
             if not is_made:
                 self._make()
@@ -235,16 +232,11 @@ class PostgresDatabase(Database):
             yield
             self._commit()
         except BaseException:
-            self._in_doubt = self._reads_alone
+            self._in_doubt = self._version is not None and not self._locked  # it has only read
             self._rollback()
             raise
         finally:
             self._open, self._pending = False, []
-
-    @property
-    def _reads_alone(self) -> bool:
-        """Whether a transaction has read, and not taken the lock."""
-        return self._version is not None and not self._locked
 
     def _commit(self) -> None:
         if not self._locked and not self._pending:
@@ -402,10 +394,7 @@ class PostgresDatabase(Database):
                 start[1:1] = sooner  # from now on who is away is noticed at once
                 sooner = []
                 if time.monotonic() > deadline:
-                    raise Refused(
-                        f"{self.path}: another process has been writing for more than {self.timeout:g} s; "
-                        "try again when it is done"
-                    ) from None
+                    raise Refused(f"{self.path}: {BUSY.format(timeout=self.timeout)}") from None
                 self._trip([(EVICT, ())])
             except errors.SerializationFailure:
                 raise Conflict(f"{self.path}: another process wrote at the same time; try again") from None
@@ -447,7 +436,7 @@ class PostgresDatabase(Database):
                 self._hold = min(2 * self._hold, LONGEST_HOLD)
             raise Lost(f"{self.path}: the connection was lost: {error}") from error
         if isinstance(error, errors.NumericValueOutOfRange | OverflowError | struct.error):
-            raise Refused(f"{self.path}: expected integers of 64 bits: {error}") from None
+            raise Refused(f"{self.path}: {NOT_64_BITS}: {error}") from None
         if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
         if isinstance(error, errors.DiskFull):

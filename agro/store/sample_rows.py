@@ -159,7 +159,7 @@ class SampleRow:
             encode_text(sample.prompt_id),
             encode_text(sample.episode),
             state_of(sample.reward, sample.meta),
-            sample.role,
+            encode_text(sample.role),
             encode_text(sample.source),
             sample.oldest_version,
             None,  # run
@@ -272,12 +272,14 @@ class Wtf8(bytes):
 
 def encode_text(value: Any) -> Any:
     """The value that SQLite stores for a text; any other value as it is."""
+    if not isinstance(value, str):
+        return value
     try:
-        if isinstance(value, str) and not value.isascii():
+        if not value.isascii():
             value.encode()
     except UnicodeEncodeError:
         return Wtf8(value.encode("utf-8", "surrogatepass"))
-    return value
+    return str.__str__(value)  # of a subclass, such as NumPy's, marshal would write other bytes
 
 
 def decode_text(value: Any) -> Any:
@@ -291,6 +293,11 @@ def _blob(name: str, array: NDArray[Any]) -> bytes:
         return np.packbits(array).tobytes()
     blob = array.astype(kind, copy=False).tobytes()
     return zlib.compress(blob, 1) if name in COMPRESSED else blob
+
+
+def count_actions(blob: bytes | None) -> int | None:
+    """How many tokens were sampled, by the column `action`; None where the store has no tokens."""
+    return None if blob is None else int.from_bytes(blob, "big").bit_count()
 
 
 def _array(name: str, blob: bytes | None, T: int) -> NDArray[Any] | None:

@@ -25,6 +25,7 @@ from agro.store.sample_rows import (
     Origin,
     SampleRow,
     State,
+    count_actions,
     decode_text,
     encode_text,
     from_rows,
@@ -174,7 +175,7 @@ class _GroupPrompt(NamedTuple):
 
 
 class AppendTransaction:
-    """Samples that are added to a store together: what `add` takes is stored by `write`.
+    """Samples that are added to a store together, in a transaction: what `add` takes is stored by `write`.
 
     `prompt_ids`: those that will be added; which of them the store has is asked once for all.
     """
@@ -299,10 +300,6 @@ class Experience:
             ids |= zip(new, append.write())
             return [ids[origin] for origin in origins]
 
-    def begin_append(self, prompt_ids: Collection[str]) -> AppendTransaction:
-        """Begin to add samples that are written together. Inside of a transaction."""
-        return AppendTransaction(self._db, prompt_ids)
-
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
         """The ids of the samples that are stored with these origins."""
         records: dict[str, set[int]] = {}
@@ -377,7 +374,7 @@ class Experience:
             [ledger, self._db.listed(numbers)],
         )
         return [
-            LedgerSample(number, i, version, bool(scored), int.from_bytes(action or b"", "big").bit_count())
+            LedgerSample(number, i, version, bool(scored), count_actions(action) or 0)
             for number, i, version, scored, action in rows
         ]
 

@@ -138,16 +138,16 @@ def _by_number(rows: Iterable[tuple[Any, ...]]) -> list[SamplingRequest]:
 
 
 class Leases:
-    """The leases of a store, by the clock of the host that has its file."""
+    """The leases of a store, by the clock of the host that has it."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
-        self._db, self._clock = database, clock or database.now
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     @repeated
     def renew(self, name: str, seconds: float) -> None:
         """Let `name` count as alive for so many seconds."""
         with self._db.transaction():
-            row = (name, self._clock() + seconds, seconds)
+            row = (name, self._db.now() + seconds, seconds)
             self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
 
     @repeated
@@ -158,11 +158,10 @@ class Leases:
     def alive(self, names: Collection[str]) -> list[str]:
         """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
         that was set back since."""
-        now = self._clock()
         rows = self._db.run(
             "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
             "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
-            [now, self._db.listed(names)],
+            [self._db.now(), self._db.listed(names)],
         )
         return [name for (name,) in rows]
 

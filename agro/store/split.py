@@ -57,10 +57,12 @@ class Split:
         self._db = database
         self._clusters: Clusters | None = None
         self._of_store: dict[float, Clusters] = {}
+        self._names: dict[tuple[float, float], str] = {}  # by data.hold_out and data.near_copies
 
     def use(self, clusters: Clusters | None) -> None:
-        """Split by these, which may have more prompts than the store; None: by those of the store."""
-        self._clusters = clusters
+        """Split by these from now on, also what is drawn next. They may have more prompts than the store;
+        None: by those of the store."""
+        self._clusters, self._names = clusters, {}
 
     def held_out(self, data: DataConfig) -> Callable[[str], bool]:
         """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself. None are
@@ -75,11 +77,13 @@ class Split:
 
     def name_of(self, data: DataConfig) -> str:
         """Of what `held_out` returns: another one where it holds out other prompts."""
-        clusters = self._chosen(data)
+        clusters, key = self._chosen(data), (data.hold_out, data.near_copies)
         if clusters is None:
             return ""
-        content = json.dumps([data.hold_out, sorted(clusters.items())])
-        return blake2b(content.encode(), digest_size=8).hexdigest()
+        if key not in self._names:
+            content = json.dumps([data.hold_out, sorted(clusters.items())])
+            self._names[key] = blake2b(content.encode(), digest_size=8).hexdigest()
+        return self._names[key]
 
     def _chosen(self, data: DataConfig) -> Clusters | None:
         """None where nothing is held out."""

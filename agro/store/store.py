@@ -100,7 +100,6 @@ class Store(Experience, Survey):
         rule: DrawRule | None,
         at: At,
         *,
-        picked: Sequence[str] | None = None,
         made: Sequence[int] = (),
         joining: DrawRule | None = None,
     ) -> DrawnGroups:
@@ -113,15 +112,12 @@ class Store(Experience, Survey):
         for another draw at a step that has one.
 
         Args:
-            picked: the groups, where `Draws.pick` chose them before.
             made: ids of the samples generated for this step.
             joining: what is drawn of each of their prompts beside them.
         """
         picks = []
         if rule is not None:
-            if picked is None:
-                picked = wait_for_groups(self.draws, rule, at, again=True)
-            picks.append(Selection(rule, picked))
+            picks.append(Selection(rule, wait_for_groups(self.draws, rule, at, again=True)))
         return self.draws.draw_picked(picks, at, made, joining)
 
     def export(self, path: str | Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 from agro.errors import Refused
 from agro.io.strictjson import loads
 from agro.store.database import PAGE_ENTRIES, PAGE_GROUPS, PAGE_RESPONSES, Database
-from agro.store.sample_rows import SCORED, STATES, decode_text, prompt_of
+from agro.store.sample_rows import SCORED, STATES, count_actions, decode_text, prompt_of
 from agro.store.samples import WON, Filter, build_condition
 from agro.types import Text, truncation
 
@@ -267,7 +267,7 @@ def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
         version,
         bool(behavior),
         bool(tokens),
-        None if action is None else int.from_bytes(action, "big").bit_count(),
+        count_actions(action),
         finish,
         decode_text(response),
     )

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 from running import agro, done, refused, report_of
-from writing import write_rows
+from writing import read_samples, write_rows
 
 from agro import config
 from agro.config import NewModel
 from agro.errors import Refused
-from agro.logs.interchange import read_samples
 from agro.models.policy import Policy
 from agro.models.pretrained import new_model
 from agro.pages.run.rate import RateServer

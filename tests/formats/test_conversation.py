@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from writing import read_samples
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.interchange import read_samples
 from agro.logs.records import split
 from agro.store import Store, write_samples
 

@@ -10,7 +10,7 @@ import pytest
 from making import group, sample
 
 from agro.errors import Refused
-from agro.store import At, DrawRule, Origin, Store, shared
+from agro.store import At, DrawRule, Origin, Selection, Store, shared
 from agro.store.location import opened
 from agro.store.sample_rows import ledger_of
 from agro.store.shared import Leases, leased
@@ -94,14 +94,14 @@ def test_a_repeated_draw_returns_the_recorded_one(store: Store) -> None:
 def test_another_draw_at_a_recorded_step_is_refused(store: Store) -> None:
     store.append(group("a", [0.0, 1.0]) + group("b", [0.0, 1.0]))
     a, b = (sample(name).prompt_id for name in "ab")
-    drawn = store.draw(DrawRule(1), AT, picked=[a])
+    drawn = store.draws.draw_picked([Selection(DrawRule(1), [a])], AT)
     with pytest.raises(Refused, match=r"run r has drawn other samples at step 2.*sample 1"):
-        store.draw(DrawRule(1), AT, picked=[b])
+        store.draws.draw_picked([Selection(DrawRule(1), [b])], AT)
     with pytest.raises(Refused, match="run r has drawn other samples at step 2"):
-        store.draw(DrawRule(1), AT, picked=[a], made=[3])
-    assert store.draw(DrawRule(1), AT, picked=[a]) == drawn
+        store.draws.draw_picked([Selection(DrawRule(1), [a])], AT, [3])
+    assert store.draws.draw_picked([Selection(DrawRule(1), [a])], AT) == drawn
     store.ledger.rewind("r")
-    assert [s.prompt_id for s in store.draw(DrawRule(1), AT, picked=[b]).samples] == [b, b]
+    assert [s.prompt_id for s in store.draws.draw_picked([Selection(DrawRule(1), [b])], AT).samples] == [b, b]
 
 
 def test_requests_that_are_sampled_again(store: Store, path: Path) -> None:
@@ -130,10 +130,11 @@ def test_requests_that_are_sampled_again(store: Store, path: Path) -> None:
     assert not store.tables.damage()
 
 
-def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
+def test_a_lease_runs_out_unless_it_is_renewed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     with opened(path, read_only=False, create=True, timeout=5.0) as database:
-        leases = Leases(database, clock=lambda: now)
+        monkeypatch.setattr(database, "now", lambda: now)
+        leases = Leases(database)
         assert leases.alive(["a"]) == []  # in a store that never had one
         leases.renew("a", 10.0)
         leases.renew("b", 20.0)
@@ -150,10 +151,13 @@ def test_a_lease_runs_out_unless_it_is_renewed(path: Path) -> None:
         assert leases.alive(["a"]) == []
 
 
-def test_a_clock_that_is_set_back_ends_the_leases_of_before(path: Path) -> None:
+def test_a_clock_that_is_set_back_ends_the_leases_of_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     with opened(path, read_only=False, create=True, timeout=5.0) as database:
-        leases = Leases(database, clock=lambda: now)
+        monkeypatch.setattr(database, "now", lambda: now)
+        leases = Leases(database)
         leases.renew("a", 10.0)
         now = 400.0
         assert leases.alive(["a"]) == []

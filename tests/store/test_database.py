@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from making import sample
 
@@ -186,6 +187,17 @@ def test_a_full_disk_loses_nothing_and_is_named(path: Path) -> None:
 def test_a_checksum_is_the_same_in_all_versions_of_python() -> None:
     """The number is of Python 3.11; another one would make every older store look damaged."""
     assert checksum((7, 1, 0.5, None, "é", b"\0a", 2**40)) == 332679212929506770
+
+
+def test_a_name_of_numpys_is_stored_as_text(path: Path) -> None:
+    name = np.str_("ré")  # a str too, which marshal writes as bytes
+    with Store.open(path) as store:
+        [i] = store.append([sample(role=np.str_("log"))], run=name, step=1)
+        store.draws.record(name, 1, [i])
+        store.ledger.commit(name, 1, "digest")
+        assert not store.tables.damage()
+        assert store.ledger.committed("ré") == store.ledger.committed(name)
+        assert [use.run for use in store.draws.trained([i])] == ["ré"]
 
 
 def test_a_reader_leaves_no_files_beside_the_store(path: Path) -> None:

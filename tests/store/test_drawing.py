@@ -12,7 +12,7 @@ from making import group, sample, texts
 
 from agro.config import DataConfig
 from agro.errors import Refused
-from agro.store import At, Draw, DrawRule, Store, drawing
+from agro.store import At, Draw, DrawRule, Selection, Store, drawing
 from agro.store.drawing import DamagedSample, Draws
 from agro.types import Sample
 
@@ -58,7 +58,7 @@ def test_a_picked_group_gives_its_older_samples_once(store: Store) -> None:
     store.append([*numbered("a", 0, 1), *numbered("b", 2, 3)], run="r", step=1)
     picked = store.draws.pick(rule, AT)
     ids = store.append([*numbered("a", 5, 4), *numbered("b", 7, 6)], run="r", step=2)
-    drawn = store.draw(rule, AT, picked=picked, made=ids)
+    drawn = store.draws.draw_picked([Selection(rule, picked)], AT, ids)
     older = {sample("a").prompt_id: ["0", "1"], sample("b").prompt_id: ["2", "3"]}
     assert texts(drawn.samples) == [*older[picked[0]], *older[picked[1]], "4", "5", "6", "7"]
     # A later step draws the groups with all four.
@@ -70,7 +70,7 @@ def test_an_episode_of_which_a_row_was_made_now_is_not_drawn_from_its_group(stor
     store.append([sample("a", "older")])
     rows = [sample("a", f"row {k}", episode="e", meta={"index": 0}) for k in range(2)]
     ids = store.append(rows, run="r", step=2)
-    drawn = store.draw(DrawRule(1), AT, picked=[sample("a").prompt_id], made=ids)
+    drawn = store.draws.draw_picked([Selection(DrawRule(1), [sample("a").prompt_id])], AT, ids)
     assert texts(drawn.samples) == ["older", "row 0", "row 1"]
 
 
@@ -146,13 +146,13 @@ def test_a_damaged_sample_is_reported_with_its_group_and_episode(store: Store) -
     made = store.append(rows, run="r", step=2)
     store.tables.run("UPDATE samples SET response = 'other' WHERE id IN (?, ?)", [old[1], made[1]])
     rule = DrawRule(1, DataConfig(roles=("log",)))
-    drawn = store.draw(rule, AT, picked=[sample("old").prompt_id], made=made)
+    drawn = store.draws.draw_picked([Selection(rule, [sample("old").prompt_id])], AT, made)
     assert texts(drawn.samples) == ["response 0", "response 2", "row 0"]
     assert drawn.damaged == [
         DamagedSample(old[1], sample("old").prompt_id, None),
         DamagedSample(made[1], sample("a").prompt_id, "e"),
     ]
-    assert store.draw(rule, AT, picked=[sample("old").prompt_id], made=made) == drawn
+    assert store.draws.draw_picked([Selection(rule, [sample("old").prompt_id])], AT, made) == drawn
 
 
 def test_draws_say_whose_a_sample_is_how_old_and_how_long(store: Store) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from making import LONE, WORDS, random_samples, sample
+from writing import read_samples
 
 from agro.errors import AgroWarning, Refused
 from agro.io.record_files import fingerprint
 from agro.logs.importing import import_files
-from agro.logs.interchange import from_record, read_samples
+from agro.logs.interchange import from_record
 from agro.store import Pair, Store, write_samples
 from agro.store.copying import to_record
 from agro.types import Sample

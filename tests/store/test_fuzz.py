@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from making import random_samples, write_lines
 from pyarrow import parquet
+from writing import read_samples
 
 from agro.errors import Refused
 from agro.logs.importing import import_files
-from agro.logs.interchange import read_samples
 from agro.rollout.prompts import load_prompts
 from agro.store import Store, write_samples
 

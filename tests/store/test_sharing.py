@@ -269,6 +269,24 @@ def test_a_program_that_other_processes_cant_run_again_reads_all(tmp_path: Path)
         assert list(store.samples()) == list(whole.samples())
 
 
+def test_a_script_without_a_main_says_what_to_do(tmp_path: Path) -> None:
+    """Each process that reads runs the script again; the first one reads all itself."""
+    log = write_lines(tmp_path / "log.jsonl", *({"prompt": "q", "response": f"{i}"} for i in range(20)))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from agro.logs.importing import import_files\n"
+        "from agro.store import Store\n"
+        "with Store.open(sys.argv[2]) as store:\n"
+        "    print(import_files(store, [sys.argv[1]], workers=2, replace=True).samples)\n"
+    )
+    command = [sys.executable, str(script), str(log), str(tmp_path / "s.db")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
+    assert 'put what the script does under `if __name__ == "__main__":`' in done.stderr
+    assert "this one reads the rest" in done.stderr
+
+
 def test_tokens_of_a_tokenizer(tmp_path: Path, tiny: Callable[[], Any], read_here: list[Any]) -> None:
     encoder = tiny().encoder
     texts = ("ba", "b", "aab") * 9

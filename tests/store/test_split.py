@@ -84,10 +84,11 @@ def test_draws_split_by_the_clusters_in_use(store: Store) -> None:
     """Whatever near-copies the store has."""
     rule = DrawRule(1, DataConfig(replay=1.0, hold_out=0.5))
     fill(store)
-    assert 0 < len(store.draws.candidates(rule, "run", 0)) < COPIES * QUESTIONS
+    at = At("run", 1, 0, 0)
+    assert 0 < len(store.draws.candidates(rule, "run", 0)) == store.draws.count(rule, at) < COPIES * QUESTIONS
     store.split.use({f"{q}-{n}": "0-0" for n in range(COPIES) for q in range(QUESTIONS)})
     drawn = len(store.draws.candidates(rule, "run", 0))
-    assert drawn == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
+    assert drawn == store.draws.count(rule, at) == (0 if is_held_out("0-0", 0.5) else COPIES * QUESTIONS)
 
 
 LEAST = 0.7

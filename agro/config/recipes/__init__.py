@@ -32,8 +32,8 @@ class Base:
 
 
 def _base(own: Mapping[str, Any]) -> Base:
-    values = {**_DATA[own["of"]], **own} if "of" in own else dict(own)
-    settings = {**_DATA[own["of"]]["settings"], **own["settings"]} if "of" in own else own["settings"]
+    parent: Mapping[str, Any] = _DATA[own["of"]] if "of" in own else {}
+    values, settings = {**parent, **own}, {**parent.get("settings", {}), **own["settings"]}
     settings = {key: None if value == "none" else value for key, value in settings.items()}
     return Base(settings, tuple(values["commands"]), values["required"])
 
