@@ -21,7 +21,7 @@ from pydantic import ConfigDict, StrictFloat, StrictInt, TypeAdapter, Validation
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.numbers import fixed
+from agro.io.numbers import count, fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
 
@@ -68,21 +68,23 @@ def empty_metrics() -> dict[str, Any]:
 
 # Held-out metrics that say which model is best, for people.
 FOLLOWED = {"eval_reward": "held-out reward", "eval_auc": "held-out AUC"}
+TOKENS = {"tokens trained on": "tokens", "tokens sampled": "sampled_tokens"}  # that are summed, for people
 SCALARS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A held-out measurement of a metric, its standard error (None: unknown), and its step."""
+    """A held-out measurement of a metric: value, standard error, step, number of responses; None: unknown."""
 
     metric: str
     value: float
     se: float | None
     step: int
+    n: int | None = None
 
     @classmethod
     def of(cls, metric: str, row: Mapping[str, Any]) -> Measurement:
-        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"])
+        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"], row.get("eval_n"))
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,18 @@ class RunData:
             spans.append(PhaseSpan(row["phase"], begins, row["step"]))
         return spans
 
+    def config_of(self, span: PhaseSpan) -> RunConfig:
+        """Of a phase; the run's where it names no such phase."""
+        return self.config.phase(span.name) if span.name in self.config.phase_names else self.config
+
+    @property
+    def averages(self) -> str:
+        """The decays of the phases that average weights; empty where none does."""
+        names = self.config.phase_names
+        decays = {name: self.config.phase(name).train.weights_average for name in names}
+        where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
+        return ", ".join(f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x)
+
     @property
     def set_aside(self) -> int:
         """Held-out prompts of the run's own data that policies can answer."""
@@ -199,6 +213,24 @@ class RunData:
         """The sum of a metric over the steps where it is known; None where there are none."""
         values = self.column(name)
         return float(np.nansum(values)) if np.isfinite(values).any() else None
+
+    def counted(self, name: str) -> str | None:
+        """That sum for people."""
+        total = self.total(name)
+        return None if total is None else count(total)
+
+
+def options_text(config: RunConfig) -> str:
+    """The options of the objective that are set."""
+    return ", ".join(f"{name} = {value}" for name, value in config.objective.options.items())
+
+
+def data_text(config: RunConfig) -> str:
+    """Where a phase has its samples from."""
+    if not config.data.draws_stored:
+        return "fresh samples"
+    share = f"{config.data.replay_text} " if config.data.samples_fresh else ""
+    return f"{share}from the store"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
-from agro.pages.run.compare import PairedResults, compare, notes, page
+from agro.pages.run.compare import PairedResults, compare, notes, page, to_json
 from agro.pages.run.ratings import Ratings
 from agro.pages.run.verdict import Verdict
 from agro.runs.rundata import FILE, HeldOutRewards, load_run
@@ -278,7 +278,7 @@ def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(runs, tmp
     [said] = [text for text in notes(found) if "No verdict" in text]
     assert f"{copies[0]}: expected a run with held-out rewards ({FILE})" in said
     assert found.paired is None
-    assert "Prompt by prompt" not in page(found)
+    assert "Prompt by prompt" not in page(found, to_json(found))
 
 
 def test_unknown_rewards_of_one_side_may_leave_p_unknown(tmp_path: Path) -> None:
