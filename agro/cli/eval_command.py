@@ -481,13 +481,12 @@ PAIRS = 200  # prompts at most, chosen by a hash of their ids
 
 def rate(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
-    port: Annotated[int, typer.Option(min=0)] = 0,
+    port: int = 0,
     host: str = "127.0.0.1",
     prompts: list[Path] | None = None,
 ) -> None:
     """Args:
     run: A run: its start, its model, its prompts.
-    port: 0: a free one.
     host: The address to listen at; 0.0.0.0: all, for a phone in your network.
     prompts: Prompts in place of the run's held-out ones; may be repeated.
     """

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from agro.cli.common import LONGEST, TURNS, policy_config
 from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
@@ -35,8 +33,8 @@ def sample(
     out: Path,
     n: int = 4,
     greedy: bool = False,
-    max_new: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
+    max_new: int = 256,
+    temperature: float | None = None,
     seed: int = 0,
     policy: list[str] | None = None,
     environment: str | None = None,

@@ -21,7 +21,7 @@ from agro.config import deciding
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
 from agro.io.peers import did_you_mean
-from agro.io.terminal import csv_cell
+from agro.io.terminal import csv_cell, first_of
 from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
@@ -31,13 +31,6 @@ from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of, to_
 from agro.stats.intervals import standard_error, t_quantile
 from agro.stats.paired import Comparison, holm
 from agro.stats.paired import compare as compare_pairs
-
-NAMED = 3  # examples of what isn't compared
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
-
 
 ROW = ("n", "a", "b", "difference", "low", "high", "p", "test", "detectable")  # of a comparison, in JSON
 
@@ -150,11 +143,11 @@ class PairedResults:
             (b.unreadable, f"records of {b.name} that can't be read"),
         ):
             if keys:
-                notes.append(f"Not compared: {len(keys)} {what} ({_named(keys)}).")
+                notes.append(f"Not compared: {len(keys)} {what} ({first_of(keys)}).")
         if found.other_text:
             notes.append(
                 f"{len(found.other_text)} of these have the same id on both sides, but another text "
-                f"({', '.join(found.other_text[:NAMED])})."
+                f"({', '.join(found.other_text[:3])})."
             )
         notes += self._scored()
         if answer == "not shown" and x.low * x.high > 0:
@@ -188,7 +181,7 @@ class PairedResults:
         if prompted and b.prompted:
             texts.append(
                 f"{len(prompted)} of the prompts were worded differently for the two models (template or "
-                f"examples), such as {', '.join(prompted[:NAMED])}: the difference is also that of the "
+                f"examples), such as {', '.join(prompted[:3])}: the difference is also that of the "
                 "wording."
             )
         return texts
@@ -260,7 +253,7 @@ class PairedSets:
                 names = [result.task or "(without a name)" for result in side if result.task not in tasks]
                 if names:
                     notes.append(
-                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {_named(names)}"
+                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {first_of(names)}"
                     )
             for a, b in matched:
                 try:

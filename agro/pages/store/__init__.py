@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
+from agro.io.terminal import first_of
 from agro.objectives import Objective, get
 from agro.objectives.needs import PAIRS, REWARD, grouping
 from agro.pages.store.check_survey import Explaining, StoreSurvey, explaining, spread, survey
@@ -180,7 +181,7 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             "warning",
             f"{count(len(held_out.exact))} of {count(held_out.prompts)} held-out prompts are prompts of the "
             f"store, and {count(len(held_out.near))} are near-copies of one "
-            f"({held_out.named((*held_out.exact, *held_out.near))}).",
+            f"({first_of((*held_out.exact, *held_out.near))}).",
             "Remove them from the file of held-out prompts; these are its ids.",
         )
     if counts.unscored or counts.failed:
