@@ -29,24 +29,16 @@ class Trainer(PlanningTrainer):
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
         folder = super().run()
         if rank() == 0:
-            self.present()
+            self.ended_well = present(self.out, self.config.train, self.activity.say)
         return folder
 
     def _train(self) -> None:
         """Say what the run takes, where its model is so large that the first step may last."""
-        if (
-            self.forecasts
-            and not self.resume
-            and world_size() == 1
-            and parameters(self.policy.model) >= LARGE
-        ):
+        is_alone = world_size() == 1
+        if self.forecasts and not self.resume and is_alone and parameters(self.policy.model) >= LARGE:
             held = (self.prompts, self.eval_prompts, self.store)
             self.activity.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
         super()._train()
-
-    def present(self) -> None:
-        """Write the page and the cards of a run that has ended, and upload its model where that is set."""
-        self.ended_well = present(self.out, self.config.train, self.activity.say)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

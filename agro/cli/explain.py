@@ -305,6 +305,7 @@ def _gpus() -> list[str]:
 def _state(path: Path, off: list[str]) -> dict[str, Any]:
     """The state of a run or store; what is off in it is added to `off`."""
     from agro.config import RunConfig
+    from agro.runs.folder import lines_by_step
     from agro.store import Store
     from agro.store.location import located, url_of
 
@@ -316,9 +317,8 @@ def _state(path: Path, off: list[str]) -> dict[str, Any]:
         if not (path / "config.json").exists():
             raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
         config = RunConfig.load(path / "config.json")
-        metrics = path / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        row = json.loads(lines[-1]) if lines else {}
+        steps = [line for line, step in lines_by_step(path / "metrics.jsonl") if step is not None]
+        row = json.loads(steps[-1]) if steps else {}
         state = {
             "run": str(path),
             "phases": list(config.phase_names),

@@ -8,14 +8,13 @@ collector. The number of restarts is bounded, see `Supervised`.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +32,7 @@ from agro.place.placement import (
     log_file,
     plan,
 )
+from agro.runs.folder import lines_by_step
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
@@ -285,12 +285,8 @@ def place(placement: Placement, command: TrainCommand) -> int:
 
     def furthest_step() -> int:
         """In the metrics of the run; -1 where there is none."""
-        furthest = -1
-        with suppress(FileNotFoundError):
-            for line in (folder / "metrics.jsonl").read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # the last line may be cut off
-                    furthest = max(furthest, int(json.loads(line)["step"]))
-        return furthest
+        steps = [step for _, step in lines_by_step(folder / "metrics.jsonl") if step is not None]
+        return max(steps, default=-1)
 
     with ExitStack() as ended:
         launch = launch_here(logs, variables)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from agro.config import RunConfig
@@ -24,9 +23,9 @@ from agro.io.files import write
 from agro.io.numbers import count, fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
+from agro.stats.intervals import Values as Values
 
 Row = dict[str, Any]
-Values = NDArray[np.float64]
 LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
 GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
 COMPARED = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")
@@ -126,13 +125,6 @@ class RunData:
         """The latest known value of a metric; None where there is none."""
         values = [row[name] for row in self.rows if row.get(name) is not None]
         return values[-1] if values else None
-
-    def value_at(self, step: int, name: str) -> Any:
-        """A metric of one step; None where it is unknown."""
-        for row in self.rows:
-            if row["step"] == step:
-                return row.get(name)
-        return None
 
     @property
     def training_kl(self) -> Values:

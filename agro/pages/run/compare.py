@@ -27,7 +27,7 @@ from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
 from agro.pages.run.render import render
 from agro.pages.run.verdict import Verdict
-from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of, to_array
+from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of
 from agro.stats.intervals import standard_error, t_quantile
 from agro.stats.paired import Comparison, holm
 from agro.stats.paired import compare as compare_pairs
@@ -479,7 +479,8 @@ def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
     values = np.array([[k[s] for s in steps] for k in measured])
     if measure.startswith("eval_"):
         finals = values[:, -1]
-        se = to_array([run.value_at(steps[-1], f"{measure}_se") for run in runs])
+        errors = (dict(zip(run.column("step"), run.column(f"{measure}_se"), strict=True)) for run in runs)
+        se = np.array([error[steps[-1]] for error in errors])
     else:
         finals = values[:, -max(1, len(steps) // 10) :].mean(1)  # the last tenth: single steps are noisy
         se = np.full(len(runs), math.nan)

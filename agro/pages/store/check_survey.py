@@ -94,9 +94,6 @@ class Contamination:
             parts.append(f"{len(ids)} {what}" + (f" ({first_of(ids)})" if ids else ""))
         return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 # Rows of a source: all, those whose version says that a run of agro sampled them, whose record says how they
 # ended, and of these those that were cut off.
@@ -200,7 +197,7 @@ class StoreSurvey:
             "trajectory_quality": spread(self.quality),
             "coverage": spread(self.coverage),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
-            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "held_out": None if self.held_out is None else asdict(self.held_out),
         }
 
 
