@@ -26,9 +26,10 @@ from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
+from agro.io.processes import cores
 from agro.models.adapters import is_adapter
 from agro.models.footprint import SIZES, Footprint, host_memory, on_meta, shape_of
-from agro.models.pretrained import LARGE, cores, device_of, parameters
+from agro.models.pretrained import LARGE, device_of, parameters
 from agro.train.phases import Phase
 from agro.train.step import TOKENS
 

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 
 from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, duration, size
+from agro.io.processes import cores
 from agro.models.encoding import InvalidSample
 from agro.models.footprint import Footprint, optimized, saved_for_backward
 from agro.models.policy import Policy
-from agro.models.pretrained import cores, parameters
+from agro.models.pretrained import parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import ENGINES, Request, capabilities

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
+from agro.io.processes import cores
 from agro.objectives import Need, NotFinite, differentiate
 from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference
@@ -250,10 +250,7 @@ def measure(name: str) -> list[ProofRow]:
 
 def prove(names: Sequence[str]) -> dict[str, list[ProofRow]]:
     """The passport of each of `names`, in this order."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    workers = min(len(names), cores)
+    workers = min(len(names), cores())
     if workers == 1:
         return {name: measure(name) for name in names}
     longest_first = sorted(names, key=lambda name: -sum(c.updates for c in claims_of(name)))

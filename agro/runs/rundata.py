@@ -36,12 +36,11 @@ OTHERS = ("phase", "no_signal", "objective", "servers_dropped", "dropped_reasons
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its unit, a sentence for readers, how it is computed, and whether it is a number."""
+    """One metric: its unit, a sentence for readers, and whether it is a number."""
 
     name: str
     unit: str
     caption: str
-    computed: str
     is_number: bool = True
 
 
@@ -51,9 +50,9 @@ def _read_tables(tables: str) -> dict[str, Metric]:
     for line in tables.splitlines():
         if line.startswith("| `"):
             cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            code, unit, caption, computed = cells
+            code, unit, caption, _ = cells  # how it is computed is for the guide
             name = code.strip("`")
-            metrics[name] = Metric(name, unit, caption, computed, name not in (*OF_PARTS, *OTHERS))
+            metrics[name] = Metric(name, unit, caption, name not in (*OF_PARTS, *OTHERS))
     return metrics
 
 

@@ -57,7 +57,6 @@ class DataVerdict:
 class Report:
     """What a store has, whether an objective can train on it, and what a model says of it."""
 
-    path: Location
     objective: str
     counts: Counts
     survey: StoreSurvey
@@ -325,7 +324,6 @@ def check_store(
     surveyed = survey(store, held_out, config.data.near_copies)
     is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
-        path or store.path,
         objective,
         counts,
         surveyed,
