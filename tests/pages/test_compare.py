@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up_run import configure
-from typer.testing import CliRunner
+from running import done, refused, report_of
 from writing import write_rows
 
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.pages.run.compare import (
@@ -241,10 +240,8 @@ def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
 
 
 def test_the_command(runs: list[Path], tmp_path: Path) -> None:
-    arguments = ["compare", *map(str, runs), "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    arguments = ["compare", *runs, "--out", tmp_path / "out"]
+    document = report_of(*arguments)
     assert document["measure"] == "eval_reward"
     assert document["lines"][0]["final"]["mean"] == pytest.approx(0.7)
     assert document["differences"]["objective.name"] == ["agro", "rloo"]
@@ -257,11 +254,10 @@ def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "out" / "compare.pdf").read_bytes().startswith(b"%PDF")
     ET.parse(tmp_path / "out" / "compare.svg")
     before = (tmp_path / "out" / "compare.svg").read_bytes()
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "140"})
-    assert "0.700  [0.203, 1.197]" in result.stdout
-    assert "-0.350  (-0.300 and -0.400) (2 seeds)" in result.stdout
-    assert "objective.name: agro | rloo" in result.stdout
+    shown = done(*arguments, COLUMNS="140").stdout
+    assert "0.700  [0.203, 1.197]" in shown
+    assert "-0.350  (-0.300 and -0.400) (2 seeds)" in shown
+    assert "objective.name: agro | rloo" in shown
     assert (tmp_path / "out" / "compare.svg").read_bytes() == before
-    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
-    refused = CliRunner().invoke(app, ["compare", str(runs[0]), "--out", str(runs[0] / "config.json")])
-    assert (refused.exit_code, "expected a folder to write into" in refused.stderr) == (2, True)
+    refused("compare", tmp_path)
+    assert "expected a folder to write into" in refused("compare", runs[0], "--out", runs[0] / "config.json")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import report_of
 from tiny_runs import (
     by_someone,
     fill_store,
@@ -23,11 +24,9 @@ from tiny_runs import (
     weights,
     write_prompts,
 )
-from typer.testing import CliRunner
 from writing import write_rows
 
 from agro.api import Trained, held_out_prompts
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.pages.run.card import card
@@ -374,8 +373,8 @@ def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run
     for prompt in shown.prompts[:4]:
         assert f"prompt: `{prompt.text}`" in written
         assert shown.answers(prompt)["trained"].response in written
-    result = CliRunner().invoke(app, ["report", str(run_on_a_log), "--json"])
-    assert json.loads(result.stdout)["side_by_side"] == json.loads(json.dumps(shown.to_json()))
+    document = report_of("report", run_on_a_log)
+    assert document["side_by_side"] == json.loads(json.dumps(shown.to_json()))
     [prompt, log, *_] = short_text(shown, 1, 80)
     assert (prompt, log) == (f"prompt   {shown.prompts[0].text}", "log      1: 11")
 
