@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agro.api.plan import Machine, PlanningTrainer, load_average, plan, unknown_sampling
+from agro.api.plan import Machine, load_average, plan, unknown_sampling
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
@@ -165,7 +166,7 @@ def fit(
             raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
     else:
         _for_model(choice, free)
-    trainer = PlanningTrainer(choice.config, out, rewards=rewards)
+    trainer = Trainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
         machine.measure(Phase.all(trainer.config))
         steps = trainer.config.train.steps or 1  # also in place of epochs

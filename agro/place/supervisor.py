@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.io.processes import LocalProcess
+from agro.place.on_ray import RayLauncher, RayProcess, connect
 from agro.place.placement import (
     LOST,
     PlacedProcess,
@@ -46,25 +47,8 @@ GOES_ON: dict[Role, str] = {
 }  # when one of them dies
 
 
-class Started(Protocol):
-    """A process that a launcher has started."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def pid(self) -> int | None:
-        """On that host; None where it is unknown."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
-
-    def stop(self) -> None:
-        """Ask the process to end, as by SIGTERM."""
-
-    def kill(self) -> None:
-        """End the process, as by SIGKILL."""
-
-
+# What a launcher has started. `poll`: the exit code, negative for a signal; `pid`: None where it is unknown.
+Started = LocalProcess | RayProcess
 # Finds a host for a process and starts it there; whether it is started again.
 Launch = Callable[[PlacedProcess, bool], Started]
 
@@ -291,11 +275,9 @@ def place(placement: Placement, command: TrainCommand) -> int:
     with ExitStack() as ended:
         launch = launch_here(logs, variables)
         if placement.kind == "ray":  # which places all of them; this process supervises
-            from agro.place import on_ray
-
-            ray = on_ray.connect(placement)
+            ray = connect(placement)
             ended.callback(ray.shutdown)
-            launch = on_ray.RayLauncher(ray, processes, settings.ranks, logs, variables)
+            launch = RayLauncher(ray, processes, settings.ranks, logs, variables)
             say(f"the trainer writes to {logs / 'trainer.log'}")
         for note in notes:
             say(f"note: {note}")
