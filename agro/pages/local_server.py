@@ -102,8 +102,8 @@ def is_for_us(request: Request, host: str) -> bool:
     return is_name_of(host, name.strip("[]"))
 
 
-def page_response(text: str, headers: dict[str, str] | None = None) -> Response:
-    return HTMLResponse(text, headers={"Cache-Control": "no-store", **(headers or {})})
+def page_response(text: str, headers: dict[str, str]) -> Response:
+    return HTMLResponse(text, headers={"Cache-Control": "no-store", **headers})
 
 
 def refusal(status: int, why: str) -> Response:

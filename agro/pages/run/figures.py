@@ -87,7 +87,7 @@ def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) 
         label(axes, x, (1, 0), (0, -16), ha="right", va="top")
 
 
-def cut(name: str, longest: int = 20) -> str:
+def cut(name: str, longest: int) -> str:
     """A name short enough for a figure."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 

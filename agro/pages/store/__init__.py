@@ -456,7 +456,7 @@ class Recommendation:
         return _holding_nothing(found).model_copy(update={"policy": policy})
 
 
-def recommend(store: Store, log: Path | None = None, model: str | None = None) -> list[Recommendation]:
+def recommend(store: Store, log: Path | None, model: str | None) -> list[Recommendation]:
     """Those of the recipes for what the store has that can train on it, the best first. `log`, `model`: as of
     `train_command`."""
     kind = kind_of(store)
