@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
 from agro.pages.run.experience import LONGEST, RunExperience, begin_and_end, held_out_samples
-from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg
+from agro.pages.run.figures import Series, css, cut, heldout, smoothing, svg
 from agro.pages.run.render import render, template_text, with_script
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import COUNTED, Problem, problems, way_out, without_share, without_signal
@@ -155,17 +155,20 @@ def panels(run: RunData, section: str) -> list[Panel]:
             gray = Series(name, values, figures.MUTED, points=series[0].points, smooth=smooth)
             series.append(gray)
         unit = METRICS[first].unit if first in METRICS else ""
-        look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
-        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
+        style: dict[str, Any] = {"unit": unit, "log": chart.log}
+        if unit == "share":
+            style = {"percent": True}
+        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, **style)
     return drawn
 
 
-def panel(run: RunData, title: str, text: str, series: Sequence[Series], look: Look) -> list[Panel]:
-    """A figure of series against steps, of which the first is on top; none where no value is known."""
+def panel(run: RunData, title: str, text: str, series: Sequence[Series], **style: Any) -> list[Panel]:
+    """A figure of series against steps, of which the first is on top; none where no value is known.
+    `style`: as of `figures.draw`."""
     if not any(np.isfinite(s.values).any() for s in series):
         return []
     rings = {ring(run, s.mark): None for s in series if s.mark is not None}
-    figure = svg(figures.draw(run, series[::-1], look=look), title)
+    figure = svg(figures.draw(run, series[::-1], **style), title)
     return [Panel(title, " ".join([text, *rings]), figure)]
 
 
@@ -217,7 +220,7 @@ def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
         series.append(Series(cut(name, 16), values, color, se=se, points=is_heldout, smooth=width))
     more = len(names) - len(series)
     text = caption(metric) + (f" {more} more in metrics.jsonl." if more else "")
-    return panel(run, title, text, series, Look(METRICS[metric].unit))
+    return panel(run, title, text, series, unit=METRICS[metric].unit)
 
 
 def nearness(run: RunData) -> dict[str, Any]:
