@@ -173,7 +173,7 @@ def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *,
 
 def _run(backend: Any, listener: Any, host: str) -> None:
     from agro.door.app import Application
-    from agro.pages.local_server import serve
+    from agro.pages.local_server import address_of, serve
 
     token = os.environ.get(TOKEN)
     if token is None and host not in ("127.0.0.1", "localhost", "::1"):
@@ -183,15 +183,12 @@ def _run(backend: Any, listener: Any, host: str) -> None:
     token = token or secrets.token_urlsafe(24)
     if ":" in token or not token.isascii():
         raise Refused(f"{TOKEN}: expected ASCII text without a colon, behind which a session may stand")
-    name = f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{listener.getsockname()[1]}"
+    url = address_of(host, listener)
     if TOKEN not in os.environ:
         print(f"{TOKEN}={token}", file=sys.stderr)
     remember_secret(token)
     print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
-    with suppress(KeyboardInterrupt):
-        print(f"serving {url}", flush=True)  # connections wait in the listener until it answers
-        serve(Application(backend, host, token).app, listener)
+    serve(Application(backend, host, token).app, listener, f"serving {url}")
 
 
 HELP = "/new begins a new conversation, /quit ends"
