@@ -29,6 +29,8 @@ from agro.api.arguments import (
     reward_values,
     write_rows,
 )
+from agro.api.fit import Limits
+from agro.api.fit import fit as fit_run
 from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.aliases import say, without_aliases
@@ -151,7 +153,9 @@ def train(
         print(f"note: {note}; give it to choose another", file=sys.stderr)
     config = RunConfig.of(values, "agro.train")
     if fit is not None:
-        config = _fitted(config, fit, given, folder, functions)
+        fitted = fit_run(config, Limits.parse(fit), given, folder, functions)
+        print("\n".join(fitted.lines()), file=sys.stderr)
+        config = fitted.config
     trainer = Trainer(config, folder, resume=resume, rewards=functions, accept=accept)
     trainer.forecasts = fit is None
     trainer.run()
@@ -202,21 +206,6 @@ def _prepare(folder: Path, fit: str | Sequence[str] | None, *, resume: bool) -> 
     if (folder / "inputs").exists():
         for name in ("inputs", "store.db", "store.db-wal", "store.db-shm"):
             remove(folder / name)
-
-
-def _fitted(
-    config: RunConfig,
-    limits: str | Sequence[str],
-    given: set[str],
-    folder: Path,
-    functions: dict[str, Function],
-) -> RunConfig:
-    """With what fits in `limits`, which is said."""
-    from agro.api.fit import Limits, fit
-
-    fitted = fit(config, Limits.parse(limits), given, folder, functions)
-    print("\n".join(fitted.lines()), file=sys.stderr)
-    return fitted.config
 
 
 def _store_of(log: Any) -> str | None:

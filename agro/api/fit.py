@@ -21,14 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agro.api.plan import Machine, PlanningTrainer, load_average, plan, unknown_sampling
+from agro.api.plan import Machine, load_average, plan, unknown_sampling
+from agro.api.reporting_trainer import Trainer
 from agro.config import RunConfig
 from agro.config.override import merge
 from agro.errors import Refused
 from agro.io.numbers import count, duration, size
+from agro.io.processes import cores
 from agro.models.adapters import is_adapter
 from agro.models.footprint import SIZES, Footprint, host_memory, on_meta, shape_of
-from agro.models.pretrained import LARGE, cores, device_of, parameters
+from agro.models.pretrained import LARGE, device_of, parameters
 from agro.train.phases import Phase
 from agro.train.step import TOKENS
 
@@ -164,7 +166,7 @@ def fit(
             raise Refused(f"--fit {size(free)}: {short}. What to do: a smaller model, or a larger GPU")
     else:
         _for_model(choice, free)
-    trainer = PlanningTrainer(choice.config, out, rewards=rewards)
+    trainer = Trainer(choice.config, out, rewards=rewards)
     with trainer.loaded() as machine:
         machine.measure(Phase.all(trainer.config))
         steps = trainer.config.train.steps or 1  # also in place of epochs

@@ -10,11 +10,10 @@ and what a token of the pass saved, times those of the largest pass (`agro.model
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import cycle, islice
@@ -26,23 +25,22 @@ from torch import Tensor, nn
 
 from agro.config import DataConfig, RunConfig
 from agro.io.numbers import count, duration, size
+from agro.io.processes import cores
 from agro.models.encoding import InvalidSample
 from agro.models.footprint import Footprint, optimized, saved_for_backward
 from agro.models.policy import Policy
-from agro.models.pretrained import cores, parameters
+from agro.models.pretrained import parameters
 from agro.objectives.core import wanted_streams
 from agro.objectives.needs import REF_LOGP, provided_by
 from agro.rollout.engines import ENGINES, Request, capabilities
 from agro.rollout.rollout import embedded
 from agro.store import Store
 from agro.store.draw_rules import At, pick_pairs
-from agro.store.location import exists
 from agro.store.samples import chosen
 from agro.train.check import unscored
 from agro.train.phases import Phase, options_at
 from agro.train.step import MicroBatch
 from agro.train.trainable import drawn_groups, pairs_among, trained
-from agro.train.trainer import BaseTrainer, notes
 from agro.types import Prompt
 
 MEASURING = 0.8  # seconds of each measurement of a run, about
@@ -301,30 +299,6 @@ class Machine:
         largest = max(positions(self.policy, rows) for rows in step.passes)
         longest = max((row.length for row in step.fresh), default=0)
         return int(footprint.peak(largest, at_once, longest))
-
-
-class PlanningTrainer(BaseTrainer):
-    """A trainer that can say what its run would do; nothing is written then."""
-
-    def plan(self) -> dict[str, Any]:
-        """What `run` would do. All is loaded and checked; see `plan` of this module."""
-        with self.loaded() as machine:
-            report = plan(self.config, machine)
-            return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
-
-    @contextmanager
-    def loaded(self) -> Iterator[Machine]:
-        """What a plan measures. All is checked as for a run."""
-        print("loading, checking and measuring", file=sys.stderr, flush=True)
-        self._prepare()
-        path = self.location
-        if self.reward is not None:
-            self.reward.close()
-        with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
-            if store is not None:
-                store.split.use(self.clusters)
-            policy, reference = self._load()
-            yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
 
 def plan(config: RunConfig, machine: Machine) -> dict[str, Any]:

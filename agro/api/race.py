@@ -34,7 +34,7 @@ from agro.rewards import load_reward
 from agro.rollout.evaluate import heldout
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import EpisodeReward, embedded, load_rollout
-from agro.runs.rundata import GAIN, load_run
+from agro.runs.rundata import GAIN, Row, load_run
 from agro.stats.paired import Comparison, compare
 from agro.store import Store
 from agro.store.location import is_store, location_of
@@ -48,9 +48,6 @@ from agro.types import Prompt
 ENOUGH = 50  # held-out prompts that choose, from which on as many others judge the winner
 NOTHING = "do nothing"
 SHARED = ("policy", "data", "reward", "sampler", "environment", "train")  # by all candidates
-
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""The trainer of `agro train` and `agro.Trainer`: a run, and what people read of it."""
+"""The trainer of `agro train` and `agro.Trainer`: a run, what it would do, and what people read of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
-from agro.api.plan import Machine, PlanningTrainer, plan, time_line
+from agro.api.plan import Machine, plan, time_line
 from agro.config import TrainConfig
 from agro.io.files import writing
 from agro.models.pretrained import LARGE, parameters
@@ -15,12 +18,15 @@ from agro.pages.run.verdict import Verdict
 from agro.runs.problems import problems
 from agro.runs.rundata import Outcome, RunData, load_run
 from agro.runs.side_by_side import SideBySide, short_text
+from agro.store import Store
+from agro.store.location import exists
 from agro.train.process_group import rank, world_size
+from agro.train.trainer import BaseTrainer, notes
 
 SHOWN, LONGEST = 2, 160  # prompts on the terminal, and characters of a text
 
 
-class Trainer(PlanningTrainer):
+class Trainer(BaseTrainer):
     """Train as `config` says, in the run folder `out`, and write page and cards; see `BaseTrainer`."""
 
     forecasts = True  # whether the time of a large model's run is measured and said before its first step
@@ -29,24 +35,36 @@ class Trainer(PlanningTrainer):
         """Run to the end and return the run folder. Raises `Refused` before any compute for invalid data."""
         folder = super().run()
         if rank() == 0:
-            self.present()
+            self.ended_well = present(self.out, self.config.train, self.activity.say)
         return folder
+
+    def plan(self) -> dict[str, Any]:
+        """What `run` would do. All is loaded and checked, and nothing written; see `agro.api.plan`."""
+        with self.loaded() as machine:
+            report = plan(self.config, machine)
+            return {**report, "notes": [*self.notes, *notes(machine.policy, self.prompts, self.config)]}
+
+    @contextmanager
+    def loaded(self) -> Iterator[Machine]:
+        """What a plan measures. All is checked as for a run."""
+        print("loading, checking and measuring", file=sys.stderr, flush=True)
+        self._prepare()
+        path = self.location
+        if self.reward is not None:
+            self.reward.close()
+        with Store.open(path, read_only=True) if exists(path) else nullcontext() as store:
+            if store is not None:
+                store.split.use(self.clusters)
+            policy, reference = self._load()
+            yield Machine(policy, reference, self.prompts, self.eval_prompts, store)
 
     def _train(self) -> None:
         """Say what the run takes, where its model is so large that the first step may last."""
-        if (
-            self.forecasts
-            and not self.resume
-            and world_size() == 1
-            and parameters(self.policy.model) >= LARGE
-        ):
+        is_alone = world_size() == 1
+        if self.forecasts and not self.resume and is_alone and parameters(self.policy.model) >= LARGE:
             held = (self.prompts, self.eval_prompts, self.store)
             self.activity.say(time_line(plan(self.config, Machine(self.policy, self.reference, *held))))
         super()._train()
-
-    def present(self) -> None:
-        """Write the page and the cards of a run that has ended, and upload its model where that is set."""
-        self.ended_well = present(self.out, self.config.train, self.activity.say)
 
 
 def present(folder: Path, train: TrainConfig, say: Callable[[str], None]) -> bool:

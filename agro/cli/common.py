@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 TURNS, LONGEST = 8, 256  # of an episode, and tokens of a response, where nothing else is said
 
-# Options that several commands have, by the names of their parameters: of those that have no annotation of
-# typer's and no line in the Args of their command.
+# Options that several commands have, by the names of parameters without an annotation of typer's. The Args of
+# a command may have another help.
 SHARED = {
     "as_json": typer.Option("--json", help="One JSON document on stdout, nothing else."),
     "environment": typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,14 +12,11 @@ from agro.cli.common import answer, options, show_table, terminal
 from agro.cli.run_models import MeasuredModel, load_sets
 from agro.config import RewardConfig
 from agro.errors import Refused
-from agro.io.numbers import chance, fixed, none_if_nan
+from agro.io.numbers import chance, none_if_nan
 from agro.logs.results import Result, is_run, results_at
 from agro.rewards import load_reward
 from agro.store.location import url_of
 from agro.types import Prompt
-
-if TYPE_CHECKING:
-    from agro.pages.run.compare import PairedSets
 
 
 def compare(
@@ -45,9 +42,11 @@ def compare(
     prompts: A set of prompts, which the models (of runs: theirs) answer; again for each set.
     out: The folder of compare.html, and where all are runs of compare.png, .svg, .pdf and .csv.
     """
+    from agro.pages.run import compare as pages  # here: it imports what draws
+
     paths = [Path(name) for name in results]
     if prompts is None and all(is_run(path) for path in paths):
-        _compare_runs(paths, metric, out, as_json)
+        _answer(pages.write(pages.compare(paths, metric), out), as_json)
         return
     if len(results) < 2:
         raise Refused(f"compare: expected two results or more, or a run, got {results[0]} alone")
@@ -64,13 +63,7 @@ def compare(
         sets, scoring = load_sets(prompts), RewardConfig(name=reward, options=options(option))
         sampling: dict[str, Any] = {"n": n, "temperature": temperature, "max_new": max_new}
         sides = [_answered(name, sets, scoring, policy, seed, **sampling) for name in results]
-    from agro.pages.run.compare import PairedSets, write_results
-
-    paired = PairedSets.of(sides, metric)
-    written = [str(path) for path in write_results(paired, out)]
-    if not as_json:
-        _say(paired)
-    answer({**paired.to_json(), "files": written}, "\n".join(written), as_json)
+    _answer(pages.write_results(pages.PairedSets.of(sides, metric), out), as_json)
 
 
 def _answered(
@@ -110,49 +103,50 @@ def _answered(
     return found
 
 
-def _compare_runs(runs: list[Path], metric: str | None, out: Path, as_json: bool) -> None:
+def _answer(document: dict[str, Any], as_json: bool) -> None:
+    """The document, or what it says of curves and of sets of prompts."""
+    if not as_json:
+        if "lines" in document:
+            _say_curves(document)
+        if document["sets"]:
+            _say_sets(document)
+    answer(document, "\n".join(document["files"]), as_json)
+
+
+def _say_curves(document: dict[str, Any]) -> None:
     from agro.pages.run import compare as pages
 
-    comparison = pages.compare(runs, metric)
-    paths = pages.write(comparison, out)
-    if as_json:
-        answer(pages.to_json(comparison, paths), "", as_json)
-        return
-    rows = []
-    for line in comparison.lines:
-        seeds, difference = ", ".join(map(str, line.seeds)), pages.difference_words(comparison, line)
-        rows.append([line.label, seeds, pages.final_words(line), str(line.steps[-1]), difference])
-    final = f"final {comparison.measure_name}"
+    lines, rows = document["lines"], []
+    for line in lines:
+        seeds, difference = ", ".join(map(str, line["seeds"])), pages.difference_words(line, lines[0])
+        rows.append([line["label"], seeds, pages.final_words(line), str(line["step"]), difference])
+    final = f"final {pages.measure_name(document['measure'])}"
     console = show_table(("line", "seeds", final, "step", "to the first line"), rows, wrap_names=True)
-    if any(len(line.runs) >= pages.BANDS for line in comparison.lines):
+    if any(len(line["runs"]) >= pages.BANDS for line in lines):
         console.print("[…]: 95 % t-interval over seeds")
-    differences = pages.differences_words(comparison) or ["nothing but the seed"]
-    for text in ["", "what differs:", *differences, "", *pages.notes(comparison), ""]:
+    differences = pages.differences_words(document["differences"]) or ["nothing but the seed"]
+    for text in ["", "what differs:", *differences, "", *document["notes"], ""]:
         console.print(text)
-    if comparison.paired is not None:
-        _say(comparison.paired)
-    print("\n".join(map(str, paths)))
 
 
-def _say(paired: PairedSets) -> None:
+def _say_sets(document: dict[str, Any]) -> None:
     """One comparison in sentences; of several a table, and the sentences of those that show a difference."""
-    if len(paired.pairs) > 1:
+    from agro.pages.run.compare import sets_in_words
+
+    sets, console = sets_in_words(document), terminal()
+    if len(sets) > 1:
         rows = []
-        for pair in paired.pairs:
-            x = pair.comparison
-            difference = fixed(x.difference, signed=True)
-            if x.low == x.low:
-                difference += f" [{fixed(x.low, signed=True)}, {fixed(x.high, signed=True)}]"
-            p = "unknown" if pair.p != pair.p else chance(pair.p).removeprefix("p ").removeprefix("= ")
-            rows.append([pair.name, str(x.n), fixed(x.a), fixed(x.b), difference, p, pair.verdict.answer])
+        for found in sets:
+            p = found["row"]["p"]
+            shown = "unknown" if p is None else chance(p).removeprefix("p ").removeprefix("= ")
+            rows.append([*found["cells"], shown, found["row"]["verdict"]])
         titles = ("set", "prompts", "first", "other", "difference", "p", "verdict")
         show_table(titles, rows, wrap_names=True).print(
-            f"[…]: 95 % interval of other − first; p: adjusted for {len(paired.pairs)} comparisons (Holm)\n"
+            f"[…]: 95 % interval of other − first; p: adjusted for {len(sets)} comparisons (Holm)\n"
         )
-    console = terminal()
-    for pair in paired.pairs:
-        for text in (pair.sentence, *pair.notes):
+    for found in sets:
+        for text in (found["sentence"], *found["notes"]):
             console.print(text)
-    for note in paired.notes:
+    for note in document["not_compared"]:
         console.print(f"Not compared: {note}")
     console.print("")

@@ -11,7 +11,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -269,7 +269,7 @@ class MeasuredSet:
         document = {"name": self.name, "prompts": len(self.prompts)}
         document |= summary(self.result, threshold, self.along)
         if self.seen is not None:
-            document["seen"] = self.seen.to_json()
+            document["seen"] = asdict(self.seen)
         if self.start is not None and self.verdict is not None:
             document |= {"verdict": self.verdict.to_json(), "before": summary(self.start, threshold)}
         return document
@@ -322,8 +322,7 @@ def _report(
     if as_json:
         documents = [measured.to_json(threshold) for measured in sets]
         one = {key: value for key, value in documents[0].items() if key != "name"}
-        whole = common | (one if len(sets) == 1 else {"sets": documents})
-        print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
+        answer(common | (one if len(sets) == 1 else {"sets": documents}), "", as_json)
         return
     for measured in sets:
         of = "" if len(sets) == 1 else f"{measured.name}: "
@@ -396,7 +395,7 @@ def show_by_log(subject: MeasuredModel, path: Path, as_json: bool) -> None:
         value = value_on_log(scored.logged()).to_json()
     if as_json:
         about = {"log": str(path), "model": subject.name, "responses": len(scored.responses)}
-        about |= {"dropped": scored.dropped, "seen": None if seen is None else seen.to_json()}
+        about |= {"dropped": scored.dropped, "seen": None if seen is None else asdict(seen)}
         answer(about | {"value": value}, "", as_json)
         return
     print(f"{subject.name} by {len(scored.responses)} responses of {path}")
@@ -481,13 +480,12 @@ PAIRS = 200  # prompts at most, chosen by a hash of their ids
 
 def rate(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
-    port: Annotated[int, typer.Option(min=0)] = 0,
+    port: int = 0,
     host: str = "127.0.0.1",
     prompts: list[Path] | None = None,
 ) -> None:
     """Args:
     run: A run: its start, its model, its prompts.
-    port: 0: a free one.
     host: The address to listen at; 0.0.0.0: all, for a phone in your network.
     prompts: Prompts in place of the run's held-out ones; may be repeated.
     """

@@ -22,6 +22,7 @@ from agro.cli.common import answer, end, paragraph, show_table, width
 from agro.cli.common import names as side_by_side
 from agro.cli.tasks import TASKS, create
 from agro.errors import Refused
+from agro.io.processes import cores
 from agro.io.version import __version__
 from agro.logs.format_table import FORMATS
 from agro.objectives import describe
@@ -240,7 +241,6 @@ def doctor(
             libraries[name] = metadata.version(name)
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*:(.*)", info.read_text("utf-8") if info.exists() else "", re.MULTILINE)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, gpus = os.environ.get("OMP_NUM_THREADS", ""), _gpus()
     report: dict[str, Any] = {
         "agro": __version__,
@@ -248,7 +248,7 @@ def doctor(
         "libraries": libraries,
         "platform": platform.platform(),
         "processor": named[1].strip() if named else platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": cores(),
         "threads_of_torch": int(threads) if threads.isdecimal() else None,  # where a variable says it
         "device_auto": "cuda" if gpus else "cpu",
         "cuda": gpus,
@@ -259,8 +259,8 @@ def doctor(
         f"only {report['free_gib']} GiB are free here; a run writes checkpoints": (
             report["free_gib"] < LEAST_SPACE
         ),
-        f"torch uses {threads} threads on {cores} cores; set OMP_NUM_THREADS": (
-            (report["threads_of_torch"] or 0) > cores
+        f"torch uses {threads} threads on {cores()} cores; set OMP_NUM_THREADS": (
+            (report["threads_of_torch"] or 0) > cores()
         ),
         "nvidia-smi is there, but torch has no CUDA or sees no GPU; install torch for CUDA": (
             not gpus and shutil.which("nvidia-smi")
@@ -305,6 +305,7 @@ def _gpus() -> list[str]:
 def _state(path: Path, off: list[str]) -> dict[str, Any]:
     """The state of a run or store; what is off in it is added to `off`."""
     from agro.config import RunConfig
+    from agro.runs.folder import lines_by_step
     from agro.store import Store
     from agro.store.location import located, url_of
 
@@ -316,9 +317,8 @@ def _state(path: Path, off: list[str]) -> dict[str, Any]:
         if not (path / "config.json").exists():
             raise Refused(f"{path}: expected a run's folder, with config.json, or a store")
         config = RunConfig.load(path / "config.json")
-        metrics = path / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        row = json.loads(lines[-1]) if lines else {}
+        steps = [line for line, step in lines_by_step(path / "metrics.jsonl") if step is not None]
+        row = json.loads(steps[-1]) if steps else {}
         state = {
             "run": str(path),
             "phases": list(config.phase_names),

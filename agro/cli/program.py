@@ -48,20 +48,17 @@ def command(name: str) -> Any:
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A parameter without an annotation of typer's is an option of its name. What the docstring's Args say of
-    a parameter is its help; of which they say nothing, that is of `SHARED`."""
+    """A parameter without an annotation of typer's is an option of its name, as `SHARED` has it where it is
+    there. What the docstring's Args say of a parameter is its help."""
     parameters = []
     hints = get_type_hints(function, include_extras=True)
     helps = _helps(function.__doc__ or "")
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *annotations = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
-        info = typer.Option(f"--{name.replace('_', '-')}")
-        if annotations:
-            info = copy(annotations[0])
-        elif name in SHARED and name not in helps:
-            info = copy(SHARED[name])
+        own = SHARED.get(name) or typer.Option(f"--{name.replace('_', '-')}")
+        info = copy(annotations[0] if annotations else own)
         if kind is not typer.Context:
-            info.help = info.help or helps.get(name)  # None with python -OO
+            info.help = helps.get(name) or info.help  # no help with python -OO
             kind = Annotated[kind, info]
         parameters.append(parameter.replace(annotation=kind))
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from agro.cli.common import LONGEST, TURNS, policy_config
-from agro.config import EnvironmentConfig, RewardConfig, RunConfig, SamplerConfig
+from agro.config import EnvironmentConfig, PolicyConfig, RewardConfig, RunConfig, SamplerConfig
 from agro.errors import Refused
 from agro.rewards import load_reward
 from agro.rollout.prompts import load_prompts
@@ -24,7 +22,6 @@ from agro.train.phases import derive
 from agro.types import Prompt
 
 if TYPE_CHECKING:
-    from agro import config
     from agro.pages.store.check_survey import Contamination
     from agro.rollout.rollout import EpisodeReward, Rollout
 
@@ -35,8 +32,8 @@ def sample(
     out: Path,
     n: int = 4,
     greedy: bool = False,
-    max_new: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
+    max_new: int = 256,
+    temperature: float | None = None,
     seed: int = 0,
     policy: list[str] | None = None,
     environment: str | None = None,
@@ -80,7 +77,7 @@ def sampler_config(n: int, temperature: float, max_new: int) -> SamplerConfig:
     return RunConfig.of({"sampler": values}, "command line").sampler
 
 
-def environment_of(name: str | None, max_turns: int | None) -> config.EnvironmentConfig | None:
+def environment_of(name: str | None, max_turns: int | None) -> EnvironmentConfig | None:
     if name is None:
         return None
     return EnvironmentConfig(name=name, max_turns=TURNS if max_turns is None else max_turns)
@@ -88,8 +85,8 @@ def environment_of(name: str | None, max_turns: int | None) -> config.Environmen
 
 def rollout_of(
     model: str,
-    settings: config.PolicyConfig,
-    environment: config.EnvironmentConfig | None,
+    settings: PolicyConfig,
+    environment: EnvironmentConfig | None,
     weights_seed: int = 0,
 ) -> Rollout:
     """Of a model or of a checkpoint of a run. `weights_seed`: of random weights, for `settings.new`."""

@@ -19,7 +19,7 @@ from agro.place.placement import TITLES, Placement, RunStatus, TrainCommand
 from agro.runs.folder import check_out
 from agro.runs.problems import problems
 from agro.runs.progress import RunActivity
-from agro.runs.rundata import load_run
+from agro.runs.rundata import RunData, load_run
 from agro.runs.side_by_side import SideBySide
 
 IS_FIRST = os.environ.get("RANK", "0") == "0"  # of the ranks of torchrun: it alone makes the folder
@@ -88,7 +88,7 @@ def train(
         return
     folder = trainer.run()
     if as_json:
-        answer(_result(folder, trainer.ended_well), "", as_json)
+        answer(_result(load_run(folder)), "", as_json)
     outcome = "done" if trainer.ended_well else "ended with the problems above"
     print(f"{outcome}: {folder / 'model'}, {folder / 'report.html'}", file=sys.stderr)
     if IS_FIRST:
@@ -130,8 +130,8 @@ def _resumed(
     if config is not None and out is not None and out.resolve() != config.resolve():
         raise Refused(f"--out {out}: --resume continues {config}, which is given too; leave one out")
     run = config or out
-    if run is None:
-        raise Refused("--resume: expected the folder of the run: agro train RUN --resume")
+    check_out(run, resume=True)
+    assert run is not None
     if not (run / "config.json").is_file():
         raise Refused(f"{run}: expected the folder of a run, with its config.json; start it without --resume")
     from agro.cli.run_models import started_in
@@ -144,15 +144,14 @@ def _resumed(
     return run / "config.json", overrides, run
 
 
-def _result(folder: Path, ended_well: bool) -> dict[str, Any]:
+def _result(run: RunData) -> dict[str, Any]:
     """What a run left, whether its model got better, and what it writes."""
-    run = load_run(folder)
-    shown = SideBySide.of(folder, run.config)
+    folder, shown = run.folder, SideBySide.of(run.folder, run.config)
     return {
         "run": str(folder),
         "model": str(folder / "model"),
         "report": str(folder / "report.html"),
-        "ended_well": ended_well,
+        "ended_well": not any(problem.serious for problem in problems(run)),
         "verdict": Verdict.of(run).to_json(),
         "held_out": {"share": run.config.data.hold_out, "set_aside": run.set_aside},
         "side_by_side": None if shown is None else shown.to_json(),
@@ -212,8 +211,7 @@ def report(
     from agro.pages.run import report as write_report
 
     page = write_report(run)
-    ended_well = not any(problem.serious for problem in problems(load_run(run)))
-    answer(_result(run, ended_well), str(page), as_json)
+    answer(_result(load_run(run)), str(page), as_json)
 
 
 def race(

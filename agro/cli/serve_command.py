@@ -37,17 +37,21 @@ TOKEN = "AGRO_TOKEN"
 
 
 def serve(
-    model: Annotated[str, typer.Argument(metavar="RUN", help="A run, or a model: a folder or hub name.")],
+    model: Annotated[str, typer.Argument(metavar="RUN")],
     store: str | None = None,
     port: int = 0,
     host: str = "127.0.0.1",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Answers decoded at once; others wait.")] = 16,
+    batch: Annotated[int, typer.Option(min=1)] = 16,
     timeout: float = 600.0,
     keep_secrets: bool = False,
     redact_pattern: list[str] | None = None,
     keep_days: int | None = None,
     policy: list[str] | None = None,
 ) -> None:
+    """Args:
+    model: A run, or a model: a folder or hub name.
+    batch: Answers decoded at once; others wait.
+    """
     is_other = any(change.startswith("model=") for change in policy or ())  # than what is named
     run, newest = run_of(model), None if is_other else _newest(model)
     unknown = -1 if is_other else None
@@ -96,7 +100,7 @@ def _newest(model: str) -> Newest | None:
 
 
 def proxy(
-    to: Annotated[str, typer.Option("--to", help="URL of the server, such as http://127.0.0.1:8000/v1.")],
+    to: str,
     store: str | None = None,
     port: int = 0,
     host: str = "127.0.0.1",
@@ -104,13 +108,14 @@ def proxy(
     keep_secrets: bool = False,
     redact_pattern: list[str] | None = None,
     keep_days: int | None = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Ask the server for ids and log-probs too (vLLM).")
-    ] = False,
-    key: Annotated[
-        str, typer.Option("--key", metavar="VARIABLE", help="The variable with the server's API key.")
-    ] = "OPENAI_API_KEY",
+    tokens: bool = False,
+    key: Annotated[str, typer.Option(metavar="VARIABLE")] = "OPENAI_API_KEY",
 ) -> None:
+    """Args:
+    to: URL of the server, such as http://127.0.0.1:8000/v1.
+    tokens: Ask the server for ids and log-probs too (vLLM).
+    key: The variable with the server's API key.
+    """
     from agro.door.proxy import Proxy
     from agro.pages.local_server import listening
 
@@ -168,7 +173,7 @@ def _keeping(store: str | None, patterns: list[str] | None, days: int | None, *,
 
 def _run(backend: Any, listener: Any, host: str) -> None:
     from agro.door.app import Application
-    from agro.pages.local_server import serve
+    from agro.pages.local_server import address_of, serve
 
     token = os.environ.get(TOKEN)
     if token is None and host not in ("127.0.0.1", "localhost", "::1"):
@@ -178,15 +183,12 @@ def _run(backend: Any, listener: Any, host: str) -> None:
     token = token or secrets.token_urlsafe(24)
     if ":" in token or not token.isascii():
         raise Refused(f"{TOKEN}: expected ASCII text without a colon, behind which a session may stand")
-    name = f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{listener.getsockname()[1]}"
+    url = address_of(host, listener)
     if TOKEN not in os.environ:
         print(f"{TOKEN}={token}", file=sys.stderr)
     remember_secret(token)
     print(f"OpenAI: OPENAI_BASE_URL={url}/v1, Anthropic: ANTHROPIC_BASE_URL={url}", file=sys.stderr)
-    with suppress(KeyboardInterrupt):
-        print(f"serving {url}", flush=True)  # connections wait in the listener until it answers
-        serve(Application(backend, host, token).app, listener)
+    serve(Application(backend, host, token).app, listener, f"serving {url}")
 
 
 HELP = "/new begins a new conversation, /quit ends"
@@ -199,7 +201,7 @@ def chat(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     against: str | None = None,
     max_new: int | None = None,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    temperature: float = 1.0,
     seed: int = 0,
     policy: list[str] | None = None,
 ) -> None:

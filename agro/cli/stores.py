@@ -91,7 +91,7 @@ def score(
     threshold: float | None = None,
     label_threshold: float | None = None,
     timeout: float = 10.0,
-    workers: Annotated[int, typer.Option(min=1, metavar="N")] = 1,
+    workers: int = 1,
     as_json: bool = False,
 ) -> None:
     """Args:

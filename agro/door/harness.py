@@ -40,12 +40,12 @@ from agro.door.wire import Outcome, Problem
 from agro.errors import Refused, without_secrets
 from agro.io.processes import LocalProcess
 from agro.io.strictjson import loads
-from agro.pages.local_server import behind_a_port
+from agro.pages.local_server import HOST, behind_a_port
 from agro.rollout.engines.hf import HF
 from agro.rollout.rollout import Rollout, before_stop, recorded
 from agro.types import Prompt, Sample
 
-HOST, POLL_SECONDS = "127.0.0.1", 0.02
+POLL_SECONDS = 0.02
 LOG_BYTES, RESULT_BYTES = 300, 1 << 16  # that are read of a program's files
 
 

@@ -205,11 +205,8 @@ class Sessions(Memory):
         versions = np.array([token.version for token in drawn], np.int32)
         call.last_turn = prefix + self.encoder.decode(tokens, call.row.tokens)
         call.row.act(tokens, [token.logp for token in drawn], versions)
-        decode = self.encoder.chat.tokenizer.decode
-        is_closed = tokens[-1] in self.encoder.eos_ids
-        written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
+        written, end = self.encoder.turn(tokens)
         message = self.encoder.chat.message(prefix + written, call.opening.removesuffix(prefix))
-        end = decode(tokens[-1:]) if is_closed else ""
         call.text, call.messages = call.opening + written + end, [*call.messages, message]
         self.remember(call, answer)
 

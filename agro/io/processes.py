@@ -67,6 +67,13 @@ class LocalProcess:
             self._process.send_signal(number)
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def free_port(host: str) -> int:
     with socket.socket() as listener:
         listener.bind((host, 0))

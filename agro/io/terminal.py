@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -68,6 +68,11 @@ def cut(text: str, limit: int) -> str:
     if not limit or len(text) <= limit:
         return visible(text)
     return f"{visible(text[:limit])} … {count(len(text) - limit)} more characters"
+
+
+def first_of(names: Sequence[object], n: int = 3) -> str:
+    """The first `n` of many, for a message."""
+    return ", ".join(map(str, names[:n])) + (", …" if len(names) > n else "")
 
 
 def plain(text: Text) -> str:

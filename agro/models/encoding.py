@@ -107,6 +107,13 @@ class Encoder:
             )
         return ids
 
+    def turn(self, tokens: Sequence[int]) -> tuple[str, str]:
+        """What the policy wrote in a turn, and the text of the end token after it, "" where it has none."""
+        decode = self.chat.tokenizer.decode
+        is_closed = tokens[-1] in self.eos_ids
+        written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
+        return written, decode(tokens[-1:]) if is_closed else ""
+
     def render(self, text: Text) -> str:
         """The text of a prompt: plain, or rendered by the chat template up to the start of the response."""
         if self.chat.is_text(text):

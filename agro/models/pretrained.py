@@ -10,7 +10,6 @@ packages alone. On a GPU none of them was ever run: there was none. 4-bit weight
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from agro import config as configuration
 from agro.config import NewModel
 from agro.errors import Refused
 from agro.io.files import is_complete_folder, writing
+from agro.io.processes import cores as cores
 from agro.models.adapters import base_of, is_adapter, merged_with
 
 if TYPE_CHECKING:
@@ -358,13 +358,6 @@ def set_threads(threads: int | Literal["auto"], model: torch.nn.Module) -> None:
 
 def parameters(model: torch.nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def device_of(name: str) -> torch.device:

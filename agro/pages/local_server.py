@@ -52,10 +52,17 @@ def server_of(app: Starlette) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(app: Starlette, listener: socket.socket) -> None:
-    """Until SIGINT or SIGTERM, which both end it well."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    server_of(app).run(sockets=[listener])
+def address_of(host: str, listener: socket.socket) -> str:
+    name = f"[{host}]" if ":" in host else host  # of IPv6
+    return f"http://{name}:{listener.getsockname()[1]}"
+
+
+def serve(app: Starlette, listener: socket.socket, text: str) -> None:
+    """Until SIGINT or SIGTERM, which both end it well. `text`: is printed first: connections wait."""
+    with suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        print(text, flush=True)
+        server_of(app).run(sockets=[listener])
 
 
 @contextmanager
@@ -66,7 +73,7 @@ def behind_a_port(app: Starlette) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            yield f"http://{HOST}:{listener.getsockname()[1]}"
+            yield address_of(HOST, listener)
         finally:
             server.should_exit = True
             thread.join()
@@ -78,9 +85,7 @@ class LocalServer:
     def __init__(self, app: Starlette, port: int, host: str = HOST) -> None:
         """`port` 0: a free one. Raises `Refused` where the address can't be had."""
         self.app, self.listener = app, listening(host, port)
-        name = socket.gethostname() if host in ANY else host
-        name = f"[{name}]" if ":" in name else name
-        self.address = f"http://{name}:{self.listener.getsockname()[1]}/"
+        self.address = address_of(socket.gethostname() if host in ANY else host, self.listener) + "/"
 
     def __enter__(self) -> Self:
         return self
@@ -89,10 +94,8 @@ class LocalServer:
         self.listener.close()
 
     def serve_until_interrupted(self, text: str) -> None:
-        """`text`: is printed once it listens, with the address."""
-        with suppress(KeyboardInterrupt):
-            print(text, flush=True)
-            serve(self.app, self.listener)
+        """`text`: is printed first, with the address."""
+        serve(self.app, self.listener, text)
 
 
 def is_for_us(request: Request, host: str) -> bool:
@@ -102,8 +105,8 @@ def is_for_us(request: Request, host: str) -> bool:
     return is_name_of(host, name.strip("[]"))
 
 
-def page_response(text: str, headers: dict[str, str] | None = None) -> Response:
-    return HTMLResponse(text, headers={"Cache-Control": "no-store", **(headers or {})})
+def page_response(text: str, headers: dict[str, str]) -> Response:
+    return HTMLResponse(text, headers={"Cache-Control": "no-store", **headers})
 
 
 def refusal(status: int, why: str) -> Response:

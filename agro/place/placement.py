@@ -190,14 +190,10 @@ class RunStatus:
             return cls.of(None, Publications.of(run, runs[-1], Path()))
         folder = Path(run)
         placed, publications = PlacedRecord.read(folder), Publications(LocalFolder(folder))
-        record = publications.record()
+        record = publications.begun() if placed is None else publications.record()
         if record is not None:
             store = located(record["data"].get("store"), folder)
             publications = Publications.of(store, str(record["run"]), folder)
-        elif placed is None:
-            raise Refused(
-                f"{folder}: expected the folder of a run (with config.json); start it with agro train"
-            )
         return cls.of(placed, publications)
 
     @classmethod

@@ -8,21 +8,21 @@ collector. The number of restarts is bounded, see `Supervised`.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agro.errors import Refused
 from agro.io.numbers import duration
 from agro.io.processes import LocalProcess
+from agro.place.on_ray import RayLauncher, RayProcess, connect
 from agro.place.placement import (
     LOST,
     PlacedProcess,
@@ -33,6 +33,7 @@ from agro.place.placement import (
     log_file,
     plan,
 )
+from agro.runs.folder import lines_by_step
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # for a process to write its checkpoint after SIGTERM, before it is killed
@@ -46,25 +47,8 @@ GOES_ON: dict[Role, str] = {
 }  # when one of them dies
 
 
-class Started(Protocol):
-    """A process that a launcher has started."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def pid(self) -> int | None:
-        """On that host; None where it is unknown."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
-
-    def stop(self) -> None:
-        """Ask the process to end, as by SIGTERM."""
-
-    def kill(self) -> None:
-        """End the process, as by SIGKILL."""
-
-
+# What a launcher has started. `poll`: the exit code, negative for a signal; `pid`: None where it is unknown.
+Started = LocalProcess | RayProcess
 # Finds a host for a process and starts it there; whether it is started again.
 Launch = Callable[[PlacedProcess, bool], Started]
 
@@ -285,21 +269,15 @@ def place(placement: Placement, command: TrainCommand) -> int:
 
     def furthest_step() -> int:
         """In the metrics of the run; -1 where there is none."""
-        furthest = -1
-        with suppress(FileNotFoundError):
-            for line in (folder / "metrics.jsonl").read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # the last line may be cut off
-                    furthest = max(furthest, int(json.loads(line)["step"]))
-        return furthest
+        steps = [step for _, step in lines_by_step(folder / "metrics.jsonl") if step is not None]
+        return max(steps, default=-1)
 
     with ExitStack() as ended:
         launch = launch_here(logs, variables)
         if placement.kind == "ray":  # which places all of them; this process supervises
-            from agro.place import on_ray
-
-            ray = on_ray.connect(placement)
+            ray = connect(placement)
             ended.callback(ray.shutdown)
-            launch = on_ray.RayLauncher(ray, processes, settings.ranks, logs, variables)
+            launch = RayLauncher(ray, processes, settings.ranks, logs, variables)
             say(f"the trainer writes to {logs / 'trainer.log'}")
         for note in notes:
             say(f"note: {note}")

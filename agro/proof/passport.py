@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agro.errors import Refused
-from agro.models.pretrained import cores
+from agro.io.processes import cores
 from agro.objectives import Need, NotFinite, differentiate
 from agro.objectives.core import STREAMS
 from agro.objectives.needs import NEEDS, PAIRS, GroupSize, OfReference

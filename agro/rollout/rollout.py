@@ -126,11 +126,8 @@ class Transcript:
     def act(self, tokens: list[int], logp: LogProbs, version: Version, kept: Kept = None) -> None:
         """A turn of the policy, its end token included."""
         self.rows[-1].act(tokens, logp, version, kept)
-        decode = self.encoder.chat.tokenizer.decode
-        is_closed = tokens[-1] in self.encoder.eos_ids
-        written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
+        written, self._end = self.encoder.turn(tokens)
         self.text += written
-        self._end = decode(tokens[-1:]) if is_closed else ""
         if self.messages is not None:
             self.messages.append(self.encoder.chat.message(written, self._opening))
 

@@ -165,7 +165,7 @@ class Run:
 
     def has_steps(self) -> bool:
         """Whether the metrics of a step were logged, besides the measurement before the first one."""
-        return any(step for _, step in _lines(self.metrics_file))
+        return any(step for _, step in lines_by_step(self.metrics_file))
 
     def forget_after(self, step: int) -> list[int]:
         """Drop what was logged of uncommitted steps; return the unreadable lines of metrics by number."""
@@ -201,7 +201,7 @@ class Run:
                 sync(self.metrics_file)
 
 
-def _lines(path: Path) -> list[tuple[bytes, int | None]]:
+def lines_by_step(path: Path) -> list[tuple[bytes, int | None]]:
     """The lines of a file, each with its step; None where it is unreadable."""
     lines: list[tuple[bytes, int | None]] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -214,7 +214,7 @@ def _lines(path: Path) -> list[tuple[bytes, int | None]]:
 
 def _drop_after(path: Path, step: int) -> list[int]:
     """Drop the lines of later steps; return the numbers of unreadable lines, without a torn last one."""
-    lines = _lines(path)
+    lines = lines_by_step(path)
     if not lines:
         return []
     remaining = [line.decode() for line, of in lines if of is not None and of <= step]

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.io.files import write
-from agro.io.numbers import fixed
+from agro.io.numbers import count, fixed
 from agro.io.strictjson import loads
 from agro.runs.folder import SET_ASIDE
+from agro.stats.intervals import Values as Values
 
 Row = dict[str, Any]
-Values = NDArray[np.float64]
 LOGGED = "eval_logged_gain"  # the same by an off-policy estimate on the log
 GAIN = "eval_gain"  # the difference to the start; its interval and test have this prefix
 COMPARED = ("low", "high", "p", "n", "clusters", "detectable", "unknown_a", "unknown_b")
@@ -37,12 +36,11 @@ OTHERS = ("phase", "no_signal", "objective", "servers_dropped", "dropped_reasons
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its unit, a sentence for readers, how it is computed, and whether it is a number."""
+    """One metric: its unit, a sentence for readers, and whether it is a number."""
 
     name: str
     unit: str
     caption: str
-    computed: str
     is_number: bool = True
 
 
@@ -52,9 +50,9 @@ def _read_tables(tables: str) -> dict[str, Metric]:
     for line in tables.splitlines():
         if line.startswith("| `"):
             cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            code, unit, caption, computed = cells
+            code, unit, caption, _ = cells  # how it is computed is for the guide
             name = code.strip("`")
-            metrics[name] = Metric(name, unit, caption, computed, name not in (*OF_PARTS, *OTHERS))
+            metrics[name] = Metric(name, unit, caption, name not in (*OF_PARTS, *OTHERS))
     return metrics
 
 
@@ -68,21 +66,23 @@ def empty_metrics() -> dict[str, Any]:
 
 # Held-out metrics that say which model is best, for people.
 FOLLOWED = {"eval_reward": "held-out reward", "eval_auc": "held-out AUC"}
+TOKENS = {"tokens trained on": "tokens", "tokens sampled": "sampled_tokens"}  # that are summed, for people
 SCALARS = [m.name for m in METRICS.values() if m.is_number and m.name != "step"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A held-out measurement of a metric, its standard error (None: unknown), and its step."""
+    """A held-out measurement of a metric: value, standard error, step, number of responses; None: unknown."""
 
     metric: str
     value: float
     se: float | None
     step: int
+    n: int | None = None
 
     @classmethod
     def of(cls, metric: str, row: Mapping[str, Any]) -> Measurement:
-        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"])
+        return cls(metric, row[metric], row.get(f"{metric}_se"), row["step"], row.get("eval_n"))
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,6 @@ class RunData:
         values = [row[name] for row in self.rows if row.get(name) is not None]
         return values[-1] if values else None
 
-    def value_at(self, step: int, name: str) -> Any:
-        """A metric of one step; None where it is unknown."""
-        for row in self.rows:
-            if row["step"] == step:
-                return row.get(name)
-        return None
-
     @property
     def training_kl(self) -> Values:
         """`kl_ref` of fresh responses: NaN where it stands for the held-out one."""
@@ -147,6 +140,18 @@ class RunData:
                 begins = spans.pop().begins
             spans.append(PhaseSpan(row["phase"], begins, row["step"]))
         return spans
+
+    def config_of(self, span: PhaseSpan) -> RunConfig:
+        """Of a phase; the run's where it names no such phase."""
+        return self.config.phase(span.name) if span.name in self.config.phase_names else self.config
+
+    @property
+    def averages(self) -> str:
+        """The decays of the phases that average weights; empty where none does."""
+        names = self.config.phase_names
+        decays = {name: self.config.phase(name).train.weights_average for name in names}
+        where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
+        return ", ".join(f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x)
 
     @property
     def set_aside(self) -> int:
@@ -199,6 +204,24 @@ class RunData:
         """The sum of a metric over the steps where it is known; None where there are none."""
         values = self.column(name)
         return float(np.nansum(values)) if np.isfinite(values).any() else None
+
+    def counted(self, name: str) -> str | None:
+        """That sum for people."""
+        total = self.total(name)
+        return None if total is None else count(total)
+
+
+def options_text(config: RunConfig) -> str:
+    """The options of the objective that are set."""
+    return ", ".join(f"{name} = {value}" for name, value in config.objective.options.items())
+
+
+def data_text(config: RunConfig) -> str:
+    """Where a phase has its samples from."""
+    if not config.data.draws_stored:
+        return "fresh samples"
+    share = f"{config.data.replay_text} " if config.data.samples_fresh else ""
+    return f"{share}from the store"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from agro.types import Sample, Text
 HELD_OUT = "held_out.jsonl"
 KEPT = 32  # prompts whose responses are kept
 LONGEST = 4000  # characters of a response in the file
-SIDES = ("log", "start", "trained")
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,10 @@ class PromptResponses:
     responses: dict[int, Answer] = field(default_factory=dict)
     log: Answer | None = None
 
+    @property
+    def text(self) -> str:
+        return cut(plain(self.prompt), LONGEST)
+
 
 def held_out_responses(folder: Path) -> list[PromptResponses]:
     """The prompts of a run's held_out.jsonl by their `place`. Raises `Refused` naming HELD_OUT:LINE."""
@@ -169,21 +172,10 @@ OF_LOG = "The log's is the best there, by reward or by preference."
 
 
 @dataclass(frozen=True)
-class Row:
-    """The answers to one prompt; None where there is none: `log` is the best of the log, where it has any."""
-
-    prompt_id: str
-    prompt: str
-    log: Answer | None = None
-    start: Answer | None = None
-    trained: Answer | None = None
-
-
-@dataclass(frozen=True)
 class SideBySide:
-    """The first rows by their `place`. `step`: of the trained model's answers; None before there are any."""
+    """The first prompts by their `place`. `step`: of the trained model's answers; None before any."""
 
-    rows: tuple[Row, ...]
+    prompts: list[PromptResponses]
     chosen: str
     step: int | None = None
 
@@ -194,45 +186,38 @@ class SideBySide:
         if not shown:
             return None
         step = max((step for prompt in shown for step in prompt.responses), default=0) or None
-        rows = [
-            Row(
-                prompt.prompt_id,
-                cut(plain(prompt.prompt), LONGEST),
-                prompt.log,
-                prompt.responses.get(0),
-                None if step is None else prompt.responses.get(step),
-            )
-            for prompt in shown
-        ]
-        return cls(tuple(rows), chosen(len(rows), config), step)
+        return cls(shown, chosen(len(shown), config), step)
 
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """Those that some row has."""
-        return tuple(side for side in SIDES if any(getattr(row, side) for row in self.rows))
+    def answers(self, prompt: PromptResponses) -> dict[str, Answer | None]:
+        """The log's best one and both models'; None where there is none."""
+        trained = None if self.step is None else prompt.responses.get(self.step)
+        return {"log": prompt.log, "start": prompt.responses.get(0), "trained": trained}
 
     @property
     def about(self) -> str:
         """Which prompts and responses these are."""
         said = f"{self.chosen}."
-        if "start" in self.sides:
+        if any(0 in prompt.responses for prompt in self.prompts):
             both = f", the trained model's of step {self.step}, with the same random numbers"
             said += f" The start's responses are of step 0{'' if self.step is None else both}."
         elif self.step is not None:
             said += f" The trained model's responses are of step {self.step}."
-        return said + f" {OF_LOG}" * ("log" in self.sides)
+        return said + f" {OF_LOG}" * any(prompt.log for prompt in self.prompts)
 
     def to_json(self) -> dict[str, Any]:
-        return {"about": self.about, "step": self.step, "rows": [asdict(row) for row in self.rows]}
+        rows = []
+        for prompt in self.prompts:
+            sides = {side: answer and asdict(answer) for side, answer in self.answers(prompt).items()}
+            rows.append({"prompt_id": prompt.prompt_id, "prompt": prompt.text, **sides})
+        return {"about": self.about, "step": self.step, "rows": rows}
 
 
-def short_text(shown: SideBySide, rows: int, longest: int) -> list[str]:
-    """Lines for the terminal: of the first rows, each text in one line."""
+def short_text(shown: SideBySide, prompts: int, longest: int) -> list[str]:
+    """Lines for the terminal: of the first prompts, each text in one line."""
     lines = []
-    for row in shown.rows[:rows]:
-        lines.append(f"prompt   {_one_line(row.prompt, longest)}")
-        for side in shown.sides:
-            answer = getattr(row, side)
+    for prompt in shown.prompts[:prompts]:
+        lines.append(f"prompt   {_one_line(prompt.text, longest)}")
+        for side, answer in shown.answers(prompt).items():
             if answer is not None:
                 reward = "" if answer.reward is None else f"{answer.reward:g}: "
                 lines.append(f"{side:<8} {reward}{_one_line(answer.response, longest) or '(empty)'}")

@@ -63,10 +63,10 @@ def bootstrap(values: Values) -> Interval:
     return mean - float(high) * error, mean - float(low) * error
 
 
-def studentized(values: Values, seed: int = 0) -> Values:
+def studentized(values: Values) -> Values:
     """Of resamples of `values` that differ: (their mean − that of the values)/(their standard error)."""
     n = len(values)
-    resampled = values[np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))]
+    resampled = values[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(n)
     t: Values = (resampled.mean(axis=1) - values.mean())[errors > 0] / errors[errors > 0]
     return t

@@ -218,7 +218,7 @@ def sign_test(wins: int, losses: int) -> float:
     return float(min(1.0, 2 * tail))
 
 
-def sign_flips(difference: Values, seed: int = 0) -> float:
+def sign_flips(difference: Values) -> float:
     """The randomization test: how often does a sum of random signs times the differences exceed theirs?
 
     Without a difference between the policies each is as likely as its negative. Counts the differences as
@@ -226,7 +226,7 @@ def sign_flips(difference: Values, seed: int = 0) -> float:
     """
     if len(difference) < 2:
         return math.nan
-    rng, exceeding = np.random.default_rng(seed), 1
+    rng, exceeding = np.random.default_rng(0), 1
     least = abs(difference.sum()) - 1e-12 * np.abs(difference).sum()
     for size in (FLIPS // 10,) * 10:
         signs = rng.integers(0, 2, (size, len(difference))) * 2.0 - 1.0

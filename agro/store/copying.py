@@ -27,6 +27,7 @@ from agro.errors import Refused
 from agro.io.files import replacing, writing
 from agro.io.record_files import JSON_COLUMNS, OURS, ROW_GROUP
 from agro.io.strictjson import dumps
+from agro.io.terminal import first_of
 from agro.store.database import (
     CACHED,
     DERIVED,
@@ -36,7 +37,6 @@ from agro.store.database import (
     Database,
     Row,
     columns_fit,
-    first_of,
     read_text,
 )
 from agro.store.drawing import recount_uses

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from agro.errors import Refused, Unwritable
+from agro.io.terminal import first_of
 from agro.store.sample_rows import (
     SAMPLE,
     SELECT,
@@ -113,11 +114,6 @@ class Damage:
                 plural = "s" if len(rows) > 1 else ""
                 lines.append(f"{len(rows)} {name}{plural} not as written: {name} {first_of(rows, 5)}")
         return "; ".join(lines) or "intact"
-
-
-def first_of(ids: Sequence[int], n: int) -> str:
-    """The first `n` of many ids, for a message."""
-    return ", ".join(map(str, ids[:n])) + (", …" if len(ids) > n else "")
 
 
 class HasDatabase(Protocol):

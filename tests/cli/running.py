@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from agro.cli import app
 
 
-def agro(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args], prog_name="agro")
+def agro(*args: object, **variables: str) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in args], prog_name="agro", env=variables)
 
 
-def done(*args: object) -> Result:
-    result = agro(*args)
+def done(*args: object, **variables: str) -> Result:
+    result = agro(*args, **variables)
     assert result.exit_code == 0, result.output
     return result
 

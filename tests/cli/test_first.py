@@ -89,6 +89,13 @@ def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:
     assert "there is no such file" in refused("doctor", tmp_path / "none.db")
 
 
+def test_doctor_knows_the_last_complete_step_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"train": {"steps": 9}}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "phase": "a"}\n{"step": 4, "pha')
+    state = report_of("doctor", tmp_path)["state"]
+    assert (state["step"], state["phase"]) == (3, "a")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_names_a_page_of_the_guide_and_types_of_values_only(command) -> None:
     said = done(command.name, "--help").stdout

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from running import done, refused, report_of
 from writing import write_rows
 
-from agro.cli import app
 from agro.pages.run.compare import Matching, PairedSets
 from agro.pages.store.check_survey import Contamination
 from agro.stats.paired import holm, shares_interval
@@ -24,16 +23,7 @@ KEYS = ["name", "n", "a", "b", "difference", "low", "high", "p", "test", "detect
 
 
 def compared(tmp_path: Path, *arguments: Any) -> dict[str, Any]:
-    command = ["compare", *map(str, arguments), "--out", str(tmp_path / "out"), "--json"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
-
-
-def refused(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
-    assert result.exit_code == 2
-    return result.stderr
+    return dict(report_of("compare", *arguments, "--out", tmp_path / "out"))
 
 
 def row(doc_id: int, is_right: bool) -> dict[str, Any]:
@@ -125,14 +115,13 @@ def test_several_tasks_are_adjusted_and_those_of_one_side_listed(tmp_path: Path)
     assert (easy["verdict"], hard["verdict"]) == ("better", "better")
     assert any("only_a" in note for note in document["not_compared"])
     assert any("only_b" in note for note in document["not_compared"])
-    command = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path)]
-    shown = CliRunner().invoke(app, command, env={"COLUMNS": "300"}).stdout
+    shown = done("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path, COLUMNS="300").stdout
     assert "both have also acc_norm,none (--metric NAME)" in shown
     assert "p is adjusted for 2 comparisons (Holm); alone p < .001." in shown
     assert "│ < .001 │" in shown  # not 0.0000
     by_other = compared(tmp_path, tmp_path / "a", tmp_path / "b", "--metric", "acc_norm,none")
     assert [s["verdict"] for s in by_other["sets"]] == ["worse", "worse"]
-    assert "acc_norm,none" in refused(tmp_path / "a", tmp_path / "b", "--metric", "f1")
+    assert "acc_norm,none" in refused("compare", tmp_path / "a", tmp_path / "b", "--metric", "f1")
 
 
 def test_what_is_not_compared_is_listed(tmp_path: Path) -> None:
@@ -222,26 +211,26 @@ def test_different_rewards_are_refused(tmp_path: Path) -> None:
         scoring = {"name": name, "options": {}}
         rows = [{"prompt_id": "p", "prompt": "p", "rewards": [1], "scored_by": scoring}]
         files.append(write_rows(tmp_path / f"{name}.jsonl", rows))
-    assert "name is 'exact' and 'math'" in refused(*files)
+    assert "name is 'exact' and 'math'" in refused("compare", *files)
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     file = write_rows(tmp_path / "a.jsonl", [row(0, 1)])
-    said = refused(file, tmp_path / "model")
+    said = refused("compare", file, tmp_path / "model")
     assert "a model: models are compared with --prompts FILE --reward NAME" in said
-    assert "no such file or folder" in refused(file, tmp_path / "nothing")
-    assert "expected two results or more" in refused(file)
-    assert "--prompts: expected --reward NAME" in refused("m", "n", "--prompts", file)
+    assert "no such file or folder" in refused("compare", file, tmp_path / "nothing")
+    assert "expected two results or more" in refused("compare", file)
+    assert "--prompts: expected --reward NAME" in refused("compare", "m", "n", "--prompts", file)
     (tmp_path / "empty").mkdir()
-    assert "samples of lm-evaluation-harness" in refused(file, tmp_path / "empty")
+    assert "samples of lm-evaluation-harness" in refused("compare", file, tmp_path / "empty")
     twice = tmp_path / "twice"
     for day in ("21", "22"):
         write_rows(twice / f"samples_x_2026-08-{day}T10-00-00.jsonl", [row(0, 1)])
-    assert "expected one file of the task x" in refused(file, twice)
+    assert "expected one file of the task x" in refused("compare", file, twice)
     other = write_rows(tmp_path / "b.jsonl", [{**row(0, 1), "metrics": ["f1"], "f1": 1.0}])
-    assert "expected a metric that both have, got different scoring" in refused(file, other)
+    assert "expected a metric that both have, got different scoring" in refused("compare", file, other)
 
 
 @pytest.mark.test

@@ -58,7 +58,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = [tmp_path_factory.mktemp("compare") / f"{EVIL.replace('/', '')[:40]}{i}" for i in range(2)]
     for i, folder in enumerate(folders):
         configure(write_run(folder), sampler__stop=[EVIL, str(i)])
-    return next(path for path in write(compare(folders), folders[0].parent) if path.suffix == ".html")
+    return Path(write(compare(folders), folders[0].parent)["files"][-1])
 
 
 @pytest.fixture(params=["page", "comparison"])

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up_run import configure
-from typer.testing import CliRunner
+from running import done, refused, report_of
 from writing import write_rows
 
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.pages.run.compare import (
@@ -60,6 +59,11 @@ def write(
     return folder
 
 
+def page_of(runs: Sequence[Path]) -> str:
+    found = compare(runs)
+    return page(found, to_json(found))
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
     """Two configurations of three and two seeds."""
@@ -91,17 +95,18 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line(runs: list[Path]) -> 
     assert found.lines[0].steps.tolist() == [0, 2]
     assert found.lines[0].values.tolist() == [[0.1, 0.5], [0.1, 0.7], [0.1, 0.9]]
     assert found.lines[0].finals.tolist() == [0.5, 0.7, 0.9]
-    assert differences_words(found) == ["objective.name: agro | rloo", "objective.beta: 0.1 | not set"]
+    assert differences_words(found.differences) == [
+        "objective.name: agro | rloo",
+        "objective.beta: 0.1 | not set",
+    ]
 
 
 def test_a_difference_is_of_equal_seeds(runs: list[Path]) -> None:
     """Seeds 0 and 1: 0.2 − 0.5 and 0.3 − 0.7, mean −0.35, half-width 12.706 · (0.1/√2) / √2."""
-    found = compare(runs)
-    difference = found.difference(found.lines[1])
-    assert difference is not None
-    assert (difference.mean, difference.n) == (pytest.approx(-0.35), 2)
-    assert difference.high - difference.mean == pytest.approx(12.706 * 0.05, abs=1e-4)
-    assert found.difference(found.lines[0]) is None
+    first, second = (line["difference_to_first"] for line in to_json(compare(runs))["lines"])
+    assert (second["mean"], second["seeds"]) == (pytest.approx(-0.35), 2)
+    assert second["high"] - second["mean"] == pytest.approx(12.706 * 0.05, abs=1e-4)
+    assert first is None
 
 
 def test_what_decides_no_result_makes_no_line(tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ def test_phases_are_compared_by_name() -> None:
 
 def test_one_seed_has_no_interval_and_that_is_said(runs: list[Path]) -> None:
     found = compare([runs[0], runs[1]])
-    document = to_json(found, [])
+    document = to_json(found)
     assert document["lines"][0]["final"] == {"mean": 0.5, "low": None, "high": None, "seeds": 1}
     assert document["lines"][0]["runs"][0]["se"] == 0.02
     assert document["lines"][1]["difference_to_first"] is None
@@ -173,7 +178,7 @@ def test_two_reward_functions_of_one_name_are_two_lines(tmp_path: Path) -> None:
     found = compare(runs)
     assert [line.seeds for line in found.lines] == [[0, 1], [2]]
     assert found.differences == {"code.reward.name": ["11111111", "22222222"]}
-    assert "11111111" in " ".join(differences_words(found))
+    assert "11111111" in " ".join(differences_words(found.differences))
 
 
 def test_lines_of_one_configuration_that_were_measured_at_no_common_step(tmp_path: Path) -> None:
@@ -200,7 +205,7 @@ def test_another_metric(tmp_path: Path) -> None:
     found = compare(runs[:1], "reward_mean")
     assert (found.measure, found.lines[0].finals.tolist()) == ("reward_mean", [0.7])
     assert compare(runs[:1]).measure == "eval_reward"
-    assert "reward_mean" in (to_json(found, [])["measure"])
+    assert to_json(found)["measure"] == "reward_mean"
     with pytest.raises(Refused, match="did you mean eval_reward"):
         compare(runs[:1], "eval_rewards")
 
@@ -216,7 +221,7 @@ def test_a_label_stands_at_the_height_of_its_end(tmp_path: Path) -> None:
 
 
 def test_the_page_names_what_differs_in_columns(runs: list[Path]) -> None:
-    text = re.sub(r"<[^>]+>", " ", page(compare(runs)).replace("<wbr>", ""))
+    text = re.sub(r"<[^>]+>", " ", page_of(runs).replace("<wbr>", ""))
     found = " ".join(text[text.index("What differs") :].split())
     columns = "setting agro, beta 0.1 rloo"
     assert f"{columns} objective.name ● agro ● rloo objective.beta ● 0.1 ● not set Numbers" in found
@@ -225,7 +230,7 @@ def test_the_page_names_what_differs_in_columns(runs: list[Path]) -> None:
 def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
     write(tmp_path / "<b>a", 0, [0.1, 0.2], sampler__stop=["<script>"])
     write(tmp_path / "c", 0, [0.1, 0.2])
-    text = page(compare([tmp_path / "<b>a", tmp_path / "c"]))
+    text = page_of([tmp_path / "<b>a", tmp_path / "c"])
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "<b>a" not in text
@@ -235,10 +240,8 @@ def test_the_page_asks_for_nothing_and_escapes_names(tmp_path: Path) -> None:
 
 
 def test_the_command(runs: list[Path], tmp_path: Path) -> None:
-    arguments = ["compare", *map(str, runs), "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    arguments = ["compare", *runs, "--out", tmp_path / "out"]
+    document = report_of(*arguments)
     assert document["measure"] == "eval_reward"
     assert document["lines"][0]["final"]["mean"] == pytest.approx(0.7)
     assert document["differences"]["objective.name"] == ["agro", "rloo"]
@@ -251,11 +254,10 @@ def test_the_command(runs: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "out" / "compare.pdf").read_bytes().startswith(b"%PDF")
     ET.parse(tmp_path / "out" / "compare.svg")
     before = (tmp_path / "out" / "compare.svg").read_bytes()
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "140"})
-    assert "0.700  [0.203, 1.197]" in result.stdout
-    assert "-0.350  (-0.300 and -0.400) (2 seeds)" in result.stdout
-    assert "objective.name: agro | rloo" in result.stdout
+    shown = done(*arguments, COLUMNS="140").stdout
+    assert "0.700  [0.203, 1.197]" in shown
+    assert "-0.350  (-0.300 and -0.400) (2 seeds)" in shown
+    assert "objective.name: agro | rloo" in shown
     assert (tmp_path / "out" / "compare.svg").read_bytes() == before
-    assert CliRunner().invoke(app, ["compare", str(tmp_path)]).exit_code == 2
-    refused = CliRunner().invoke(app, ["compare", str(runs[0]), "--out", str(runs[0] / "config.json")])
-    assert (refused.exit_code, "expected a folder to write into" in refused.stderr) == (2, True)
+    refused("compare", tmp_path)
+    assert "expected a folder to write into" in refused("compare", runs[0], "--out", runs[0] / "config.json")

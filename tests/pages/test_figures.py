@@ -15,7 +15,6 @@ from matplotlib.text import Text
 from agro.pages.run.figures import (
     FIRST,
     SECOND,
-    Look,
     Series,
     against_kl,
     draw,
@@ -108,11 +107,11 @@ def test_a_running_mean_stays_inside_its_phase_and_passes_over_unknown_values(ru
 def test_a_logarithmic_scale_keeps_zeros_in_sight(run):
     data = made(run, [("a", None)] * 3)
     values = np.array([0.0, 1e-6, 1e-3])
-    axes = draw(data, [Series("x", values)], look=Look(log=True)).axes[0]
+    axes = draw(data, [Series("x", values)], log=True).axes[0]
     assert axes.get_yscale() == "symlog"
     assert axes.get_ylim()[0] == 0
-    assert draw(data, [Series("x", values + 1)], look=Look(log=True)).axes[0].get_yscale() == "linear"
-    assert draw(data, [Series("x", -values)], look=Look(log=True)).axes[0].get_ylim()[0] <= -1e-3
+    assert draw(data, [Series("x", values + 1)], log=True).axes[0].get_yscale() == "linear"
+    assert draw(data, [Series("x", -values)], log=True).axes[0].get_ylim()[0] <= -1e-3
 
 
 @pytest.mark.parametrize("at", [(0.5, 0.5), (0.0, 1.0), (0.50, 0.51)])

@@ -21,7 +21,9 @@ def test_the_synthetic_run(run_folder):
     assert run.total("tokens") == 220 * 1800
     assert run.total("no_such_column") is None
     row = run.rows[60]
-    assert run.heldout(60, 60) == Measurement("eval_reward", row["eval_reward"], row["eval_reward_se"], 60)
+    assert run.heldout(60, 60) == Measurement(
+        "eval_reward", row["eval_reward"], row["eval_reward_se"], 60, 256
+    )
     assert run.heldout(61, 75) is None
     assert run.heldout(61, 119).step == 100
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from running import done, refused, report_of
 
-from agro.cli import app
 from agro.cli.stores import agreement
 from agro.config import RewardConfig
 from agro.errors import Refused
@@ -249,17 +248,16 @@ def test_agreement_with_labels(url, tmp_path):
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     options = ("--option", f"url={url}", "--option", "model=m", "--option", "retries=0")
     command = ["score", str(file), "--reward", "judge", "--check", *options]
-    report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    report = report_of(*command)
     agreed = dict.fromkeys(("agreement", "kappa", "low", "high"), 1.0)
     assert report == {"n": 38, **agreed, "failed": 2, "threshold": 5.0}
-    shown = CliRunner().invoke(app, command).stdout
+    shown = done(*command).stdout
     judged = "38 samples judged, 2 not: yes from 5 on, labels from 0.5 on"
     assert shown.startswith(f"{judged}; it agrees with 100.0% of the labels")
-    assert "leave out --missing" in CliRunner().invoke(app, [*command, "--missing"]).stderr
+    assert "leave out --missing" in refused(*command, "--missing")
     file.write_text(
         "".join(json.dumps({**record, "reward": 10 * record["reward"]}) + "\n" for record in records)
     )
-    assert "expected labels from 0 to 1, got 0 to 10" in CliRunner().invoke(app, command).stderr
-    graded = CliRunner().invoke(app, [*command, "--label-threshold", "5", "--json"]).stdout
-    assert json.loads(graded) == report
+    assert "expected labels from 0 to 1, got 0 to 10" in refused(*command)
+    assert report_of(*command, "--label-threshold", "5") == report
     assert "JSON object, got '?'" in shown

@@ -3,21 +3,19 @@ to take, and leaves alone what is given."""
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import done, report_of
 from tiny_runs import tiny, write_prompts
-from typer.testing import CliRunner
 
 from agro.api import fit as fitting
 from agro.api import plan as planning
 from agro.api.fit import Limits, answers, fit
 from agro.api.plan import Rates
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.models.footprint import CONTEXT, SIZES, Footprint
@@ -175,11 +173,10 @@ def test_the_answers_are_words() -> None:
 def test_the_command_answers_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["train", "card24", "policy.model=8B", "--fit", "24GB", "--dry-run"]
-    said = CliRunner().invoke(app, arguments)
-    assert (said.exit_code, said.stdout.count("\n")) == (0, 1)
-    assert said.stdout.startswith("8B: yes, ")
-    found = CliRunner().invoke(app, [*arguments, "--json"])
-    assert json.loads(found.stdout) == [said.stdout.strip()]
+    said = done(*arguments).stdout
+    assert said.count("\n") == 1
+    assert said.startswith("8B: yes, ")
+    assert report_of(*arguments) == [said.strip()]
     assert not list(tmp_path.iterdir())
 
 

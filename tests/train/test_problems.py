@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import done
 from tiny_runs import log_alone, metrics, tiny, write_toml
-from typer.testing import CliRunner
 
 from agro.api.reporting_trainer import Trainer, present
-from agro.cli import app
 from agro.pages.run.card import card
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import Problem, problems
@@ -156,8 +155,7 @@ def test_kto_that_leaves_a_log_of_single_responses_does_not_end_with_done(tmp_pa
     train = {"steps": 40, "groups": 16, "lr": 3e-2}
     config = tiny(tmp_path, objective={"name": "kto", "beta": 0.1}, data=data, train=train)
     file, out = write_toml(tmp_path / "run.json", config), tmp_path / "run"
-    result = CliRunner().invoke(app, ["train", str(file), "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    result = done("train", file, "--out", out)
     assert "problem: KL beyond what pays" in result.stderr
     assert "ended with the problems above: " in result.stderr
     assert "done: " not in result.stderr

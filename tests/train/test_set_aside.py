@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import report_of
 from tiny_runs import (
     by_someone,
     fill_store,
@@ -23,11 +24,9 @@ from tiny_runs import (
     weights,
     write_prompts,
 )
-from typer.testing import CliRunner
 from writing import write_rows
 
 from agro.api import Trained, held_out_prompts
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Refused
 from agro.pages.run.card import card
@@ -333,6 +332,15 @@ def side_by_side(run: Path) -> SideBySide | None:
     return SideBySide.of(run, RunConfig.load(run / "config.json"))
 
 
+def answers(shown: SideBySide, side: str) -> list[Answer | None]:
+    return [shown.answers(prompt)[side] for prompt in shown.prompts]
+
+
+def sides(shown: SideBySide) -> tuple[str, ...]:
+    """Those that some prompt has an answer of."""
+    return tuple(side for side in ("log", "start", "trained") if any(answers(shown, side)))
+
+
 @pytest.fixture(scope="module")
 def run_on_a_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("log")
@@ -346,12 +354,12 @@ def test_side_by_side_are_eight_held_out_prompts_by_a_hash_with_the_best_of_the_
     shown = side_by_side(run_on_a_log)
     with Store.open(run_on_a_log.parent / "log.db", read_only=True) as store:
         held_out = sorted({s.prompt_id for s in store.samples() if is_held_out(s.prompt_id, 0.3)}, key=place)
-    assert [row.prompt_id for row in shown.rows] == held_out[:8]
+    assert [prompt.prompt_id for prompt in shown.prompts] == held_out[:8]
     assert shown.about.startswith("8 held-out prompts, chosen by a hash")
-    assert (shown.step, shown.sides) == (4, ("log", "start", "trained"))
-    assert [row.log for row in shown.rows] == [Answer("11", 1.0)] * 8  # the first of reward 1 in by_someone
-    assert all(row.start and row.start.reward is None for row in shown.rows)
-    assert [row.start for row in shown.rows] != [row.trained for row in shown.rows]
+    assert (shown.step, sides(shown)) == (4, ("log", "start", "trained"))
+    assert answers(shown, "log") == [Answer("11", 1.0)] * 8  # the first of reward 1 in by_someone
+    assert all(start and start.reward is None for start in answers(shown, "start"))
+    assert answers(shown, "start") != answers(shown, "trained")
 
 
 def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run_on_a_log: Path) -> None:
@@ -362,13 +370,13 @@ def test_side_by_side_is_on_the_page_in_the_card_on_the_terminal_and_in_json(run
     kept = len(held_out_responses(run_on_a_log))
     assert f"One response to each of {kept} held-out prompts, chosen by a hash of their ids" in text
     assert "The log's is the best there, by reward or by preference." in text
-    for row in shown.rows[:4]:
-        assert f"prompt: `{row.prompt}`" in written
-        assert row.trained.response in written
-    result = CliRunner().invoke(app, ["report", str(run_on_a_log), "--json"])
-    assert json.loads(result.stdout)["side_by_side"] == json.loads(json.dumps(shown.to_json()))
+    for prompt in shown.prompts[:4]:
+        assert f"prompt: `{prompt.text}`" in written
+        assert shown.answers(prompt)["trained"].response in written
+    document = report_of("report", run_on_a_log)
+    assert document["side_by_side"] == json.loads(json.dumps(shown.to_json()))
     [prompt, log, *_] = short_text(shown, 1, 80)
-    assert (prompt, log) == (f"prompt   {shown.rows[0].prompt}", "log      1: 11")
+    assert (prompt, log) == (f"prompt   {shown.prompts[0].text}", "log      1: 11")
 
 
 def test_side_by_side_with_a_reward_are_the_prompts_of_the_evaluation_with_its_values(tmp_path: Path) -> None:
@@ -376,10 +384,10 @@ def test_side_by_side_with_a_reward_are_the_prompts_of_the_evaluation_with_its_v
     BaseTrainer(tiny(tmp_path, data__eval_prompts=held, train__steps=2), tmp_path / "run").run()
     shown = side_by_side(tmp_path / "run")
     rewards = json.loads((tmp_path / "run" / "held_out_rewards.json").read_text())
-    assert shown.sides == ("start", "trained")
-    for row in shown.rows:
-        assert row.start.reward == rewards["start"][row.prompt_id]
-        assert row.trained.reward == rewards["rewards"][row.prompt_id]
+    assert sides(shown) == ("start", "trained")
+    for prompt in shown.prompts:
+        assert shown.answers(prompt)["start"].reward == rewards["start"][prompt.prompt_id]
+        assert shown.answers(prompt)["trained"].reward == rewards["rewards"][prompt.prompt_id]
 
 
 def test_side_by_side_without_held_out_prompts_says_that_they_were_trained_on(tmp_path: Path) -> None:
@@ -414,7 +422,7 @@ def test_a_phase_on_a_log_after_one_without_shows_no_start(tmp_path: Path) -> No
     ]
     BaseTrainer(tiny(tmp_path, data=log | fresh, phases=phases), tmp_path / "run").run()
     shown = side_by_side(tmp_path / "run")
-    assert (shown.step, shown.sides) == (2, ("log", "trained"))
+    assert (shown.step, sides(shown)) == (2, ("log", "trained"))
     assert "answered. The trained model's responses are of step 2. The log's" in shown.about
 
 
@@ -455,8 +463,8 @@ def test_responses_are_harmless_and_bounded(tmp_path: Path) -> None:
     found.append(found[0] | {"prompt_id": "q", "response": "\x1b[2J"})
     write_rows(tmp_path / HELD_OUT, [{"step": 0, "responses": found}])
     shown = SideBySide.of(tmp_path, RunConfig())
-    assert {row.prompt for row in shown.rows} == {"p\\x07"}
-    assert Answer("\\x1b[2J") in [row.start for row in shown.rows]
+    assert {prompt.text for prompt in shown.prompts} == {"p\\x07"}
+    assert Answer("\\x1b[2J") in answers(shown, "start")
 
 
 def test_the_page_escapes_what_a_model_wrote(run_on_a_log: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import done, report_of
 from tiny_runs import (
     InterruptAfter,
     by_someone,
@@ -20,13 +21,11 @@ from tiny_runs import (
     whole_and_resumed,
     write_prompts,
 )
-from typer.testing import CliRunner
 
-from agro.cli import app
 from agro.config import RunConfig
 from agro.errors import Interrupted, Refused
 from agro.logs.results import Result
-from agro.pages.run.compare import PairedResults, compare, notes, page
+from agro.pages.run.compare import PairedResults, compare, notes, page, to_json
 from agro.pages.run.ratings import Ratings
 from agro.pages.run.verdict import Verdict
 from agro.runs.rundata import FILE, HeldOutRewards, load_run
@@ -250,15 +249,15 @@ def compare_with(a: Path, b: Path) -> PairedResults:
 
 def test_two_runs_are_compared_prompt_by_prompt(runs: list[Path], tmp_path: Path) -> None:
     ends = [metrics(run)[-1]["eval_reward"] for run in runs]
-    arguments = ["compare", *map(str, runs), "--out", str(tmp_path)]
-    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    arguments = ["compare", *runs, "--out", tmp_path]
+    document = report_of(*arguments)
     [row], [found] = document["sets"], document["matching"]
     assert row["difference"] == pytest.approx(ends[1] - ends[0])
     assert (row["n"], found["a"]["step"], found["a"]["name"]) == (40, 6, str(runs[0]))
     assert row["low"] <= row["difference"] <= row["high"]
     assert row["verdict"] in ("better", "worse", "not shown")
     assert len(document["lines"]) == 2
-    shown = " ".join(CliRunner().invoke(app, arguments, env={"COLUMNS": "1000"}).stdout.split())
+    shown = " ".join(done(*arguments, COLUMNS="1000").stdout.split())
     text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "compare.html").read_text()).split())
     for place in (shown, text):
         assert f"{runs[1]} at step 6 against {runs[0]} at step 6: {found['sentence']}" in place
@@ -278,7 +277,7 @@ def test_without_rewards_by_prompt_or_with_two_rewards_it_says_why_not(runs, tmp
     [said] = [text for text in notes(found) if "No verdict" in text]
     assert f"{copies[0]}: expected a run with held-out rewards ({FILE})" in said
     assert found.paired is None
-    assert "Prompt by prompt" not in page(found)
+    assert "Prompt by prompt" not in page(found, to_json(found))
 
 
 def test_unknown_rewards_of_one_side_may_leave_p_unknown(tmp_path: Path) -> None:
@@ -293,8 +292,8 @@ def test_unknown_rewards_of_one_side_may_leave_p_unknown(tmp_path: Path) -> None
     paired = PairedResults.of(Result.of_file(a), Result.of_file(b))
     assert (paired.comparison.n, paired.comparison.p, paired.verdict.answer) == (8, 2 / 2**8, "better")
     assert PairedResults.of(paired.b, paired.a).verdict.answer == "worse"
-    result = CliRunner().invoke(app, ["compare", str(a), str(b), "--out", str(tmp_path), "--json"])
-    assert json.loads(result.stdout)["files"] == [str(tmp_path / "compare.html")]
+    files = report_of("compare", a, b, "--out", tmp_path)["files"]
+    assert files == [str(tmp_path / "compare.html")]
     assert "2 prompts only in" in (tmp_path / "compare.html").read_text()
 
 
@@ -302,8 +301,7 @@ def test_a_run_against_a_file_of_agro_eval(runs: list[Path], tmp_path: Path) -> 
     texts = [json.loads(line)["prompt"] for line in (runs[0].parent / "held.jsonl").read_text().splitlines()]
     prompts = dict(zip(kept(runs[0])["rewards"], texts, strict=True))
     file = written(tmp_path / "eval.jsonl", {key: [9] for key in prompts}, prompts)
-    result = CliRunner().invoke(app, ["compare", str(runs[0]), str(file), "--out", str(tmp_path), "--json"])
-    document = json.loads(result.stdout)
+    document = report_of("compare", runs[0], file, "--out", tmp_path)
     [row], [found] = document["sets"], document["matching"]
     assert (row["verdict"], row["n"], found["b"]["step"], row["b"]) == ("better", 40, None, 9)
     assert any("the reward isn't recorded there" in note for note in found["notes"])

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 
@@ -22,7 +21,15 @@ from agro.io.terminal import cut, visible
 from agro.models.adapters import base_of, is_adapter
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import problems
-from agro.runs.rundata import FOLLOWED, RunData, load_run
+from agro.runs.rundata import (
+    FOLLOWED,
+    TOKENS,
+    Measurement,
+    RunData,
+    data_text,
+    load_run,
+    options_text,
+)
 from agro.runs.side_by_side import SideBySide
 from agro.store import Store
 from agro.store.location import READ_SECONDS, exists, located
@@ -50,10 +57,8 @@ def write_cards(run_folder: Path) -> None:
 
 def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
     """The card of the model in `folder`."""
-    adapter, file, best, chosen_by = is_adapter(str(folder)), folder / "best.json", None, ""
-    if file.exists():
-        best = dict(json.loads(file.read_text(encoding="utf-8")))
-        chosen_by = f"highest {FOLLOWED[best['metric']]}"
+    adapter = is_adapter(str(folder))
+    best = run.best_model if (folder / "best.json").exists() else None
     base = run.config.policy.model  # None: random weights
     if base is not None and is_adapter(base):
         base = base_of(base)
@@ -78,7 +83,7 @@ def card(run: RunData, folder: Path) -> huggingface_hub.ModelCard:
         adapter=adapter,
         base="random weights" if base is None else _named(base),
         best=best,
-        chosen_by=chosen_by,
+        chosen_by="" if best is None else f"highest {FOLLOWED[best.metric]}",
         problems=problems(run),
         training=_training(run),
         results=_results(run, best),
@@ -105,27 +110,19 @@ def _named(model: str) -> str:
 def _training(run: RunData) -> dict[str, str]:
     """What the run was made of; the rest is in its configuration. Paths of this machine stay private."""
     c = run.config
-    objectives, references, averages = [], [], []
+    objectives, references = [], []
     for span in run.spans:
-        phase = c.phase(span.name)
-        objective, policy = phase.objective, phase.policy
-        options = ", ".join(f"{name} = {value}" for name, value in objective.options.items())
-        named = literal(f"{objective.name} ({options})" if options else objective.name)
-        share = f"{phase.data.replay_text} of the groups from the store"
-        if not phase.data.draws_stored:
-            share = "fresh samples"
-        objectives.append(f"{named}, {share}, steps {span.begins + 1} to {span.ends}")
+        phase = run.config_of(span)
+        options, policy = options_text(phase), phase.policy
+        named = literal(phase.objective.name + (f" ({options})" if options else ""))
+        objectives.append(f"{named}, {data_text(phase)}, steps {span.begins + 1} to {span.ends}")
         model = f" ({_named(policy.reference_model)})" if policy.reference_model else ""
         references.append(f"{policy.reference}{model}")
-        if decay := phase.train.weights_average:
-            averages.append(f"an exponential moving average in phase {span.name}, decay {decay:g}")
     held_out = _files(c.data.paths("eval_prompts"))
     if c.data.hold_out and c.data.eval_prompts is None:
         held_out = f"{percent(c.data.hold_out, 1)} of the prompts, never trained on"
     has_reward = c.data.prompts or c.data.eval_prompts
     reward = literal(re.sub(r"\S*/", "", c.reward.title)) if has_reward else "from the store"
-    totals = [run.total(name) for name in ("tokens", "sampled_tokens")]
-    trained, sampled = (UNKNOWN if total is None else count(total) for total in totals)
     versions = run.values.get("versions", {})
     facts = {
         "objective": "; ".join(dict.fromkeys(objectives)),
@@ -134,9 +131,8 @@ def _training(run: RunData) -> dict[str, str]:
         "held-out prompts": held_out,
         "store": _files([c.data.store]) if c.data.store else "the run's own",
         "reward": reward,
-        "weights": "; ".join(averages),
-        "tokens trained on": trained,
-        "tokens sampled": sampled,
+        "weights": run.averages and f"an exponential moving average ({run.averages})",
+        **{title: run.counted(name) or UNKNOWN for title, name in TOKENS.items()},
         "seed": str(c.train.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "imported data": _imported(run),
@@ -161,30 +157,24 @@ def _imported(run: RunData) -> str:
     )
 
 
-def _results(run: RunData, best: dict[str, Any] | None) -> dict[str, str]:
+def _results(run: RunData, best: Measurement | None) -> dict[str, str]:
     """The held-out reward and what the run follows, before, after, and of the best model; and the KL."""
-    end, results = run.steps, dict[str, str]()
-
-    def add(metric: str, when: str, row: Mapping[str, Any]) -> None:
-        n = row.get("eval_n") if metric == "eval_reward" else ""
-        results[f"{FOLLOWED[metric]} {when}"] = _figure(row.get(metric), row.get(f"{metric}_se"), n)
-
-    rows = {row["step"]: row for row in run.rows}
+    end, rows = run.steps, {row["step"]: row for row in run.rows}
+    found: dict[str, Measurement | None] = {}
     for metric in dict.fromkeys(("eval_reward", run.followed or "eval_reward")):
-        add(metric, "before", rows.get(0, {}))
-        add(metric, f"after {end} steps", rows[end])
+        for step, when in ((0, "before"), (end, f"after {end} steps")):
+            known = rows.get(step, {}).get(metric) is not None
+            found[f"{FOLLOWED[metric]} {when}"] = Measurement.of(metric, rows[step]) if known else None
     if best is not None:
-        add(best["metric"], f"at step {best['step']}", best)
+        found[f"{FOLLOWED[best.metric]} at step {best.step}"] = best
+    results = {}
+    for title, x in found.items():
+        results[title] = UNKNOWN if x is None else with_error(x.value, x.se, 4)
+        if x is not None and x.metric == "eval_reward":
+            results[title] += f" (n = {'unknown' if x.n is None else x.n})"
     kl = rows[end].get("eval_kl_ref")
     at_end = UNKNOWN if kl is None else f"{fixed(kl)}, on the held-out prompts"
     return {**results, "KL to the reference at the end, nats per response": at_end}
-
-
-def _figure(value: float | None, se: float | None, n: Any = "") -> str:
-    """A measurement with its error, and of how many rewards it is: None is unknown, "" not said."""
-    if value is None:
-        return UNKNOWN
-    return with_error(value, se, 4) + ("" if n == "" else f" (n = {'unknown' if n is None else n})")
 
 
 def literal(text: str) -> str:

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,23 +21,16 @@ from agro.config import deciding
 from agro.errors import Refused
 from agro.io.numbers import chance, fixed, none_if_nan
 from agro.io.peers import did_you_mean
-from agro.io.terminal import csv_cell
+from agro.io.terminal import csv_cell, first_of
 from agro.logs.results import HELD_OUT, REWARD, WAY_OUT, Result
 from agro.pages.run import figures
 from agro.pages.run.figures import COLORS, NARROW, WIDE, Size, css, cut
 from agro.pages.run.render import render
 from agro.pages.run.verdict import Verdict
-from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of, to_array
+from agro.runs.rundata import METRICS, RunData, Values, load_run, reward_of
 from agro.stats.intervals import standard_error, t_quantile
 from agro.stats.paired import Comparison, holm
 from agro.stats.paired import compare as compare_pairs
-
-NAMED = 3  # examples of what isn't compared
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
-
 
 ROW = ("n", "a", "b", "difference", "low", "high", "p", "test", "detectable")  # of a comparison, in JSON
 
@@ -132,12 +125,6 @@ class PairedResults:
         return Verdict.compared(replace(self.comparison, p=self.p), prompts=what, measure=measure)
 
     @property
-    def sentence(self) -> str:
-        a, b = (x.name if x.step is None else f"{x.name} at step {x.step}" for x in (self.a, self.b))
-        named = f"{self.name}: " if self.family > 1 else ""
-        return f"{named}{b} against {a}: {self.verdict.sentence}"
-
-    @property
     def notes(self) -> list[str]:
         """What a reader has to know about the sentence."""
         a, b, x, found, answer = self.a, self.b, self.comparison, self.matching, self.verdict.answer
@@ -156,11 +143,11 @@ class PairedResults:
             (b.unreadable, f"records of {b.name} that can't be read"),
         ):
             if keys:
-                notes.append(f"Not compared: {len(keys)} {what} ({_named(keys)}).")
+                notes.append(f"Not compared: {len(keys)} {what} ({first_of(keys)}).")
         if found.other_text:
             notes.append(
                 f"{len(found.other_text)} of these have the same id on both sides, but another text "
-                f"({', '.join(found.other_text[:NAMED])})."
+                f"({', '.join(found.other_text[:3])})."
             )
         notes += self._scored()
         if answer == "not shown" and x.low * x.high > 0:
@@ -194,7 +181,7 @@ class PairedResults:
         if prompted and b.prompted:
             texts.append(
                 f"{len(prompted)} of the prompts were worded differently for the two models (template or "
-                f"examples), such as {', '.join(prompted[:NAMED])}: the difference is also that of the "
+                f"examples), such as {', '.join(prompted[:3])}: the difference is also that of the "
                 "wording."
             )
         return texts
@@ -248,7 +235,7 @@ class PairedSets:
     """
 
     pairs: tuple[PairedResults, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, sides: Sequence[Sequence[Result]], metric: str | None = None) -> Self:
@@ -266,7 +253,7 @@ class PairedSets:
                 names = [result.task or "(without a name)" for result in side if result.task not in tasks]
                 if names:
                     notes.append(
-                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {_named(names)}"
+                        f"{len(names)} sets of {side[0].name} aren't in {against[0].name}: {first_of(names)}"
                     )
             for a, b in matched:
                 try:
@@ -291,40 +278,48 @@ class PairedSets:
         }
 
 
+def sets_in_words(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each set of a document its `row`, and for people its `sentence`, its `notes`, and `cells`: name,
+    number of prompts, both means, the difference with its interval."""
+    sets = []
+    for row, about in zip(document["sets"], document["matching"], strict=True):
+        sides = about["a"], about["b"]
+        a, b = (x["name"] if x["step"] is None else f"{x['name']} at step {x['step']}" for x in sides)
+        named = f"{row['name']}: " if len(document["sets"]) > 1 else ""
+        difference = fixed(row["difference"], signed=True)
+        if row["low"] is not None:
+            difference += f" [{fixed(row['low'], signed=True)}, {fixed(row['high'], signed=True)}]"
+        cells = [row["name"], str(row["n"]), fixed(row["a"]), fixed(row["b"]), difference]
+        sentence = f"{named}{b} against {a}: {about['sentence']}"
+        sets.append({"row": row, "sentence": sentence, "notes": about["notes"], "cells": cells})
+    return sets
+
+
 HELD_OUT_REWARD, TRAINING_REWARD = "eval_reward", "reward_mean"
 MEASURES = {HELD_OUT_REWARD: "held-out reward", TRAINING_REWARD: "training reward"}
 UNSET = "not set"
 LONGEST_LABEL = 48  # characters of a label
 
 
+def measure_name(measure: str) -> str:
+    """For people."""
+    return MEASURES.get(measure, measure)
+
+
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its 95 % t-interval, whose ends are NaN for a single seed.
-
-    `values`: of each seed.
-    """
+    """A mean over `n` seeds and its 95 % t-interval, whose ends are NaN for a single seed."""
 
     mean: float
     low: float
     high: float
-    values: tuple[float, ...]
+    n: int
 
     @classmethod
     def of(cls, values: Values) -> Interval:
         mean = float(values.mean())
         half = t_quantile(len(values) - 1) * standard_error(values) if len(values) > 1 else math.nan
-        return cls(mean, mean - half, mean + half, tuple(map(float, values)))
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    def words(self, *, signed: bool) -> str:
-        """The mean with its interval; of fewer seeds than `BANDS` with the value of each."""
-        mean = fixed(self.mean, signed=signed)
-        if self.n < BANDS:
-            return f"{mean}  ({' and '.join(fixed(value, signed=signed) for value in self.values)})"
-        return f"{mean}  [{fixed(self.low, signed=signed)}, {fixed(self.high, signed=signed)}]"
+        return cls(mean, mean - half, mean + half, len(values))
 
     def to_json(self) -> dict[str, Any]:
         low, high = none_if_nan(self.low), none_if_nan(self.high)
@@ -349,10 +344,6 @@ class Curve:
     def seeds(self) -> list[int]:
         return [run.config.train.seed for run in self.runs]
 
-    @property
-    def final(self) -> Interval:
-        return Interval.of(self.finals)
-
 
 @dataclass(frozen=True)
 class RunComparison:
@@ -368,19 +359,6 @@ class RunComparison:
     without_heldout: tuple[RunData, ...]
     paired: PairedSets | None = None
     unpaired: str = ""
-
-    @property
-    def measure_name(self) -> str:
-        """For people."""
-        return MEASURES.get(self.measure, self.measure)
-
-    def difference(self, line: Curve) -> Interval | None:
-        """`line`'s final rewards minus the first line's by seed; None with fewer than two common seeds."""
-        if line is self.lines[0]:
-            return None
-        baseline = dict(zip(self.lines[0].seeds, self.lines[0].finals, strict=True))
-        pairs = [v - baseline[s] for s, v in zip(line.seeds, line.finals, strict=True) if s in baseline]
-        return Interval.of(np.array(pairs)) if len(pairs) > 1 else None
 
 
 def compare(folders: Sequence[Path], metric: str | None = None) -> RunComparison:
@@ -501,7 +479,8 @@ def _line(label: str, runs: Sequence[RunData], measure: str) -> Curve:
     values = np.array([[k[s] for s in steps] for k in measured])
     if measure.startswith("eval_"):
         finals = values[:, -1]
-        se = to_array([run.value_at(steps[-1], f"{measure}_se") for run in runs])
+        errors = (dict(zip(run.column("step"), run.column(f"{measure}_se"), strict=True)) for run in runs)
+        se = np.array([error[steps[-1]] for error in errors])
     else:
         finals = values[:, -max(1, len(steps) // 10) :].mean(1)  # the last tenth: single steps are noisy
         se = np.full(len(runs), math.nan)
@@ -552,14 +531,14 @@ def figure(comparison: RunComparison, size: Size = WIDE, longest: int = SHORTENE
     lowest, highest = every.min(), every.max()
     room = 0.25 * (highest - lowest) or 0.5  # a band may be so wide that it would flatten the lines
     axes.set_ylim(0.0 if lowest >= 0 else lowest - room, highest + room)
-    figures.name_axes(axes, "step", comparison.measure_name, bold=True)
+    figures.name_axes(axes, "step", measure_name(comparison.measure), bold=True)
     ends = [float(values.mean(0)[-1]) for values in shown]
     figures.name_series(axes, size, [(text, color_of(i), ends[i]) for i, text in enumerate(labels)])
     return chart
 
 
-def write(comparison: RunComparison, folder: Path) -> list[Path]:
-    """Write compare.png, .svg, .pdf, .csv and .html into `folder`, and return their paths."""
+def write(comparison: RunComparison, folder: Path) -> dict[str, Any]:
+    """Write compare.png, .svg, .pdf, .csv and .html into `folder`; the document, which names them."""
     _make(folder)
     paths = [folder / f"compare.{ending}" for ending in ("png", "svg", "pdf", "csv", "html")]
     figures.png(figure(comparison), paths[0])
@@ -574,17 +553,23 @@ def write(comparison: RunComparison, folder: Path) -> list[Path]:
                 rows = zip(line.steps.tolist(), values.tolist(), strict=True)
                 about = [csv_cell(line.label), csv_cell(str(run.folder)), run.config.train.seed]
                 writer.writerows([*about, *row] for row in rows)
-    paths[4].write_text(page(comparison), encoding="utf-8")
-    return paths
+    document = to_json(comparison)
+    paths[4].write_text(page(comparison, document), encoding="utf-8")
+    return document | {"files": [str(path) for path in paths]}
 
 
-def write_results(paired: PairedSets, folder: Path) -> list[Path]:
-    """Write compare.html of results that aren't all runs, and return its path."""
+def write_results(paired: PairedSets, folder: Path) -> dict[str, Any]:
+    """Write compare.html of results that aren't all runs; the document, which names it."""
     _make(folder)
-    path = folder / "compare.html"
-    numbers = json.dumps(paired.to_json(), indent=1, ensure_ascii=False)
-    path.write_text(render("results.html", paired=paired, json=numbers), encoding="utf-8")
-    return [path]
+    path, document = folder / "compare.html", paired.to_json()
+    path.write_text(render("results.html", **_shared(document)), encoding="utf-8")
+    return document | {"files": [str(path)]}
+
+
+def _shared(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What both templates show of a document."""
+    numbers = json.dumps(document, indent=1, ensure_ascii=False)
+    return {"sets": sets_in_words(document), "not_compared": document["not_compared"], "json": numbers}
 
 
 def _make(folder: Path) -> None:
@@ -623,45 +608,65 @@ def notes(comparison: RunComparison) -> list[str]:
     return texts
 
 
-def final_words(line: Curve) -> str:
-    """The final reward and its uncertainty."""
-    if line.final.n > 1:
-        return line.final.words(signed=False)
-    error = f" ± {fixed(line.se[0])} (the run's own)" if math.isfinite(line.se[0]) else ""
-    return fixed(line.final.mean) + error
+def final_words(line: Mapping[str, Any]) -> str:
+    """The final reward of a document's line, and its uncertainty."""
+    runs = line["runs"]
+    if len(runs) > 1:
+        return _words(line["final"], [run["final"] for run in runs], signed=False)
+    error = "" if runs[0]["se"] is None else f" ± {fixed(runs[0]['se'])} (the run's own)"
+    return fixed(line["final"]["mean"]) + error
 
 
-def difference_words(comparison: RunComparison, line: Curve) -> str:
-    if line is comparison.lines[0]:
+def difference_words(line: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """A line of a document less its first one."""
+    if line is first:
         return "–"
-    x = comparison.difference(line)
-    return "fewer than two common seeds" if x is None else f"{x.words(signed=True)} ({x.n} seeds)"
+    x = line["difference_to_first"]
+    if x is None:
+        return "fewer than two common seeds"
+    return f"{_words(x, _by_seed(line, first), signed=True)} ({x['seeds']} seeds)"
 
 
-def differences_words(comparison: RunComparison) -> list[str]:
+def _by_seed(line: Mapping[str, Any], first: Mapping[str, Any]) -> list[float]:
+    """The final rewards of a line less the first line's, of the seeds that both have."""
+    before = {run["seed"]: run["final"] for run in first["runs"]}
+    return [run["final"] - before[run["seed"]] for run in line["runs"] if run["seed"] in before]
+
+
+def _words(x: Mapping[str, Any], values: Sequence[float], *, signed: bool) -> str:
+    """A mean with its interval; of fewer seeds than `BANDS` with the value of each."""
+    mean = fixed(x["mean"], signed=signed)
+    if x["seeds"] < BANDS:
+        return f"{mean}  ({' and '.join(fixed(value, signed=signed) for value in values)})"
+    return f"{mean}  [{fixed(x['low'], signed=signed)}, {fixed(x['high'], signed=signed)}]"
+
+
+def differences_words(differences: Mapping[str, Sequence[Any]]) -> list[str]:
     """Such as "objective.name: agro | rloo", in the order of the lines."""
-    return [f"{key}: " + " | ".join(map(to_text, values)) for key, values in comparison.differences.items()]
+    return [f"{key}: " + " | ".join(map(to_text, values)) for key, values in differences.items()]
 
 
-def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
+def to_json(comparison: RunComparison) -> dict[str, Any]:
+    """The document of `agro compare`, of which page and text are made, before its files are written."""
     paired = PairedSets(()) if comparison.paired is None else comparison.paired
-    lines = []
+    lines: list[dict[str, Any]] = []
     for line in comparison.lines:
-        difference = comparison.difference(line)
         each = zip(line.runs, line.finals.tolist(), line.se.tolist(), strict=True)
-        lines.append(
-            {
-                "label": line.label,
-                "seeds": line.seeds,
-                "step": int(line.steps[-1]),
-                "final": line.final.to_json(),
-                "difference_to_first": None if difference is None else difference.to_json(),
-                "runs": [
-                    {"run": str(r.folder), "seed": r.config.train.seed, "final": final, "se": none_if_nan(se)}
-                    for r, final, se in each
-                ],
-            }
-        )
+        row = {
+            "label": line.label,
+            "seeds": line.seeds,
+            "step": int(line.steps[-1]),
+            "final": Interval.of(line.finals).to_json(),
+            "difference_to_first": None,
+            "runs": [
+                {"run": str(r.folder), "seed": r.config.train.seed, "final": final, "se": none_if_nan(se)}
+                for r, final, se in each
+            ],
+        }
+        differences = _by_seed(row, lines[0]) if lines else []
+        if len(differences) > 1:
+            row["difference_to_first"] = Interval.of(np.array(differences)).to_json()
+        lines.append(row)
     return {
         **paired.to_json(),
         "measure": comparison.measure,
@@ -669,25 +674,25 @@ def to_json(comparison: RunComparison, paths: Sequence[Path]) -> dict[str, Any]:
         "lines": lines,
         "differences": comparison.differences,
         "notes": notes(comparison),
-        "files": [str(p) for p in paths],
+        "files": [],
     }
 
 
-def page(comparison: RunComparison) -> str:
+def page(comparison: RunComparison, document: Mapping[str, Any]) -> str:
     """One self-contained file."""
     charts = {"wide": figure(comparison), "narrow": figure(comparison, NARROW, 14)}
+    lines = document["lines"]
     rows = []
-    for i, line in enumerate(comparison.lines):
-        row = {"color": css(color_of(i)), "line": line, "final": final_words(line)}
-        rows.append(row | {"difference": difference_words(comparison, line)})
+    for i, line in enumerate(lines):
+        words = {"final": final_words(line), "difference": difference_words(line, lines[0])}
+        rows.append({"color": css(color_of(i)), "line": line, **words})
     return render(
         "compare.html",
-        paired=comparison.paired,
-        runs=sum(len(line.runs) for line in comparison.lines),
-        measure=comparison.measure_name,
-        notes=notes(comparison),
+        **_shared(document),
+        runs=sum(len(line["runs"]) for line in lines),
+        measure=measure_name(document["measure"]),
+        notes=document["notes"],
         curves=[figures.svg(chart, name) for name, chart in charts.items()],
         rows=rows,
-        differences={key: list(map(to_text, values)) for key, values in comparison.differences.items()},
-        json=json.dumps(to_json(comparison, []), indent=1, ensure_ascii=False),
+        differences={key: list(map(to_text, values)) for key, values in document["differences"].items()},
     )

@@ -134,7 +134,7 @@ def answer_of(sample: Sample, meaning: float | None, reward: str) -> Hashable | 
     return sample.response.strip() if maker is None else maker.final(sample.response)
 
 
-def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: int, seed: int = 0) -> float:
+def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: int) -> float:
     """The mean over the choices of k of n responses to a prompt; NaN where n < k.
 
     Answers with equally many votes share what they get. An answer is as right as the share of its responses
@@ -146,7 +146,7 @@ def majority_of_k(passed: Sequence[bool], voted: Sequence[Hashable | None], k: i
     if math.comb(n, k) <= CHOICES:
         choices = [list(chosen) for chosen in combinations(range(n), k)]
     else:
-        choices = np.random.default_rng(seed).random((CHOICES, n)).argsort(1)[:, :k].tolist()
+        choices = np.random.default_rng(0).random((CHOICES, n)).argsort(1)[:, :k].tolist()
     shares = []
     for chosen in choices:
         right: dict[Hashable, list[bool]] = defaultdict(list)

@@ -18,7 +18,7 @@ from agro.rewards.protocol import by_cause
 from agro.runs.rundata import RunData, Values, to_array
 from agro.runs.side_by_side import OF_LOG, PromptResponses, chosen, held_out_responses
 from agro.store import Draw, Store
-from agro.store.location import READ_SECONDS, Location, exists, located
+from agro.store.location import READ_SECONDS, exists, located
 
 TENTH = 10
 SOURCES = 5  # shown; the rarest ones are merged
@@ -28,7 +28,6 @@ SOURCES = 5  # shown; the rarest ones are merged
 class RunExperience:
     """Draws of a run. `problem`: why the store couldn't be read; empty where it could."""
 
-    path: Location
     draws: list[Draw] = field(default_factory=list)
     failures: list[tuple[str, int]] = field(default_factory=list)  # why rewards failed, and how often
     problem: str = ""
@@ -37,7 +36,7 @@ class RunExperience:
     def of(cls, run: RunData) -> RunExperience:
         path = located(run.config.data.store, run.folder)
         if not exists(path):
-            return cls(path, problem=f"There is no store at {path}.")
+            return cls(problem=f"There is no store at {path}.")
         name = run.values.get("run")
         # The learner's version when it drew at each step: the one that the step before it left.
         before = [0, *(row.get("version") for row in run.rows)]
@@ -51,9 +50,9 @@ class RunExperience:
                     failed = store.samples(run=name, state="failed", skip_damaged=True)
                     causes = by_cause((sample, str(sample.meta.get("reward_error"))) for sample in failed)
                     failures = [(cases[0][1], len(cases)) for cases in causes]
-                return cls(path, draws, failures)
+                return cls(draws, failures)
         except Refused as error:  # damaged, not a store, or its server is away
-            return cls(path, draws, problem=str(error))
+            return cls(draws, problem=str(error))
 
     def column(self, name: str) -> Values:
         """A field of each draw, such as its step; NaN where it is unknown."""

@@ -87,7 +87,7 @@ def name_axes(axes: Any, x: str, y: str, above: int = 0, *, bold: bool = False) 
         label(axes, x, (1, 0), (0, -16), ha="right", va="top")
 
 
-def cut(name: str, longest: int = 20) -> str:
+def cut(name: str, longest: int) -> str:
     """A name short enough for a figure."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
@@ -145,18 +145,6 @@ class Series:
     mark: int | None = None
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a figure is drawn. `unit`: the label of the y axis."""
-
-    unit: str = ""
-    log: bool = False
-    percent: bool = False
-
-
-PLAIN = Look()
-
-
 def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SECOND) -> Series:
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
@@ -174,8 +162,16 @@ class NotebookFigure(Figure):
         return buffer.getvalue()
 
 
-def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look = PLAIN) -> Figure:
-    """The series that have values, against steps, with the run's phases."""
+def draw(
+    run: RunData,
+    series: Sequence[Series],
+    size: Size = PANEL,
+    unit: str = "",
+    *,
+    log: bool = False,
+    percent: bool = False,
+) -> Figure:
+    """The series that have values, against steps, with the run's phases. `unit`: the label of the y axis."""
     steps = run.column("step")
     shown = [s for s in series if np.isfinite(s.values).any()]
     labels = [s.label for s in shown] if len(shown) > 1 else []
@@ -184,12 +180,12 @@ def draw(run: RunData, series: Sequence[Series], size: Size = PANEL, look: Look 
     style_axes(axes)
     axes.set_xlim(0, max(1.0, steps[-1]))
     ends = [(s.label, s.color, _line(axes, run, s)) for s in shown]
-    scale_axes(axes, np.concatenate([s.values for s in shown]), log=look.log, percent=look.percent)
+    scale_axes(axes, np.concatenate([s.values for s in shown]), log=log, percent=percent)
     named = int(len(run.spans) > 1)
-    axes.set_position(margins(size, labels, named + (look.unit != "")))
+    axes.set_position(margins(size, labels, named + (unit != "")))
     if named:
         name_phases(axes, run, size)
-    name_axes(axes, "step", look.unit, named)
+    name_axes(axes, "step", unit, named)
     if labels:
         name_series(axes, size, ends)
     return figure
@@ -315,7 +311,7 @@ def reward_series(run: RunData) -> tuple[Series, Series]:
 
 def learning_curve(run: RunData, size: Size = WIDE) -> Figure:
     """Training and held-out reward against steps, with the phases."""
-    return draw(run, reward_series(run), size, Look(METRICS["reward_mean"].unit))
+    return draw(run, reward_series(run), size, METRICS["reward_mean"].unit)
 
 
 def kl_pairs(run: RunData) -> list[tuple[Series, Values]]:

@@ -17,11 +17,21 @@ from pydantic import TypeAdapter
 from agro.io.numbers import count, duration, fixed, percent, short, with_error
 from agro.pages.run import figures
 from agro.pages.run.experience import LONGEST, RunExperience, begin_and_end, held_out_samples
-from agro.pages.run.figures import Look, Series, css, cut, heldout, smoothing, svg
+from agro.pages.run.figures import Series, css, cut, heldout, smoothing, svg
 from agro.pages.run.render import render, template_text, with_script
 from agro.pages.run.verdict import Verdict
 from agro.runs.problems import COUNTED, Problem, problems, way_out, without_share, without_signal
-from agro.runs.rundata import FOLLOWED, METRICS, Outcome, RunData, Values, to_array
+from agro.runs.rundata import (
+    FOLLOWED,
+    METRICS,
+    TOKENS,
+    Outcome,
+    RunData,
+    Values,
+    data_text,
+    options_text,
+    to_array,
+)
 from agro.store import Draw
 from agro.types import Text
 
@@ -145,17 +155,20 @@ def panels(run: RunData, section: str) -> list[Panel]:
             gray = Series(name, values, figures.MUTED, points=series[0].points, smooth=smooth)
             series.append(gray)
         unit = METRICS[first].unit if first in METRICS else ""
-        look = Look(percent=True) if unit == "share" else Look(unit, log=chart.log)
-        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, look)
+        style: dict[str, Any] = {"unit": unit, "log": chart.log}
+        if unit == "share":
+            style = {"percent": True}
+        drawn += panel(run, chart.title, " ".join(filter(None, texts)), series, **style)
     return drawn
 
 
-def panel(run: RunData, title: str, text: str, series: Sequence[Series], look: Look) -> list[Panel]:
-    """A figure of series against steps, of which the first is on top; none where no value is known."""
+def panel(run: RunData, title: str, text: str, series: Sequence[Series], **style: Any) -> list[Panel]:
+    """A figure of series against steps, of which the first is on top; none where no value is known.
+    `style`: as of `figures.draw`."""
     if not any(np.isfinite(s.values).any() for s in series):
         return []
     rings = {ring(run, s.mark): None for s in series if s.mark is not None}
-    figure = svg(figures.draw(run, series[::-1], look=look), title)
+    figure = svg(figures.draw(run, series[::-1], **style), title)
     return [Panel(title, " ".join([text, *rings]), figure)]
 
 
@@ -168,24 +181,13 @@ def learning(run: RunData) -> dict[str, Any]:
         curves["steps"] = [svg(figures.learning_curve(run, size), f"steps {size}") for size in sizes]
         if figures.kl_pairs(run):
             curves["KL"] = [svg(figures.against_kl(run, size), f"KL {size}") for size in sizes]
-    # The decays of train.weights_average; empty where no phase has one.
-    names = run.config.phase_names
-    decays = {name: run.config.phase(name).train.weights_average for name in names}
-    where = {name: f" in phase {name}" if len(names) > 1 else "" for name in names}
-    averages = [f"train.weights_average = {x:g}{where[name]}" for name, x in decays.items() if x]
     phases = []
     for span in run.spans:  # a row of the table of phases
         start, end = run.heldout(span.begins, span.begins), run.heldout(span.begins + 1, span.ends)
-        config = run.config.phase(span.name) if span.name in names else run.config
-        data = f"{config.data.replay_text} from the store"
-        if not config.data.draws_stored:
-            data = "fresh samples"
-        elif not config.data.samples_fresh:
-            data = "from the store"
-        options = ", ".join(f"{k} = {v}" for k, v in config.objective.options.items())
+        config = run.config_of(span)
+        row = {"config": config, "options": options_text(config), "data": data_text(config), "before": start}
         change = end.value - start.value if start and end else None
-        row = {"config": config, "options": options, "data": data, "before": start, "after": end}
-        phases.append({**row, "span": span, "change": change})
+        phases.append({**row, "after": end, "span": span, "change": change})
     drawn = panels(run, "learning")
     for metric, title in PARTS.items():
         drawn += _parts(run, metric, title)
@@ -195,7 +197,7 @@ def learning(run: RunData) -> dict[str, Any]:
         "width": smoothing(len(run.rows)),
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
-        "averages": ", ".join(averages),
+        "averages": run.averages,
         "reference": REFERENCES[run.config.policy.reference],
         "phases": phases,
         "panels": drawn,
@@ -218,7 +220,7 @@ def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
         series.append(Series(cut(name, 16), values, color, se=se, points=is_heldout, smooth=width))
     more = len(names) - len(series)
     text = caption(metric) + (f" {more} more in metrics.jsonl." if more else "")
-    return panel(run, title, text, series, Look(METRICS[metric].unit))
+    return panel(run, title, text, series, unit=METRICS[metric].unit)
 
 
 def nearness(run: RunData) -> dict[str, Any]:
@@ -327,8 +329,7 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         "rewards_failed": "; ".join(f"{count(k)} × {cut(e, 200)}" for e, k in experience.failures[:3]),
     }
     for name, title in COUNTED.items():
-        n = run.total(name)
-        facts.append(Fact(title, None if n is None else count(n), notes.get(name, ""), bad=bool(n)))
+        facts.append(Fact(title, run.counted(name), notes.get(name, ""), bad=bool(run.total(name))))
     groups, equal = run.total("groups"), run.total("groups_equal")
     equal_groups, unsignaled = Fact("groups of equal rewards", None), Fact("steps without a signal", None)
     if groups and equal is not None:
@@ -336,7 +337,7 @@ def health(run: RunData, problems: Sequence[Problem], experience: RunExperience)
         equal_groups = replace(equal_groups, value=text, bad=equal > groups / 2)
     signal, share = without_signal(run), without_share(run)
     if signal is not None:
-        data = run.config.phase(run.spans[-1].name).data
+        data = run.config_of(run.spans[-1]).data
         ways = ". ".join(f"{reason}: {way_out(reason, data)}" for reason in signal.reasons)
         unsignaled = replace(unsignaled, value=signal.text, note=ways, bad=signal.is_said)
     facts += [equal_groups, unsignaled]
@@ -384,15 +385,12 @@ def material(run: RunData, experience: RunExperience) -> dict[str, Any]:
             drawn.append(Panel(title, text, figure, key))
     prompts = ", ".join(run.config.data.paths("prompts"))
     facts = [Fact("reward", run.config.reward.title), Fact("prompts", prompts or "none")]
-    for name, value in (
-        ("tokens trained on", run.total("tokens")),
-        ("tokens sampled", run.total("sampled_tokens")),
-        ("held-out responses", run.latest("eval_n")),
-    ):
-        facts.append(Fact(name, None if value is None else count(value)))
+    facts += [Fact(title, run.counted(name)) for title, name in TOKENS.items()]
+    responses = run.latest("eval_n")
+    facts.append(Fact("held-out responses", None if responses is None else count(responses)))
     if run.total("truncated_share") == 0:
         facts.append(Fact("truncated responses", "none"))
-    facts += [Fact(title, count(run.total(name) or 0)) for name, title in FURTHER.items() if run.total(name)]
+    facts += [Fact(title, run.counted(name)) for name, title in FURTHER.items() if run.total(name)]
     return {
         "facts": facts,
         "sources": rows,

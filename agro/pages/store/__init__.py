@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.io.numbers import count, fixed, percent, short, with_error
+from agro.io.terminal import first_of
 from agro.objectives import Objective, get
 from agro.objectives.needs import PAIRS, REWARD, grouping
 from agro.pages.store.check_survey import Explaining, StoreSurvey, explaining, spread, survey
@@ -56,7 +57,6 @@ class DataVerdict:
 class Report:
     """What a store has, whether an objective can train on it, and what a model says of it."""
 
-    path: Location
     objective: str
     counts: Counts
     survey: StoreSurvey
@@ -180,7 +180,7 @@ def _data_verdicts(report: Report) -> Iterator[DataVerdict]:
             "warning",
             f"{count(len(held_out.exact))} of {count(held_out.prompts)} held-out prompts are prompts of the "
             f"store, and {count(len(held_out.near))} are near-copies of one "
-            f"({held_out.named((*held_out.exact, *held_out.near))}).",
+            f"({first_of((*held_out.exact, *held_out.near))}).",
             "Remove them from the file of held-out prompts; these are its ids.",
         )
     if counts.unscored or counts.failed:
@@ -324,7 +324,6 @@ def check_store(
     surveyed = survey(store, held_out, config.data.near_copies)
     is_single = surveyed.sizes[1] > 0.5 * surveyed.groups
     return Report(
-        path or store.path,
         objective,
         counts,
         surveyed,
@@ -457,7 +456,7 @@ class Recommendation:
         return _holding_nothing(found).model_copy(update={"policy": policy})
 
 
-def recommend(store: Store, log: Path | None = None, model: str | None = None) -> list[Recommendation]:
+def recommend(store: Store, log: Path | None, model: str | None) -> list[Recommendation]:
     """Those of the recipes for what the store has that can train on it, the best first. `log`, `model`: as of
     `train_command`."""
     kind = kind_of(store)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agro.io.terminal import plain
+from agro.io.terminal import first_of, plain
 from agro.logs.importing import Components, Statistics
 from agro.rollout.prompts import load_prompts
 from agro.store import Store
@@ -44,9 +44,6 @@ def spread(numbers: Sequence[float]) -> dict[str, Any]:
         "min": min(numbers),
         "max": max(numbers),
     }
-
-
-NAMED = 3  # prompts
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,6 @@ class Contamination:
         )
         return cls(len(prompts), len(trained), exact, near)
 
-    @staticmethod
-    def named(ids: Sequence[str]) -> str:
-        return ", ".join(ids[:NAMED]) + (", …" if len(ids) > NAMED else "")
-
     @property
     def sentence(self) -> str:
         parts = []
@@ -98,11 +91,8 @@ class Contamination:
             (self.exact, "were trained on"),
             (self.near, "are near-copies of training prompts"),
         ):
-            parts.append(f"{len(ids)} {what}" + (f" ({self.named(ids)})" if ids else ""))
+            parts.append(f"{len(ids)} {what}" + (f" ({first_of(ids)})" if ids else ""))
         return f"of {self.prompts} prompts {', '.join(parts)}; the run has {self.trained} training prompts"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 # Rows of a source: all, those whose version says that a run of agro sampled them, whose record says how they
@@ -207,7 +197,7 @@ class StoreSurvey:
             "trajectory_quality": spread(self.quality),
             "coverage": spread(self.coverage),
             "by_source": {name: source.to_json() for name, source in self.sources.items()},
-            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "held_out": None if self.held_out is None else asdict(self.held_out),
         }
 
 

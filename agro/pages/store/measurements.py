@@ -18,6 +18,7 @@ from agro.errors import Refused
 from agro.io.terminal import plain
 from agro.models.policy import Policy
 from agro.pages.store.value_on_log import LoggedResponses
+from agro.stats.intervals import Values
 from agro.stats.off_policy import Weights
 from agro.store import DrawnGroups, Store
 from agro.store.split import clusters
@@ -29,7 +30,6 @@ from agro.train.step import TOKENS, MicroBatch, Passes, streams_of
 from agro.types import Sample
 
 LIMIT = 1000  # prompts that are measured, unless more are asked for
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
