@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from reproductions import harness
-from reproductions.panel.jobs import JOBS, Job
+from reproductions.panel.jobs import JOBS
 from reproductions.panel.methods import NOTHING, PUBLISHED
 
 Run = Mapping[str, Any]
@@ -18,33 +18,6 @@ IMITATION, DEFAULT = "imitation of the good", "the default"
 RATES = (1e-3, 3e-3)
 
 
-def data_of(job: Job) -> str:
-    """What a job gives to train on, in the words of the guide."""
-    if job.data == "fresh":
-        return "fresh samples" + (", graded" if job.rewards == "graded" else "")
-    if job.data == "pairs":
-        return "judged pairs"
-    if job.data == "one each":
-        return "one rating or thumb a prompt"
-    author = author_of(job)
-    if author == "a better author":
-        return f"log of a better author, {'noisy grades' if job.noise else '0/1'}"
-    if author == "a worse author":
-        return f"log of a much worse author, {'graded' if job.rewards == 'graded' else '0/1'}"
-    if job.rewards == "graded":
-        return "log of several authors, noisy grades"
-    if job.wrong:
-        return "log of two authors, some 0/1 rewards wrong"
-    return f"log of the policy, 0/1, {'50 and 200 tokens' if job.max_new > 50 else 'short'}"
-
-
-def author_of(job: Job) -> str:
-    """Whether one other author wrote the log, who is right more or less often than the start."""
-    if len(job.authors) > 1 or job.logs_start:
-        return ""
-    return "a better author" if job.authors[0].slip < job.teacher.slip else "a worse author"
-
-
 def table(runs: Sequence[Run]) -> str:
     """Held-out reward: a mean over the seeds of a job and over jobs, where all jobs of a row have a run."""
     cells: dict[tuple[str, str, float | None], list[float]] = {}
@@ -53,7 +26,7 @@ def table(runs: Sequence[Run]) -> str:
     rows: dict[str, list[str]] = {}
     for name in JOBS:
         if any((name, DEFAULT, rate) in cells for rate in RATES):
-            rows.setdefault(data_of(JOBS[name]), []).append(name)
+            rows.setdefault(JOBS[name].kind, []).append(name)
     head = ["data", "jobs", "the start", "imitation", "the recipe", "at 3e-3: imitation", "the recipe"]
     lines = []
     for data, jobs in rows.items():
