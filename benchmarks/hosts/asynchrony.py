@@ -149,7 +149,7 @@ def main() -> None:
         ratio=found["ratio_median"],
         **{"target": arguments.target, **found, **rows},
     )
-    recording.keep(arguments.out, recording.known(arguments.out) | {row["name"]: row})
+    recording.keep(arguments.out, row)
     print(json.dumps(found))
 
 

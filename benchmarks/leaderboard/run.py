@@ -240,15 +240,9 @@ def main() -> None:
                 print(f"{job}, {name}: skipped: name an interpreter with TRL: --trl-python (make: TRL=…)")
             else:
                 rows.append(of_trl(folder, name, asked.trl_python, asked.seeds))
-        write(rows)
-
-
-def write(rows: Sequence[dict[str, Any]]) -> None:
-    """Results and page, with other rows as they were."""
-    known = recording.known(RESULTS) | {row["name"]: row for row in rows}
-    recording.keep(RESULTS, known)
-    (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
-    print(page(list(known.values())))
+        text = page(recording.keep(RESULTS, *rows))
+        (HERE / "README.md").write_text(text, encoding="utf-8")
+        print(text)
 
 
 if __name__ == "__main__":
