@@ -30,6 +30,7 @@ from benchmarks import recording
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
+MADE = "made by run.py --record"  # the name of what is made on most pages
 RECORD = "write the result beside this script too"
 RECORDED, MEASURED = "what was recorded counts as complete", "report the runs that are complete; run none"
 SMALL = "a coarse measurement, for the tests"
@@ -38,8 +39,14 @@ Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 markdown = recording.markdown
 
 
-def put(readme: Path, text: str, begin: str, end: str) -> None:
-    """Put a text between two marks of a README."""
+def marks(name: str = MADE) -> tuple[str, str]:
+    """Around what is made on a page."""
+    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+
+
+def put(readme: Path, text: str, name: str = MADE) -> None:
+    """Put a text between the marks of this name."""
+    begin, end = marks(name)
     before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
     assert found, f"{readme} has no {begin}"
     after = rest.partition(end)[2]
@@ -89,6 +96,14 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], of: str) -> None:
     for key in given:
         if key not in known:
             raise Refused(f"{of}: expected some of {', '.join(known)}; got {key}")
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[Any, list[Any]]:
+    """Rows by their values of these keys."""
+    found: dict[Any, list[Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
 
 
 @contextmanager
@@ -308,19 +323,20 @@ def _label(
     found.annotate(text, at, off, xycoords=of, textcoords="offset points", **style)
 
 
-def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any) -> None:
-    """Write it into --out, with --record beside the script too."""
+def keep(
+    args: argparse.Namespace,
+    beside: Path,
+    result: dict[str, Any],
+    figure: Figure | None = None,
+    name: str = "result.json",
+) -> None:
+    """Write the result and figure.png into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
-
-
-def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
-    """Write result.json and figure.png into --out, with --record beside the script too."""
-    keep_json(args, beside, "result.json", result)
-    for folder in (args.out, *((beside,) if args.record else ())):
-        figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
+        if figure is not None:
+            figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 
 def guarded(main: Callable[[], None]) -> None:

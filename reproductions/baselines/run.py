@@ -35,7 +35,6 @@ from reproductions.baselines.enumerated import (  # noqa: E402
 )
 
 SIZES, NOISES, SPREADS = (2, 3, 4), (0.0, 0.5), (0.0, 1.0)
-MARKS = {name: (f"<!-- begin: {name} -->", f"<!-- end: {name} -->") for name in ("noisy", "single")}
 Found = dict[str, Any]
 Update = Callable[[Tensor], Tensor]
 
@@ -172,7 +171,7 @@ def main() -> None:
     made = tables(found)
     if args.out == HERE:
         for name, text in made.items():
-            harness.put(HERE / "README.md", text, *MARKS[name])
+            harness.put(HERE / "README.md", text, name)
     print(*made.values(), sep="\n\n")
 
 

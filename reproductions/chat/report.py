@@ -23,7 +23,6 @@ from reproductions import harness
 from reproductions.chat import logs
 
 SHOWN = 2  # held-out questions of each kind whose texts are kept; those of the first one are shown
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end -->"
 NAMES = {
     "fresh": "fresh samples",
     "log": "a log of the start's responses",
@@ -94,10 +93,7 @@ def page(result: dict[str, Any]) -> str:
 
 def arms(runs: Sequence[Record]) -> dict[tuple[str, str, int, float], list[Record]]:
     """By job, method, updates and rate."""
-    found: dict[tuple[str, str, int, float], list[Record]] = defaultdict(list)
-    for run in runs:
-        found[run["job"], run["method"], run["steps"], run["rate"]].append(run)
-    return dict(found)
+    return harness.grouped(runs, "job", "method", "steps", "rate")
 
 
 def probability(run: Record) -> float:

@@ -12,8 +12,7 @@ from reproductions.panel.methods import NOTHING, PUBLISHED
 
 Run = Mapping[str, Any]
 GUIDE = harness.ROOT / "docs" / "guide" / "choosing.md"
-BEGIN = "<!-- begin: made by reproductions/panel/run.py --record -->"
-END = "<!-- end: made by reproductions/panel/run.py --record -->"
+MADE = "made by reproductions/panel/run.py --record"
 IMITATION, DEFAULT = "imitation of the good", "the default"
 RATES = (1e-3, 3e-3)
 

@@ -21,7 +21,7 @@ from agro.rollout.envs.process import load_environment
 from agro.rollout.prompts import load_prompts
 from agro.rollout.rollout import Rollout, embedded
 from agro.store import Pair, Store
-from agro.train.collate import collate
+from agro.train.collate import ReferenceCache, collate
 from agro.train.learner import Local
 from agro.types import Prompt, Sample
 from reproductions import harness
@@ -283,15 +283,7 @@ def learner_of(policy: Policy) -> Local:
 
 def keep_reference(store: Store, policy: Policy) -> None:
     """Store the start's log-probs of all responses, so that no run needs to compute them."""
-    learner = learner_of(policy)
-    assert learner.reference_key is not None
-    samples = list(store.samples())
+    cache, samples = ReferenceCache(store, "panel", learner_of(policy), until=0), list(store.samples())
     for first in range(0, len(samples), PARTS):
         part = samples[first : first + PARTS]
-        batch = collate(part, 0)
-        logp = learner.logp(batch, "reference")
-        found = {
-            int(sample.id or 0): logp[row][batch.mask[row]].float().cpu().numpy()
-            for row, sample in enumerate(part)
-        }
-        store.ledger.keep_reference_logp("panel", 0, learner.reference_key, found)
+        cache.fill(collate(part, 0), part, step=0)

@@ -23,7 +23,6 @@ DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (3e-4, 1e-3,
 OTHERS = "reward_others"  # mean reward on the held-out prompts that don't choose the rate
 # The jobs over which the parts of the default are averaged.
 MAIN = ("own", "graded", "better", "worse", "long", "pairs", "stars", "fresh", "mislabeled", "better, noisy")
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
 def line(run: Run) -> str:
@@ -41,10 +40,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def of_cells(runs: Iterable[Run]) -> dict[Cell, list[Run]]:
-    found: dict[Cell, list[Run]] = {}
-    for run in runs:
-        found.setdefault((run["job"], run["method"]), []).append(run)
-    return found
+    return harness.grouped(runs, "job", "method")
 
 
 def mean(runs: Sequence[Run], key: str = "reward") -> float | None:

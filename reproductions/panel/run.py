@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     harness.keep(args, HERE, result, report.figure(result))
     if args.record:
-        harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
-        harness.put(advice.GUIDE, advice.table(runs), advice.BEGIN, advice.END)
+        harness.put(HERE / "README.md", report.tables(result))
+        harness.put(advice.GUIDE, advice.table(runs), advice.MADE)
     print(report.tables(result))
 
 

@@ -21,7 +21,6 @@ from reproductions.paper import rules
 from reproductions.paper.experiments import PAPER, PARTS, Part, Sentence, judge
 from reproductions.paper.rules import Found, Verdict
 
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 Judged = tuple[Part, Sentence, Verdict]
 
 

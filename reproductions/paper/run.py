@@ -69,7 +69,7 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
         for name, figure in figures.figures(found).items():
             drawing.save(figure, folder, name)
     if beside:
-        harness.put(HERE / "README.md", text, report.BEGIN, report.END)
+        harness.put(HERE / "README.md", text)
     print(text, report.others(found), sep="\n\n")
 
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.tables:
         runs = json.loads((HERE / "result.json").read_text())["runs"]
-        harness.put(HERE / "README.md", tables(runs)[1], report.BEGIN, report.END)
+        harness.put(HERE / "README.md", tables(runs)[1])
         return
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):
