@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Interrupted, Refused
+from agro.models.policy import Policy
+from agro.rollout.rollout import Rollout, embedded
 from agro.train.trainer import BaseTrainer
+from agro.types import Prompt, Sample
 from benchmarks import recording
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,6 +120,12 @@ def processes(jobs: int) -> Iterator[Map]:
         yield pool.map
 
 
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The mean; of several values also the least and the most."""
+    text = f"{fmean(values):{form}}"
+    return text if len(values) == 1 else f"{text} ({min(values):{form}} to {max(values):{form}})"
+
+
 def between(mean: float, error: float) -> str:
     return f"{mean:.3f} ± {error:.3f}"
 
@@ -177,6 +187,12 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
         took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"metrics": metrics, **json.loads(took.read_text())}
+
+
+def responses(policy: Policy, prompts: Sequence[Prompt], sampler: SamplerConfig) -> list[Sample]:
+    """A policy's responses in the order of the prompts, with the random numbers of seed 1."""
+    found = Rollout(policy.encoder, embedded(policy)).sample(prompts, sampler.n, sampler, seed=1)
+    return sorted(found, key=lambda sample: int(sample.meta["index"]))
 
 
 class SilentTrainer(BaseTrainer):

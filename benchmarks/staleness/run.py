@@ -260,10 +260,6 @@ def count(folder: Path) -> dict[str, Any]:
     }
 
 
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    return f"{statistics.fmean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
 def table(runs: Sequence[dict[str, Any]]) -> str:
     lines = []
     for arm in dict.fromkeys(each["arm"] for each in runs):
@@ -271,8 +267,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         mean = statistics.fmean(each["staleness_mean"] for each in of)
         stale = f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})"
         shares = ("share_of_hardest", "discarded", "reward", "reward_of_hardest")
-        cells = [spread([each[key] for each in of]) for key in shares]
-        lines.append([arm, spread([each["steps"] for each in of], ".0f"), stale, *cells])
+        cells = [harness.spread([each[key] for each in of]) for key in shares]
+        lines.append([arm, harness.spread([each["steps"] for each in of], ".0f"), stale, *cells])
     head = ["arm", "updates", "staleness, mean (most)", "share of the hardest", "tokens discarded"]
     return recording.markdown([*head, "reward at the end", "of the hardest"], lines)
 

@@ -63,19 +63,21 @@ def mid_reward(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(zlib.crc32(c.encode()) & 1) for c in completions]
 
 
-def own(case: str, model: str, scratch: str, dtype: str) -> dict[str, Any]:
+def own(case: str, model: str, dtype: str) -> dict[str, Any]:
     """Train in this process; CPU seconds and new tokens of each step, and the peak of the memory in MB."""
     from agro import RunConfig, Trainer
 
-    size, folder = CASES[case], Path(scratch)
-    write_prompts(folder / "prompts.jsonl", case)
-    place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={folder / 'prompts.jsonl'}"]
+    size = CASES[case]
     samples = [f"sampler.max_new={size['new']}", f"sampler.batch={size['prompts'] * SIZE}"]
     steps = [f"train.steps={size['steps']}", f"train.groups={size['prompts']}"]
-    config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
     reward = tiny_reward if case == "tiny" else mid_reward
     clock = recording.step_clock("sampled_tokens")
-    Trainer(config, folder / "run", monitors=[clock], rewards={"score": reward}).run()
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        write_prompts(prompts, case)
+        place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={prompts}"]
+        config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
+        Trainer(config, Path(folder, "run"), monitors=[clock], rewards={"score": reward}).run()
     counted = clock.steps[size["warmup"] :]
     return {
         "cpu": statistics.median(s["cpu"] for s in counted),
@@ -83,12 +85,6 @@ def own(case: str, model: str, scratch: str, dtype: str) -> dict[str, Any]:
         "per_1000": 1000 * statistics.median(s["cpu"] / s["sampled_tokens"] for s in counted),
         "peak_mb": recording.peak_memory() / 1e6,
     }
-
-
-def measured_own(case: str, model: Path, dtype: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Any] = recording.apart(__file__, ROOT, "own", case, str(model), folder, dtype)
-    return found
 
 
 def measured_peer(python: Path, case: str, model: Path) -> dict[str, Any]:
@@ -118,7 +114,10 @@ def compare(python: Path, case: str, model: Path, pairs: int) -> list[dict[str, 
     runs: dict[str, list[dict[str, Any]]] = {dtype: [] for dtype in (*CASES[case]["goals"], "TRL")}
     for _ in range(pairs):
         for who, done in runs.items():
-            found = measured_peer(python, case, model) if who == "TRL" else measured_own(case, model, who)
+            if who == "TRL":
+                found = measured_peer(python, case, model)
+            else:
+                found = recording.apart(__file__, ROOT, "own", case, str(model), who)
             done.append(found)
             print(f"{case}, {who}: {found['cpu']:.2f} s a step, {found['peak_mb']:.0f} MB", flush=True)
     return [row(case, dtype, runs[dtype], runs["TRL"]) for dtype in CASES[case]["goals"]]

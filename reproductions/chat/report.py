@@ -13,9 +13,7 @@ import torch
 
 from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.models.policy import Policy
-from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
-from agro.rollout.rollout import embedded
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Sample
@@ -42,7 +40,6 @@ Record = dict[str, Any]  # of a run
 def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
     """The first questions of each kind, with a response at temperature 1 and the likeliest one."""
     policy = Policy.load(PolicyConfig(model=str(model), threads=1))
-    rollout = Rollout(policy.encoder, embedded(policy))
     by_kind = defaultdict(list)
     for prompt in load_prompts(held_out):
         by_kind[prompt.columns["kind"]].append(prompt)
@@ -50,8 +47,8 @@ def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
     rows = [{"question": p.text[-1]["content"], "answer": p.columns["answer"]} for p in prompts]
     for name, temperature in (("sampled", 1.0), ("likeliest", 0.0)):
         sampler = SamplerConfig(n=1, temperature=temperature, max_new=logs.MAX_NEW)
-        for sample in rollout.sample(prompts, 1, sampler, seed=1):
-            rows[int(sample.meta["index"])][name] = sample.response
+        for row, sample in zip(rows, harness.responses(policy, prompts, sampler), strict=True):
+            row[name] = sample.response
     return rows
 
 
@@ -69,9 +66,8 @@ def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
     for prompt, logp in zip(prompts, logp_B.tolist(), strict=True):
         found[prompt.columns["kind"]]["probability"].append(math.exp(logp))
     sampler = SamplerConfig(n=1, temperature=0.0, max_new=logs.MAX_NEW)
-    for sample in Rollout(policy.encoder, embedded(policy)).sample(prompts, 1, sampler, seed=1):
-        kind = prompts[int(sample.meta["index"])].columns["kind"]
-        found[kind]["likeliest"].append(logs.right(sample))
+    for prompt, sample in zip(prompts, harness.responses(policy, prompts, sampler), strict=True):
+        found[prompt.columns["kind"]]["likeliest"].append(logs.right(sample))
     return {kind: {name: fmean(values) for name, values in both.items()} for kind, both in found.items()}
 
 

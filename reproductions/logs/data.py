@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,20 +31,8 @@ class Log:
 
 
 LOGS = {
-    "gsm8k": Log(
-        "Four models' answers to GSM8K",
-        "data/generations/gsm8k_openai_6b_175b.jsonl.gz",
-        ("prompt=question", "response=*.solution", "reward=*.is_correct"),
-        auc=0.60,
-        errors=6.0,
-    ),
-    "game24": Log(
-        "GPT-4's answers to the game of 24",
-        "data/game24/game24_gpt4_cot_100x100.jsonl.gz",
-        ("prompt=puzzle", "response=responses", "reward=rewards"),
-        auc=0.85,
-        errors=8.0,
-    ),
+    name: Log(**{**of, "columns": tuple(of["columns"])})
+    for name, of in tomllib.loads(Path(__file__).with_name("logs.toml").read_text("utf-8")).items()
 }
 FOLDS = 2
 

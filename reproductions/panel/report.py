@@ -39,10 +39,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def of_cells(runs: Iterable[Run]) -> dict[Cell, list[Run]]:
-    return harness.grouped(runs, "job", "method")
-
-
 def mean(runs: Sequence[Run], key: str = "reward") -> float | None:
     """Over the runs; None where one of them has no value, or there are none."""
     values = [run[key] for run in runs]
@@ -108,7 +104,7 @@ def tables(result: Run) -> str:
 
 
 def _jobs(result: Run) -> str:
-    cells = of_cells(result["runs"])
+    cells = harness.grouped(result["runs"], "job", "method")
     rows = []
     for name in (name for name in jobs_of(result["runs"]) if (name, DEFAULT) in cells):
         job = JOBS[name]
@@ -148,7 +144,7 @@ def paired_at_best(runs: Sequence[Run], method: str) -> dict[str, list[float]]:
     """The same with each of both at its best rate of the job, where both were run at all rates."""
     made = {
         (job, name, run["seed"]): run
-        for (job, name), found in of_cells(runs).items()
+        for (job, name), found in harness.grouped(runs, "job", "method").items()
         if name in (method, DEFAULT) and {run["rate"] for run in found} >= set(RATES)
         for run in at_best(found)
     }
@@ -223,7 +219,7 @@ def above_start(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, f
 def figure(result: Run) -> Figure:
     """A heat map: how far each method ends above the start, at the best rate of each job."""
     runs = result["runs"]
-    cells = {cell: at_best(found) for cell, found in of_cells(runs).items()}
+    cells = {cell: at_best(found) for cell, found in harness.grouped(runs, "job", "method").items()}
     jobs = [job for job in jobs_of(runs) if (job, DEFAULT) in cells]
     methods = [name for name in methods_of(runs) if name not in (NOTHING, *PARTS)]
     shown = np.full((len(methods), len(jobs)), math.nan)

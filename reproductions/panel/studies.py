@@ -9,7 +9,6 @@ continues.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,12 +118,7 @@ def over_jobs(runs: Sequence[Run]) -> str:
 
 def _range(runs: Sequence[Run], key: str, digits: int) -> str:
     values = [run[key] for run in runs]
-    if any(value is None for value in values):
-        return "–"
-    text = f"{statistics.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return text
-    return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return "–" if None in values else harness.spread(values, f".{digits}f")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

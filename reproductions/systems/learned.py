@@ -44,11 +44,10 @@ def run(folder: Path, steps: int, *, demonstrations: str = "", **changes: Any) -
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     prompts = [(f"{i:02d}>", str(i % 10)) for i in range(40)]
-    lines = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in prompts]
-    (folder / "prompts.jsonl").write_text("".join(lines))
+    asked = tiny.written(folder / "prompts.jsonl", ({"prompt": p, "answer": a} for p, a in prompts))
     values: dict[str, Any] = {
         "policy": {"new": MODEL | {"hidden": 32}},
-        "data": {"prompts": str(folder / "prompts.jsonl")},
+        "data": {"prompts": asked},
         "sampler": {"n": 4, "max_new": 3},
         "reward": {"name": "exact"},
         "objective": {"name": "agro", "beta": 0.05},
@@ -161,11 +160,11 @@ def held_out_auc(out: Path, state: dict[str, Any]) -> float:
 
 def props(folder: Path) -> Measured:
     """Responses together against as many independent ones, of a policy that stays as it is."""
-    prompts, kl = folder / "ten.jsonl", {}
-    prompts.write_text("".join(json.dumps({"prompt": f"{i:02d}>", "answer": "0"}) + "\n" for i in range(10)))
+    kl = {}
+    prompts = tiny.written(folder / "ten.jsonl", ({"prompt": f"{i:02d}>", "answer": "0"} for i in range(10)))
     for name, lr in (("independent", OFF), ("adapted", 1e-3)):
         proposal = {"lr": lr, "newest": 2000}
-        changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": str(prompts)}
+        changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": prompts}
         steps, _ = run(folder, 10, source={"around": "props", "options": proposal}, **changes)
         kl[name] = column(steps, "aggregate_kl")
     return [kl["adapted"][-1] / kl["independent"][-1], kl["adapted"][-1] / kl["adapted"][0]]

@@ -18,6 +18,7 @@ from agro.config import RunConfig
 from agro.errors import Refused
 from agro.store import Store
 from agro.types import Batch
+from reproductions import harness
 from reproductions.panel import jobs, logs, methods, play, race, report, run, studies
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
@@ -267,7 +268,7 @@ def test_a_method_is_compared_with_the_start() -> None:
         measured("better", imitation, 1e-3, 0.2),
         measured("better", "the default", 1e-3, 0.1),
     ]
-    apart = report.above_start(report.of_cells(runs), "the default")
+    apart = report.above_start(harness.grouped(runs, "job", "method"), "the default")
     assert apart == {"own": pytest.approx(0.5), "better": pytest.approx(-0.2)}
 
 
