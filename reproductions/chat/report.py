@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,19 +22,9 @@ from reproductions import harness
 from reproductions.chat import logs
 
 SHOWN = 2  # held-out questions of each kind whose texts are kept; those of the first one are shown
-NAMES = {
-    "fresh": "fresh samples",
-    "log": "a log of the start's responses",
-    "thumbs": "one thumb a prompt",
-}
-TRAINED_BY = {
-    ("fresh", "recipe"): "recipe `lora`",
-    ("fresh", "imitation"): "imitation of the right ones (REINFORCE)",
-    ("log", "recipe"): "recipe `log`",
-    ("log", "imitation"): "imitation of the right ones (`sft`)",
-    ("thumbs", "recipe"): "recipe `feedback`",
-    ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
-}
+_WORDS = tomllib.loads(Path(__file__).with_name("jobs.toml").read_text(encoding="utf-8"))
+NAMES: dict[str, str] = _WORDS["names"]
+TRAINED_BY: dict[str, dict[str, str]] = _WORDS["trained_by"]
 Record = dict[str, Any]  # of a run
 
 
@@ -107,7 +98,7 @@ def summary(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
         ends = [_mean(over(r["exact"], name) for r in found) for name in ("probability", "likeliest")]
         far = _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None)
         spent = _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1)
-        words = [NAMES[job], TRAINED_BY[job, method], str(steps), f"{rate:g}"]
+        words = [NAMES[job], TRAINED_BY[job][method], str(steps), f"{rate:g}"]
         lines.append([*words, seeds, *ends, far, spent])
     return harness.markdown(head, lines)
 
@@ -170,7 +161,7 @@ def kinds(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
     for job, method, steps in dict.fromkeys((r["job"], r["method"], r["steps"]) for r in runs):
         found = best(runs, job, method, steps)
         after = [f"{fmean(r['exact'][kind]['probability'] for r in found):.2f}" for kind in start]
-        lines.append([NAMES[job], TRAINED_BY[job, method], str(steps), *after])
+        lines.append([NAMES[job], TRAINED_BY[job][method], str(steps), *after])
     return harness.markdown(["data", "trained by", "updates", *start], lines)
 
 

@@ -24,9 +24,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.config import RunConfig  # noqa: E402
+from agro.stats.intervals import standard_error  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.logs.data import FOLDS, LOGS, describe, mixed, shuffled, split  # noqa: E402
-from reproductions.logs.measures import above_chance, baselines, mean_and_error, pooled  # noqa: E402
+from reproductions.logs.measures import above_chance, baselines, pooled  # noqa: E402
 from reproductions.logs.tables import draw, table  # noqa: E402
 
 
@@ -83,10 +84,8 @@ def over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The lowest of the seeds, and their mean with its standard error (None for one seed)."""
     auc = np.array([seed["auc"] for seed in seeds])
     lowest = {"auc": float(auc.min()), "errors": min(seed["errors"] for seed in seeds)}
-    mean, mean_se = float(auc.mean()), None
-    if len(seeds) > 1:
-        mean, mean_se = mean_and_error(auc)
-    return {"lowest": lowest, "mean": mean, "mean_se": mean_se}
+    mean_se = standard_error(auc) if len(seeds) > 1 else None
+    return {"lowest": lowest, "mean": float(auc.mean()), "mean_se": mean_se}
 
 
 def is_chance(control: Sequence[dict[str, Any]]) -> bool:

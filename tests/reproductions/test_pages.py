@@ -46,17 +46,21 @@ def between(page: str, name: str) -> str:
         ("chat/result.json", of_chat.page, harness.MADE),
         ("panel/result.json", of_panel.tables, harness.MADE),
         ("paper/result.json", lambda found: paper_run.tables(found["runs"])[1], harness.MADE),
-        ("systems/result.json", lambda found: systems_run.page(systems_run.recorded(ROOT / "systems")), None),
+        (
+            "systems/result.json",
+            lambda found: systems_run.page(systems_run.recorded(ROOT / "systems")),
+            "made by run.py",
+        ),
         ("verdict/result.json", verdict_run.tables, "tables"),
         ("verdict/off_policy.json", off_policy.gain_table, "off-policy"),
         ("verdict/off_policy_values.json", off_policy.values_table, "off-policy values"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_a_page_is_made_of_its_result(result: str, render: Callable[[Found], str], name: str | None) -> None:
+def test_a_page_is_made_of_its_result(result: str, render: Callable[[Found], str], name: str) -> None:
     page = (ROOT / result).with_name("README.md").read_text(encoding="utf-8")
     made = render(json.loads((ROOT / result).read_text(encoding="utf-8")))
-    assert made == (between(page, name) if name else page)
+    assert made == between(page, name)
 
 
 def test_the_table_of_the_guide_is_made_of_the_panel() -> None:
