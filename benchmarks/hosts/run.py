@@ -29,11 +29,8 @@ KILLS = {"ray": "5", "ray on postgres": "24"}
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--only", nargs="+", default=list(KILLS), choices=list(KILLS))
-    parser.add_argument("--seed", default="0")
+    parser = recording.parser(__doc__, only=KILLS, seed="0", out=HERE.parent / "results/hosts.json")
     parser.add_argument("--ray-python", required=True)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "hosts.json")
     asked = parser.parse_args()
     for name in asked.only:
         with tempfile.TemporaryDirectory() as folder, closing(Server(free_port("127.0.0.1"))) as server:

@@ -50,6 +50,7 @@ from reproductions import harness  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import Job, Model  # noqa: E402
 from reproductions.panel.tasks import LETTERS, Task, Writer, shifted  # noqa: E402
+from reproductions.systems import tiny  # noqa: E402
 
 # mark -> what is to be done, chance that the teacher slips at a letter, mean seconds of a rollout
 KINDS: dict[str, Any] = {
@@ -238,8 +239,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
 
 
 def count(folder: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["step"] > 0]
+    rows = tiny.metrics(folder / "run")
     looks = [json.loads(line) for line in (folder / "looks.jsonl").read_text().splitlines()]
     run = json.loads((folder / "run/config.json").read_text())["run"]
     with Store.open(folder / "run/store.db", read_only=True) as store:
