@@ -46,10 +46,6 @@ class Failure:
         self.back_after.append(round(seconds, 2))
 
 
-def kill_process(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
 def kill_actor(pid: int) -> None:
     """Kill the parent of a process, which is the actor that started it."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -74,7 +70,7 @@ def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> dict[s
     from ray.cluster_utils import Cluster
 
     rng, start = random.Random(seed), time.monotonic()
-    strikes = {"": kill_process, "actor of the ": kill_actor}
+    strikes = {"": lambda pid: os.kill(pid, signal.SIGKILL), "actor of the ": kill_actor}
     kinds = [(role, what) for role in ("trainer", "collector") for what in strikes]
     failures = {kind: Failure(f"{kind[1]}{kind[0]} killed") for kind in kinds}
     lost = Failure("node of Ray lost")

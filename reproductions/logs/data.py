@@ -37,16 +37,13 @@ LOGS = {
 FOLDS = 2
 
 
-def part_of(prompt_id: str, parts: int) -> int:
-    """By a hash of the prompt's id: the same on every machine, whatever else the log has."""
-    return int(hashlib.sha256(prompt_id.encode()).hexdigest(), 16) % parts
-
-
 def split(store: Path, fold: int, most: int | None) -> tuple[Path, Path]:
     """Stores of the training and of the held-out groups (`most` of each at most, where that is given)."""
     parts: list[list[list[Sample]]] = [[], []]
     for group in groups_of(store):
-        parts[part_of(group[0].prompt_id, FOLDS) == fold].append(group)
+        # By a hash of the prompt's id: the same on every machine, whatever else the log has.
+        part = int(hashlib.sha256(group[0].prompt_id.encode()).hexdigest(), 16) % FOLDS
+        parts[part == fold].append(group)
     train, heldout = (store.with_name(f"{name}-{fold}.db") for name in ("train", "heldout"))
     for path, groups in zip((train, heldout), parts, strict=True):
         _write(path, groups[:most])
