@@ -14,7 +14,6 @@ from reproductions.baselines import run as baselines
 from reproductions.chat import report as of_chat
 from reproductions.offline import logs
 from reproductions.offline import run as offline_run
-from reproductions.panel import advice
 from reproductions.panel import report as of_panel
 from reproductions.paper import run as paper_run
 from reproductions.systems import run as systems_run
@@ -65,5 +64,5 @@ def test_a_page_is_made_of_its_result(result: str, render: Callable[[Found], str
 
 def test_the_table_of_the_guide_is_made_of_the_panel() -> None:
     runs = json.loads((ROOT / "panel/result.json").read_text(encoding="utf-8"))["runs"]
-    page = advice.GUIDE.read_text(encoding="utf-8")
-    assert between(page, advice.MADE) == advice.table(runs)
+    page = of_panel.GUIDE.read_text(encoding="utf-8")
+    assert between(page, of_panel.OF_GUIDE) == of_panel.advice(runs)

@@ -21,11 +21,10 @@ from agro.store import Store
 from agro.types import Batch
 from reproductions import harness
 from reproductions.panel import jobs, logs, methods, play, race, report, run, studies, tasks
+from reproductions.panel.candidates import averaged_baseline, filtered_negatives, squared_preference
 from reproductions.panel.jobs import EVERY, JOBS, START
 from reproductions.panel.methods import METHODS, NOTHING, PARTS
 from reproductions.panel.play import Row
-from reproductions.panel.single_responses import averaged_baseline, filtered_negatives
-from reproductions.panel.squared_preference import squared_preference
 from reproductions.panel.tasks import TASKS, Writer
 
 FACTS = {"mean": 0.3, "upper_quartile": 1.0}
