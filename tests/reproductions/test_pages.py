@@ -48,7 +48,7 @@ def between(page: str, name: str) -> str:
         (
             "systems/result.json",
             lambda found: systems_run.page(systems_run.recorded(ROOT / "systems")),
-            "made by run.py",
+            "systems",
         ),
         ("verdict/result.json", verdict_run.tables, "tables"),
         ("verdict/off_policy.json", off_policy.gain_table, "off-policy"),
