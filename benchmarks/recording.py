@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import resource
+import runpy
 import subprocess
 import sys
 import time
@@ -68,20 +69,22 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
-def known(path: Path) -> dict[str, Row]:
-    """By name the rows of a file; none where there is no file."""
-    return {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
-
-
-def keep(path: Path, rows: Mapping[str, Row]) -> None:
+def keep(path: Path, *rows: Row) -> list[Row]:
+    """Write rows into a file, in the place of those of the same names; its others stay. Returns all."""
+    known = {row["name"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    known |= {row["name"]: row for row in rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, rows.values())
+    write(path, known.values())
+    return list(known.values())
 
 
-def apart(script: str, checkout: Path, *words: str) -> Any:
-    """The JSON that `script` prints last, in a process of its own with the agro of this checkout."""
+def apart(script: str, checkout: Path, function: str, *arguments: Any) -> Any:
+    """What a function of `script` returns, in a process of its own with the agro of this checkout.
+
+    Arguments and result are JSON.
+    """
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script, *words]
+    command = [sys.executable, __file__, script, function, json.dumps(arguments)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -130,3 +133,9 @@ def machine() -> str:
 def commit() -> str:
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":  # the process of `apart`
+    _script, _function, _arguments = sys.argv[1:]
+    sys.path[0] = str(Path(_script).parent)
+    print(json.dumps(runpy.run_path(_script)[_function](*json.loads(_arguments))))

@@ -8,7 +8,6 @@ take hours on two cores; --table measures nothing. Writes benchmarks/results/tab
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,7 +16,10 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
+
+import recording
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -89,7 +91,7 @@ LIMITS: dict[str, Callable[[dict[str, Any]], str]] = {  # what the machine of a 
 }
 
 
-def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str) -> str:
+def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str) -> list[str]:
     """Of the table: a row of a benchmark, and whether a figure of it, the median of several, is the goal; its
     note, and the limit of a goal that isn't reached."""
     value = row.get(figure)  # None: not measured yet
@@ -104,14 +106,13 @@ def line(name: str, row: dict[str, Any], figure: str, goal: float, unit: str) ->
         met = "yes" if is_met else "no"
     limit = LIMITS[name](row) if met == "no" and name in LIMITS else ""
     note = "; ".join(filter(None, (row.get("note"), limit))) or "–"
-    cells = (name, row["name"], f"{goal:g} {unit}", shown, spread, n, met, note, row["machine"])
-    return f"| {' | '.join(cells)} |"
+    return [name, row["name"], f"{goal:g} {unit}", shown, spread, n, met, note, row["machine"]]
 
 
 def table() -> str:
     heads = ["benchmark", "case", "goal", "reached (median)", "spread", "n", "met"]
     heads += ["limit of the machine, or note", "machine"]
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines = []
     for name, goals in PARTS.items():
         unit = goals["unit"]
         file = RESULTS / f"{name}.json"
@@ -124,19 +125,14 @@ def table() -> str:
             if case in by_case:
                 lines.append(line(name, by_case[case], *goal))
     note = "`python benchmarks/run.py`; commits are in the JSON files. A ratio's spread is of pairs in turns."
-    text = "\n".join([*lines, "", note, ""])
-    machines = dict.fromkeys(line.split(" | ")[-1].removesuffix(" |") for line in lines[2:])
-    for letter, machine in zip("ABCDEFGHIJKLMNOP", machines, strict=False):
-        text = text.replace(f"| {machine} |", f"| {letter} |") + f"\n{letter}: {machine}\n"
-    return text
+    letters = dict(zip(dict.fromkeys(cells[-1] for cells in lines), ascii_uppercase, strict=False))
+    shown = [[*cells[:-1], letters[cells[-1]]] for cells in lines]
+    machines = "".join(f"\n{letter}: {machine}\n" for machine, letter in letters.items())
+    return f"{recording.markdown(heads, shown)}\n\n{note}\n{machines}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--trl-python", help="interpreter of an environment with TRL")
-    parser.add_argument("--table", action="store_true")
-    asked = parser.parse_args()
+    asked = recording.parser(__doc__, only=PARTS, trl_python=str, table=False).parse_args()
     failed = [] if asked.table else measure(asked.only, asked.trl_python)
     (RESULTS / "table.md").write_text(table())
     print(table())

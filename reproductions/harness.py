@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from agro.api.reporting_trainer import Trainer
-from agro.config import RunConfig
+from agro.config import RunConfig, SamplerConfig
 from agro.errors import Interrupted, Refused
+from agro.models.policy import Policy
+from agro.rollout.rollout import Rollout, embedded
 from agro.train.trainer import BaseTrainer
+from agro.types import Prompt, Sample
 from benchmarks import recording
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 INK, MUTED, GRID = "#1b1b1f", "#6b6f76", "#dfe1e5"
+MADE = "made by run.py --record"  # the name of what is made on most pages
 RECORD = "write the result beside this script too"
 RECORDED, MEASURED = "what was recorded counts as complete", "report the runs that are complete; run none"
 SMALL = "a coarse measurement, for the tests"
@@ -38,8 +43,14 @@ Map = Callable[..., Iterable[Any]]  # `map`, in this process or in several
 markdown = recording.markdown
 
 
-def put(readme: Path, text: str, begin: str, end: str) -> None:
-    """Put a text between two marks of a README."""
+def marks(name: str = MADE) -> tuple[str, str]:
+    """Around what is made on a page."""
+    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+
+
+def put(readme: Path, text: str, name: str = MADE) -> None:
+    """Put a text between the marks of this name."""
+    begin, end = marks(name)
     before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
     assert found, f"{readme} has no {begin}"
     after = rest.partition(end)[2]
@@ -91,6 +102,14 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], of: str) -> None:
             raise Refused(f"{of}: expected some of {', '.join(known)}; got {key}")
 
 
+def grouped(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[Any, list[Any]]:
+    """Rows by their values of these keys."""
+    found: dict[Any, list[Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
 @contextmanager
 def processes(jobs: int) -> Iterator[Map]:
     """`map` in so many processes."""
@@ -99,6 +118,12 @@ def processes(jobs: int) -> Iterator[Map]:
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         yield pool.map
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The mean; of several values also the least and the most."""
+    text = f"{fmean(values):{form}}"
+    return text if len(values) == 1 else f"{text} ({min(values):{form}} to {max(values):{form}})"
 
 
 def between(mean: float, error: float) -> str:
@@ -162,6 +187,12 @@ def train(config: RunConfig, folder: Path) -> dict[str, Any]:
         took.write_text(json.dumps(dict.fromkeys(spent) if resume else spent))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"metrics": metrics, **json.loads(took.read_text())}
+
+
+def responses(policy: Policy, prompts: Sequence[Prompt], sampler: SamplerConfig) -> list[Sample]:
+    """A policy's responses in the order of the prompts, with the random numbers of seed 1."""
+    found = Rollout(policy.encoder, embedded(policy)).sample(prompts, sampler.n, sampler, seed=1)
+    return sorted(found, key=lambda sample: int(sample.meta["index"]))
 
 
 class SilentTrainer(BaseTrainer):
@@ -308,19 +339,20 @@ def _label(
     found.annotate(text, at, off, xycoords=of, textcoords="offset points", **style)
 
 
-def keep_json(args: argparse.Namespace, beside: Path, name: str, result: Any) -> None:
-    """Write it into --out, with --record beside the script too."""
+def keep(
+    args: argparse.Namespace,
+    beside: Path,
+    result: dict[str, Any],
+    figure: Figure | None = None,
+    name: str = "result.json",
+) -> None:
+    """Write the result and figure.png into --out, with --record beside the script too."""
     for folder in (args.out, *((beside,) if args.record else ())):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
-
-
-def keep(args: argparse.Namespace, beside: Path, result: dict[str, Any], figure: Figure) -> None:
-    """Write result.json and figure.png into --out, with --record beside the script too."""
-    keep_json(args, beside, "result.json", result)
-    for folder in (args.out, *((beside,) if args.record else ())):
-        figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
+        if figure is not None:
+            figure.savefig(folder / "figure.png", dpi=160, facecolor="white")
 
 
 def guarded(main: Callable[[], None]) -> None:

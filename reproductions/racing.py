@@ -11,12 +11,9 @@ from typing import Any
 from agro.api.race import Race, key_values
 from reproductions import harness
 
-HEAD = [
-    "| data | after a quarter of the steps, at its best rate | chosen | held-out reward: start, chosen | "
-    "on the other held-out prompts | CPU minutes |",
-    "|---|---|---|---|---|---|",
-]
-BEGIN, END = "<!-- begin: made by race.py --record -->", "<!-- end: made by race.py --record -->"
+HEAD = ["data", "after a quarter of the steps, at its best rate", "chosen", "held-out reward: start, chosen"]
+HEAD += ["on the other held-out prompts", "CPU minutes"]
+MADE = "made by race.py --record"
 
 
 def race(values: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -34,7 +31,12 @@ def race(values: Mapping[str, Any], out: Path) -> dict[str, Any]:
     return found
 
 
-def row(data: str, raced: Mapping[str, Any]) -> str:
+def table(names: Mapping[str, str], races: Mapping[str, Any]) -> str:
+    """Of races by job, whose data have `names`."""
+    return harness.markdown(HEAD, [row(names[job], raced) for job, raced in races.items()])
+
+
+def row(data: str, raced: Mapping[str, Any]) -> list[str]:
     """A row of the table."""
     first = min(int(steps) for of in raced["runs"].values() for steps in of)
     best: dict[str, tuple[float, str]] = {}
@@ -52,7 +54,7 @@ def row(data: str, raced: Mapping[str, Any]) -> str:
         steps = raced["runs"][raced["winner"]]
         reached = steps[max(steps, key=int)]["reward"]
         words = [" at ".join(_parts(raced["winner"])), f"{start}, {reached:.2f}", _judged(raced["judged"])]
-    return "| " + " | ".join([data, ", ".join(tried), *words, f"{raced['cpu_seconds'] / 60:.1f}"]) + " |"
+    return [data, ", ".join(tried), *words, f"{raced['cpu_seconds'] / 60:.1f}"]
 
 
 def write(
@@ -66,12 +68,12 @@ def write(
 ) -> None:
     """Print the table of races, by job; with `record` put what it is made of into `folder`, and the table too
     where it is `on_page`."""
-    text = "\n".join([*HEAD, *(row(names[job], found) for job, found in raced.items())])
+    text = table(names, raced)
     if record:
         result = {"machine": harness.machine(), "races": raced}
         (folder / file).write_text(json.dumps(result, indent=1) + "\n")
         if on_page:
-            harness.put(folder / "README.md", text, BEGIN, END)
+            harness.put(folder / "README.md", text, MADE)
     print(text)
 
 

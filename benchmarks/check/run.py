@@ -31,13 +31,13 @@ MADE = 100_000
 OBJECTIVE = ("--objective", "agro")
 
 
-def make(path: Path, records: int) -> None:
+def make(name: str, records: int) -> None:
     """A store of so many records; beyond `MADE` those before are copied under other prompts."""
     from benchmarks.draws.run import copied  # imports agro, whose memory would count as the command's
 
-    written(path, min(records, MADE))
+    written(Path(name), min(records, MADE))
     if records > MADE:
-        copied(path, MADE, records)
+        copied(Path(name), MADE, records)
 
 
 def written(path: Path, records: int) -> None:
@@ -88,11 +88,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = recording.parser(__doc__, records=[10_000, 100_000, 1_000_000], make=Path).parse_args()
-    if args.make:
-        make(args.make, args.records[0])
-        print("null")
-        return
+    args = recording.parser(__doc__, records=[10_000, 100_000, 1_000_000]).parse_args()
     folder = ROOT / "build/check"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -101,7 +97,7 @@ def main() -> None:
         path = folder / f"{records}.db"
         if not path.exists():
             # In a process of its own: what this one takes would count as that of its children.
-            recording.apart(__file__, ROOT, "--make", str(path), "--records", str(records))
+            recording.apart(__file__, ROOT, "make", str(path), records)
         runs = [measure(path) for _ in range(3)]
         cpu = sorted(run["cpu"] for run in runs)
         middle = next(run for run in runs if run["cpu"] == cpu[len(cpu) // 2])
@@ -111,7 +107,7 @@ def main() -> None:
         )
         name, memory = f"{records} records", middle["megabytes"]
         rows.append(recording.row(name, cpu, goal=GOAL, megabytes=memory))
-    recording.keep(RESULTS, recording.known(RESULTS) | {row["name"]: row for row in rows})
+    recording.keep(RESULTS, *rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy, attacks and speed of the reward `code`.
 
-    python benchmarks/code/run.py [--data FOLDER] [--level LEVEL] [--workers N] [--json]
+    python benchmarks/code/run.py [--data FOLDER] [--level LEVEL] [--workers N] [--out FILE]
 
 FOLDER has `code/humaneval.jsonl.gz` and `code/mbpp.jsonl.gz`, whose own solutions have to pass, and
 `generations/humaneval_*.jsonl.gz`, programs of other models with the verdicts of those who logged them.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT.parent / "shared/data"
+DATA, RESULTS = ROOT.parent / "shared/data", ROOT / "benchmarks/results/code.json"
 sys.path.insert(0, str(ROOT))
 
 from attacks import ESCAPES, FORGERIES, HONEST, TESTS  # noqa: E402
@@ -61,7 +61,7 @@ def measure(reward: CodeReward, name: str, samples: list[Sample], verdicts: list
 
 
 def main() -> None:
-    args = recording.parser(__doc__, data=DATA, level="full", workers=2, json=False, out=Path).parse_args()
+    args = recording.parser(__doc__, data=DATA, level="full", workers=2, out=RESULTS).parse_args()
     results = []
     with closing(code(CodeOptions(level=args.level), timeout=3.0, workers=args.workers)) as reward:
         attacks = [
@@ -81,11 +81,8 @@ def main() -> None:
             programs = [human_eval(row, row["solution"]) for row in logged]
             verdicts = [float(row["is_solved"]) for row in logged]
             results.append(measure(reward, file.name.removesuffix(".jsonl.gz"), programs, verdicts))
-    results = [{**row, "level": args.level, "workers": args.workers} for row in results]
-    if args.out:
-        recording.write(args.out, results)
-    if args.json:
-        print(json.dumps(results, indent=1))
+    about = {"level": args.level, "workers": args.workers}
+    recording.write(args.out, [row | about for row in results])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the end.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -102,11 +101,12 @@ def written(path: Path, samples: int) -> None:
             )
 
 
-def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: bool) -> dict[str, Any]:
+def measure(samples: int, steps: int, names: list[str], anew: bool) -> dict[str, Any]:
     """Seconds of draws by rule: of the first in a process, of a step, and of its CPU; bytes of the store.
     `anew`: without the orders that a process before has left."""
-    path = folder / f"{samples}.db"
+    path = ROOT / f"build/draws/{samples}.db"
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         make(path, samples)
     size = path.with_suffix(".bytes")  # of the samples alone, before any draw
     if not size.exists():
@@ -142,28 +142,13 @@ def measure(folder: Path, samples: int, steps: int, names: list[str], *, anew: b
     return found
 
 
-def measured(samples: int, steps: int, names: list[str], *, anew: bool = True) -> dict[str, Any]:
-    """`measure` in a process of its own."""
-    folder = ROOT / "build/draws"
-    folder.mkdir(parents=True, exist_ok=True)
-    one = [str(folder), str(samples), str(steps), "anew" if anew else "kept", *names]
-    result: dict[str, Any] = recording.apart(__file__, ROOT, "--one", *one)
-    return result
-
-
 def main() -> None:
-    asked = recording.parser(__doc__, samples=SAMPLES, rules=RULES, repeats=2, one=[]).parse_args()
-    if asked.one:
-        folder, samples, steps, orders, *names = asked.one
-        found = measure(Path(folder), int(samples), int(steps), names, anew=orders == "anew")
-        print(json.dumps(found))
-        return
-    known = recording.known(RESULTS)
+    asked = recording.parser(__doc__, samples=SAMPLES, rules=RULES, repeats=2).parse_args()
     for samples in asked.samples:
         ours, following = list[dict[str, Any]](), list[dict[str, Any]]()
         for _ in range(asked.repeats):
-            ours.append(measured(samples, STEPS, asked.rules))
-            following.append(measured(samples, 1, asked.rules, anew=False))
+            ours.append(recording.apart(__file__, ROOT, "measure", samples, STEPS, asked.rules, True))
+            following.append(recording.apart(__file__, ROOT, "measure", samples, 1, asked.rules, False))
         for rule in asked.rules:
             name = f"draw of {GROUPS} groups of {samples} samples, {rule}"
             seconds = [found[rule]["cpu"] for found in ours]
@@ -172,7 +157,7 @@ def main() -> None:
             more["next_cpu"] = [found[rule]["first_cpu"] for found in following]
             row = recording.row(name, seconds, goal=GOAL, **more)
             row["bytes_per_sample"] = ours[0]["bytes"]
-            known[name] = row
+            recording.keep(RESULTS, row)
             first, wall = statistics.median(row["first"]), statistics.median(row["wall"])
             following_first = statistics.median(row["next_first"])
             print(
@@ -181,7 +166,6 @@ def main() -> None:
                 f"{row['bytes_per_sample']:.0f} bytes a sample",
                 flush=True,
             )
-    recording.keep(RESULTS, known)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from agro.place.placement import PlacedRecord  # noqa: E402
 from benchmarks import recording  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import JOBS, Model  # noqa: E402
+from reproductions.systems import tiny  # noqa: E402
 
 GOAL = 1.6  # times
 CORES = 2
@@ -83,8 +84,7 @@ def measure(folder: Path, recipe: Path, seed: int, words: Sequence[str], timeout
             used.setdefault(last_step(run), {name: cpu_seconds(pid) for name, pid in pids.items() if pid})
             time.sleep(0.05)
     assert process.returncode == 0, (folder / "log").read_text()[-2000:]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return Run(seed, [row for row in rows if row["step"] > 0], used)
+    return Run(seed, tiny.metrics(run), used)
 
 
 @dataclass
@@ -149,7 +149,7 @@ def main() -> None:
         ratio=found["ratio_median"],
         **{"target": arguments.target, **found, **rows},
     )
-    recording.keep(arguments.out, recording.known(arguments.out) | {row["name"]: row})
+    recording.keep(arguments.out, row)
     print(json.dumps(found))
 
 

@@ -8,7 +8,6 @@ that `--url` names.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from placed import PATIENCE, PlacedRun, configuration, findings, last_step, tail  # noqa: E402
+
+from benchmarks import recording  # noqa: E402
 
 ENDLESS = 100_000  # steps of a run that is stopped when enough was killed
 MEMORY = 100 << 20  # bytes of the object store of a node of Ray, which is hardly used
@@ -43,10 +44,6 @@ class Failure:
         self.count += 1
         self.steps_meanwhile.append(steps)
         self.back_after.append(round(seconds, 2))
-
-
-def kill_process(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
 
 
 def kill_actor(pid: int) -> None:
@@ -73,7 +70,7 @@ def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> dict[s
     from ray.cluster_utils import Cluster
 
     rng, start = random.Random(seed), time.monotonic()
-    strikes = {"": kill_process, "actor of the ": kill_actor}
+    strikes = {"": lambda pid: os.kill(pid, signal.SIGKILL), "actor of the ": kill_actor}
     kinds = [(role, what) for role in ("trainer", "collector") for what in strikes]
     failures = {kind: Failure(f"{kind[1]}{kind[0]} killed") for kind in kinds}
     lost = Failure("node of Ray lost")
@@ -108,12 +105,9 @@ def ray_failures(folder: Path, kills: int, seed: int, url: str | None) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = recording.parser(__doc__, kills=24, seed=0, url=str)
     parser.add_argument("folder", type=Path)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--kills", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--url", help="of a database, where the store is to be in one")
     arguments = parser.parse_args()
     result = ray_failures(arguments.folder, arguments.kills, arguments.seed, arguments.url)
     arguments.result.write_text(json.dumps(result))

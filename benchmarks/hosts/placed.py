@@ -97,8 +97,7 @@ def tail(log: Path) -> str:
 
 def findings(run: Path, steps: int) -> dict[str, Any]:
     """What has to hold of a run that has ended, whatever was killed."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["step"] > 0]
+    rows = tiny.metrics(run)
     record = json.loads((run / "config.json").read_text())
     run_id = record["run"]
     with Store.open(located(record["data"]["store"], run), read_only=True) as store:

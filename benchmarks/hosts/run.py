@@ -29,13 +29,9 @@ KILLS = {"ray": "5", "ray on postgres": "24"}
 
 
 def main() -> None:
-    parser = recording.parser(__doc__)
-    parser.add_argument("--only", nargs="+", default=list(KILLS), choices=list(KILLS))
-    parser.add_argument("--seed", default="0")
+    parser = recording.parser(__doc__, only=KILLS, seed="0", out=HERE.parent / "results/hosts.json")
     parser.add_argument("--ray-python", required=True)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "hosts.json")
     asked = parser.parse_args()
-    rows = recording.known(asked.out)
     for name in asked.only:
         with tempfile.TemporaryDirectory() as folder, closing(Server(free_port("127.0.0.1"))) as server:
             out = Path(folder) / "result.json"
@@ -45,9 +41,8 @@ def main() -> None:
             result = json.loads(out.read_text())
         print(json.dumps(result), flush=True)
         back = [seconds for failure in result["failures"] for seconds in failure["back_after"]]
-        rows[result["name"]] = recording.row(ours=back, **result)
-        recording.keep(asked.out, rows)
-    raise SystemExit(0 if all(holds(row["found"]) for row in rows.values()) else 1)
+        rows = recording.keep(asked.out, recording.row(ours=back, **result))
+    raise SystemExit(0 if all(holds(row["found"]) for row in rows) else 1)
 
 
 if __name__ == "__main__":

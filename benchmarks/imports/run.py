@@ -106,12 +106,13 @@ def most_memory() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def measure(path: Path, workers: int) -> dict[str, float]:
+def measure(log: str, workers: int) -> dict[str, float]:
     """Import a log into a new store."""
     from agro.logs.importing import import_files
     from agro.store import Store
 
     options: dict[str, Any] = {"workers": workers} if workers > 1 else {}
+    path = Path(log)
     store = path.with_suffix(f".{os.getpid()}.db")
     began, used = time.perf_counter(), time.process_time()
     before = most_memory()
@@ -132,8 +133,7 @@ def case(name: str, workers: int, asked: Any) -> dict[str, Any]:
     """Each import in a process of its own."""
     path = make(name, asked.records, asked.megabytes)
     size = make(name.partition(".")[0], asked.records, asked.megabytes).stat().st_size
-    words = ("--one", str(path), "--workers", str(workers))
-    ours = [recording.apart(__file__, ROOT, *words) for _ in range(asked.repeats)]
+    ours = [recording.apart(__file__, ROOT, "measure", str(path), workers) for _ in range(asked.repeats)]
     by = f" by {workers} processes and one that writes" if workers > 1 else ""
     title = f"import of {path.name}{by}, {'MB' if name.startswith('large') else 'records'} a CPU second"
 
@@ -145,17 +145,10 @@ def case(name: str, workers: int, asked: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = recording.parser(
-        __doc__, records=100_000, megabytes=300.0, repeats=3, workers=[1], only=GOALS, one=Path
-    ).parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one, asked.workers[0])))
-        return
-    known = recording.known(RESULTS)
+    sizes = {"records": 100_000, "megabytes": 300.0, "repeats": 3}
+    asked = recording.parser(__doc__, **sizes, workers=[1], only=GOALS).parse_args()
     for name, workers in product(asked.only, asked.workers):
-        row = case(name, workers, asked)
-        known[row["name"]] = row
-        recording.keep(RESULTS, known)
+        recording.keep(RESULTS, case(name, workers, asked))
 
 
 if __name__ == "__main__":

@@ -87,13 +87,6 @@ GAINS = (0.0, 0.05, 0.2)
 ALIKE = (0.0, 0.5, 0.9)  # the probability that a prompt decides for both models
 
 
-def one_model(share: float, prompts: int, evaluations: int) -> float:
-    random = np.random.default_rng([prompts, round(100 * share)])
-    right, times = np.unique(random.binomial(prompts, share, evaluations), return_counts=True)
-    intervals = [interval(np.repeat([1.0, 0.0], [k, prompts - k])) for k in right]
-    return float(sum(n for n, (low, high) in zip(times, intervals) if low <= share <= high) / evaluations)
-
-
 def two_models(share: float, gain: float, alike: float, prompts: int, evaluations: int) -> Row:
     """Right or wrong answers to the same prompts, with the probabilities `share` and `share + gain`.
 
@@ -114,7 +107,7 @@ def two_models(share: float, gain: float, alike: float, prompts: int, evaluation
     return {"share": share, "gain": gain, "alike": alike, "changed": changed, "coverage": held / evaluations}
 
 
-def graded_pairs(prompts: int, evaluations: int) -> float:
+def of_graded(prompts: int, evaluations: int) -> list[Row]:
     """Exponential rewards of two models whose means are a prompt's difficulty, and .1 more."""
     random = np.random.default_rng(prompts)
     held = 0
@@ -124,7 +117,7 @@ def graded_pairs(prompts: int, evaluations: int) -> float:
         each = Ratio.of(difference, np.ones(prompts), np.arange(prompts))
         low, high, _ = inference(each)  # that of `compare`
         held += low <= 0.1 <= high
-    return held / evaluations
+    return [{"name": "two models, paired, graded (t and bootstrap)", "coverage": held / evaluations}]
 
 
 def rare_changes(changed: int, sizes: str, prompts: int, evaluations: int) -> float:
@@ -157,20 +150,18 @@ def of_rare(prompts: int, evaluations: int) -> list[Row]:
 
 
 def of_shares(prompts: int, evaluations: int) -> list[Row]:
-    rows: list[Row] = [
-        {"name": "one model (Wilson)", "share": p, "coverage": one_model(p, prompts, evaluations)}
-        for p in SHARES
-    ]
+    rows: list[Row] = []
+    for share in SHARES:
+        random = np.random.default_rng([prompts, round(100 * share)])
+        right, times = np.unique(random.binomial(prompts, share, evaluations), return_counts=True)
+        intervals = [interval(np.repeat([1.0, 0.0], [k, prompts - k])) for k in right]
+        held = sum(n for n, (low, high) in zip(times, intervals) if low <= share <= high)
+        rows.append({"name": "one model (Wilson)", "share": share, "coverage": float(held / evaluations)})
     for share, gain, alike in itertools.product(SHARES, GAINS, ALIKE):
         if share + gain <= SHARES[-1]:
             found = two_models(share, gain, alike, prompts, evaluations)
             rows.append({"name": "two models, paired (Tango)", **found})
     return rows
-
-
-def of_graded(prompts: int, evaluations: int) -> list[Row]:
-    name = "two models, paired, graded (t and bootstrap)"
-    return [{"name": name, "coverage": graded_pairs(prompts, evaluations)}]
 
 
 def of_eval(prompts: int, evaluations: int) -> list[Row]:

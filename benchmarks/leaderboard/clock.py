@@ -5,8 +5,8 @@ The board's own runs and those of TRL, in another environment, are measured by t
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,9 @@ def load_job(folder: Path) -> dict[str, Any]:
     job: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     lines = (folder / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    spec = importlib.util.spec_from_file_location("reward", folder / "reward.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     return {
         **job,
         "prompts": [row["prompt"] for row in rows],
         "answers": [row["answer"] for row in rows],
-        "right": getattr(module, job["right"]),
+        "right": runpy.run_path(str(folder / "reward.py"))[job["right"]],
     }

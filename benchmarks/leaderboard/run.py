@@ -41,6 +41,7 @@ from reproductions.offline import logs  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/leaderboard.json"
 BUILD = ROOT / "build/leaderboard"
+MADE = "made by run.py"
 POINTS = 10  # measurements of accuracy in a run
 JOBS: dict[str, dict[str, Any]] = {
     "sorting": {"updates": 100, "groups": 64, "max_new": 5, "lr": 1e-3, "right": "right"},
@@ -186,15 +187,7 @@ def place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    head = [
-        "job",
-        "method",
-        "settings",
-        "CPU minutes to .90, by seed",
-        "accuracy at the end",
-        "commit",
-        "date",
-    ]
+    head = ["job", "method", "settings", "CPU minutes to .90, by seed", "accuracy at the end"]
     lines = []
     for each in sorted(rows, key=place):
         minutes = ", ".join(told(value).removesuffix(" min") for value in each["ours"])
@@ -202,18 +195,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         about = (each["job"], each["method"], each["settings"])
         lines.append((*about, minutes, final, f"`{each['commit']}`", each["date"]))
     machines = "; ".join(dict.fromkeys(each["machine"] for each in rows))
-    table = harness.markdown(head, lines)
-    title = "# Two CPU cores to .90 on one log\n\n    make leaderboard"
-    return f"{title}\n\n{table}\n{NOTE}\nMachine: {machines}. One thread a run; seeds from 0 on, in order.\n"
-
-
-NOTE = """
-Minutes are processor time of training alone, to the first of ten measurements at or above .90; fewer is
-better, and `never` is a result. What the jobs and methods are, and how you add a row: the head of
-`run.py`. Accuracy is of one response at temperature 1 to each held-out prompt: 1,024 sums (standard error
-.01), 256 sorting prompts (.02). TRL's online trainers aren't made for logs: they take the log as if they
-had just sampled it.
-"""
+    note = f"Machine: {machines}. One thread a run; seeds from 0 on, in order."
+    return f"{harness.markdown([*head, 'commit', 'date'], lines)}\n\n{note}"
 
 
 def main() -> None:
@@ -240,15 +223,9 @@ def main() -> None:
                 print(f"{job}, {name}: skipped: name an interpreter with TRL: --trl-python (make: TRL=…)")
             else:
                 rows.append(of_trl(folder, name, asked.trl_python, asked.seeds))
-        write(rows)
-
-
-def write(rows: Sequence[dict[str, Any]]) -> None:
-    """Results and page, with other rows as they were."""
-    known = recording.known(RESULTS) | {row["name"]: row for row in rows}
-    recording.keep(RESULTS, known)
-    (HERE / "README.md").write_text(page(list(known.values())), encoding="utf-8")
-    print(page(list(known.values())))
+        text = page(recording.keep(RESULTS, *rows))
+        harness.put(HERE / "README.md", text, MADE)
+        print(text)
 
 
 if __name__ == "__main__":

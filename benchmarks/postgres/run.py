@@ -183,7 +183,7 @@ def main() -> None:
         if "wall" in row:
             walls = f"; wall ms {row['wall']:.3g}, file {row['wall_peer']:.3g}; trips {row['trips']:g}"
         print(f"{row['name']}: {ours:.4g}, file {peer:.4g}{walls}", flush=True)
-    recording.keep(RESULTS, recording.known(RESULTS) | {row["name"]: row for row in rows})
+    recording.keep(RESULTS, *rows)
 
 
 if __name__ == "__main__":

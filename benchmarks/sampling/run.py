@@ -190,17 +190,16 @@ def main() -> None:
         results=RESULTS,
     ).parse_args()
     torch.set_num_threads(1)
-    known = recording.known(asked.results)
     for size, dtype in itertools.product(asked.sizes, asked.dtypes):
         policy = make(size, getattr(torch, dtype))
         for batch, lengths in itertools.product(asked.batches, GOALS):
             name = f"{size}, {dtype}, batch {batch}, {lengths}"
-            row = {"name": name, "goal": GOALS[lengths], "new": asked.new}
-            row |= compare(policy, batch, asked.new, lengths, asked.pairs)
-            known[name] = row | {"commit": recording.commit(), "machine": recording.machine_of_models()}
+            found = compare(policy, batch, asked.new, lengths, asked.pairs)
+            about = {"new": asked.new, "machine": recording.machine_of_models()}
+            row = recording.row(name, goal=GOALS[lengths], **found, **about)
             own, other = statistics.median(row["ours"]), statistics.median(row["peer"])
             print(f"{name:34} agro {own:7.2f} s, generate {other:7.2f} s, {row['ratio']:.2f}x", flush=True)
-            recording.keep(asked.results, known)
+            recording.keep(asked.results, row)
 
 
 if __name__ == "__main__":

@@ -94,22 +94,26 @@ def score(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     return [float(i % 2) for i in range(len(completions))]
 
 
-def predict(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+def predict(name: str) -> dict[str, Any]:
     from agro import RunConfig, Trainer
 
-    began = time.process_time()
-    trainer = Trainer(RunConfig.of(config_of(case, folder)), folder / "run", rewards={"score": score})
-    found: dict[str, Any] = trainer.plan()
-    return found | {"cpu_of_dry_run": time.process_time() - began}
+    with tempfile.TemporaryDirectory() as scratch:
+        began, folder = time.process_time(), Path(scratch)
+        config = RunConfig.of(config_of(CASES[name], folder))
+        found: dict[str, Any] = Trainer(config, folder / "run", rewards={"score": score}).plan()
+        return found | {"cpu_of_dry_run": time.process_time() - began}
 
 
-def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+def train(name: str) -> dict[str, Any]:
     """Seconds and CPU seconds of the steps, and the largest memory of the process up to the last one."""
     from agro import RunConfig, Trainer
 
     names = ("seconds", "seconds_sample", "seconds_train", "sampled_tokens", "tokens")
-    clock, config = recording.step_clock(*names), RunConfig.of(config_of(case, folder))
-    Trainer(config, folder / "run", monitors=[clock], rewards={"score": score}).run()
+    clock = recording.step_clock(*names)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        config = RunConfig.of(config_of(CASES[name], folder))
+        Trainer(config, folder / "run", monitors=[clock], rewards={"score": score}).run()
     middle = {name: statistics.median(s[name] for s in clock.steps[1:]) for name in (*names, "cpu")}
     return middle | {"peak": clock.peak, "peak_with_saving": recording.peak_memory()}
 
@@ -125,8 +129,9 @@ def compare(name: str) -> list[dict[str, Any]]:
     rows = []
     for what, (guess, found) in pairs.items():
         more = {"parts": phase["step_seconds"], "run": run, "dry_run": plan["cpu_of_dry_run"]}
-        row = recording.row(f"{what}: {name}", [guess], goal=1.0, ratio=guess / found, peer=[found], **more)
-        rows.append(row | {"machine": recording.machine_of_models()})
+        more["machine"] = recording.machine_of_models()
+        ratio = guess / found
+        rows.append(recording.row(f"{what}: {name}", [guess], goal=1.0, ratio=ratio, peer=[found], **more))
         print(f"{what}: {name}: {guess:.4g} predicted, {found:.4g} measured, {guess / found:.2f}", flush=True)
     return rows
 
@@ -144,20 +149,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    known = recording.known(RESULTS)
     for name in sys.argv[1:] or CASES:
         if CASES[name]["model"] == "tiny" and not TINY.is_dir():
             print(f"{name}: skipped: {TINY} isn't there", flush=True)
             continue
-        known |= {row["name"]: row for row in compare(name)}
-        recording.keep(RESULTS, known)
-        Path(__file__).with_name("scaling.md").write_text(table(list(known.values())))
+        rows = recording.keep(RESULTS, *compare(name))
+        Path(__file__).with_name("scaling.md").write_text(table(rows))
 
 
 if __name__ == "__main__":
     ways = {"predict": predict, "train": train}
     if sys.argv[1:2] and sys.argv[1] in ways:
-        with tempfile.TemporaryDirectory() as scratch:
-            print(json.dumps(ways[sys.argv[1]](CASES[sys.argv[2]], Path(scratch))))
+        print(json.dumps(ways[sys.argv[1]](sys.argv[2])))
     else:
         main()

@@ -12,7 +12,6 @@ stores.md beside this file, where each cell is predicted, and measured in bracke
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -106,13 +105,10 @@ def table(rows: list[dict[str, float]], note: str) -> str:
 
 
 def main() -> None:
-    asked = recording.parser(__doc__, samples=[10**5, 10**6], one=int).parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one)))
-        return
+    asked = recording.parser(__doc__, samples=[10**5, 10**6]).parse_args()
     rows = []
     for samples in sorted(asked.samples):
-        rows.append(recording.apart(__file__, ROOT, "--one", str(samples)))
+        rows.append(recording.apart(__file__, ROOT, "measure", samples))
         print(rows[-1], flush=True)
     made = [recording.row(f"store of {row['samples']} samples", [row["draw"]], **row) for row in rows]
     recording.write(RESULTS, made)

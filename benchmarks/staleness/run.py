@@ -50,6 +50,7 @@ from reproductions import harness  # noqa: E402
 from reproductions.panel import logs  # noqa: E402
 from reproductions.panel.jobs import Job, Model  # noqa: E402
 from reproductions.panel.tasks import LETTERS, Task, Writer, shifted  # noqa: E402
+from reproductions.systems import tiny  # noqa: E402
 
 # mark -> what is to be done, chance that the teacher slips at a letter, mean seconds of a rollout
 KINDS: dict[str, Any] = {
@@ -238,8 +239,7 @@ def run(arm: str, seed: int) -> dict[str, Any]:
 
 
 def count(folder: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["step"] > 0]
+    rows = tiny.metrics(folder / "run")
     looks = [json.loads(line) for line in (folder / "looks.jsonl").read_text().splitlines()]
     run = json.loads((folder / "run/config.json").read_text())["run"]
     with Store.open(folder / "run/store.db", read_only=True) as store:
@@ -260,10 +260,6 @@ def count(folder: Path) -> dict[str, Any]:
     }
 
 
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    return f"{statistics.fmean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
 def table(runs: Sequence[dict[str, Any]]) -> str:
     lines = []
     for arm in dict.fromkeys(each["arm"] for each in runs):
@@ -271,8 +267,8 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         mean = statistics.fmean(each["staleness_mean"] for each in of)
         stale = f"{mean:.1f} ({max(each['staleness_max'] for each in of):.0f})"
         shares = ("share_of_hardest", "discarded", "reward", "reward_of_hardest")
-        cells = [spread([each[key] for each in of]) for key in shares]
-        lines.append([arm, spread([each["steps"] for each in of], ".0f"), stale, *cells])
+        cells = [harness.spread([each[key] for each in of]) for key in shares]
+        lines.append([arm, harness.spread([each["steps"] for each in of], ".0f"), stale, *cells])
     head = ["arm", "updates", "staleness, mean (most)", "share of the hardest", "tokens discarded"]
     return recording.markdown([*head, "reward at the end", "of the hardest"], lines)
 

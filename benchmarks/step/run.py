@@ -43,13 +43,8 @@ TINY = ROOT.parent / "shared/peers/trl/models/tiny"
 TOLERATED = 0.95  # of a recorded ratio
 CHECKED = ("head float32", "tiny float32", "mid float32", "mid mixed")  # by --check: those of a few minutes
 SHAPES = {"tiny": (16, 4, 16, 64), "mid": (2, 4, 16, 256)}  # groups, responses, prompt and response tokens
-CASES = {  # goal: CPU seconds of the plain way over ours
-    "head float32": 1.0,
-    "head4096 float32": 1.0,
-    "tiny float32": 1.0,
-    "mid float32": 1.0,
-    "mid mixed": 1.0,
-}
+CASES = ("head float32", "head4096 float32", "tiny float32", "mid float32", "mid mixed")
+GOAL = 1.0  # CPU seconds of the plain way over ours
 HEADS = {"head": (152_000, 512, 512), "head4096": (152_000, 4096, 512)}  # vocabulary, positions, width
 
 
@@ -138,7 +133,7 @@ def product_rate(dtype: torch.dtype) -> float:
     return 2.0 * 2048 * 512 * 2048 / min(seconds)
 
 
-def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, Any]:
+def measure(case: str, repeats: int, tiny: str, ways: list[str]) -> dict[str, Any]:
     """CPU seconds of the ways in turns after a first turn, or without repeats the bytes that it adds."""
     from agro.models import policy
 
@@ -146,7 +141,7 @@ def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, A
     model, dtype = case.split()
     with tempfile.TemporaryDirectory() as scratch:
         step, operations, tokens = (
-            head_of(model) if model in HEADS else step_of(model, dtype, tiny, Path(scratch))
+            head_of(model) if model in HEADS else step_of(model, dtype, Path(tiny), Path(scratch))
         )
     streams = {"ours": policy.token_streams, "peer": plain_streams}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -172,9 +167,8 @@ def measure(case: str, repeats: int, tiny: Path, ways: list[str]) -> dict[str, A
 
 def measured(case: str, repeats: int, tiny: Path, ways: list[str], checkout: Path = ROOT) -> dict[str, Any]:
     """`measure` in a process of its own, with the agro of this checkout."""
-    words = ("--one", case, *ways, "--repeats", str(repeats), "--tiny", str(tiny))
-    result: dict[str, Any] = recording.apart(__file__, checkout, *words)
-    return result
+    found: dict[str, Any] = recording.apart(__file__, checkout, "measure", case, repeats, str(tiny), ways)
+    return found
 
 
 def is_missing(case: str, asked: Any) -> bool:
@@ -195,8 +189,8 @@ def record(asked: Any) -> None:
             found[f"{way}_memory"] = measured(case, 0, asked.tiny, [way])["added"]
         found["memory"] = found["ours_memory"] / found["peer_memory"]
         ratio = statistics.median(peer) / statistics.median(ours)
-        row = recording.row(case, ours, goal=CASES[case], ratio=ratio, peer=peer, **found)
-        row["machine"] = recording.machine_of_models()
+        found["machine"] = recording.machine_of_models()
+        row = recording.row(case, ours, goal=GOAL, ratio=ratio, peer=peer, **found)
         print(f"{case}: {ratio:.2f} of the plain way's speed", flush=True)
         known = {(row["name"], kind(row["machine"])): row for row in [*json.loads(RESULTS.read_text()), row]}
         recording.write(RESULTS, known.values())
@@ -246,13 +240,10 @@ def turns(case: str, asked: Any, checkout: Path = ROOT) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = {"cases": CASES, "repeats": 5, "before": Path, "tiny": TINY, "check": False, "one": []}
+    options = {"cases": CASES, "repeats": 5, "before": Path, "tiny": TINY, "check": False}
     parser = recording.parser(__doc__, **options)
     parser.set_defaults(cases=None)
     asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one[0], asked.repeats, asked.tiny, asked.one[1:])))
-        return 0
     if asked.cases is None:
         asked.cases = CHECKED if asked.check else list(CASES)
     if asked.check:

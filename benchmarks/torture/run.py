@@ -31,7 +31,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import torch  # noqa: E402
 from stages import Measured, Plan, Watch  # noqa: E402
 
-import agro.api.reporting_trainer  # noqa: E402  # noqa: E402
+import agro.api.reporting_trainer  # noqa: E402
 import agro.logs.importing  # noqa: E402
 from agro.config import RunConfig  # noqa: E402
 from agro.store import Store  # noqa: E402

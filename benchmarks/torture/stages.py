@@ -49,6 +49,7 @@ _PLACES: list[tuple[Any, str, str]] = [
     (Loop, "update", "updating"),
     (Loop, "commit", "saving"),
     (HeldOutPrompts, "after", "evaluating"),
+    (agro.logs.importing, "import_files", "importing"),
 ]
 _TICKS: tuple[tuple[Any, str], ...] = (
     (SqliteDatabase, "run"),
@@ -100,18 +101,13 @@ class Watch:
         self._plan, self._entered = plan, entered
         self._due = False  # the planned entry has come
         self._events = itertools.count(1)
-        decode, import_files = HF.decode, agro.logs.importing.import_files
+        decode = HF.decode
 
         def sampling(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with self._within("sampling"):
                 yield from decode(*args, **kwargs)
 
-        def importing(*args: Any, **kwargs: Any) -> Any:
-            with self._within("importing"):
-                return import_files(*args, **kwargs)
-
         HF.decode = sampling  # type: ignore[method-assign]
-        agro.logs.importing.import_files = importing
         for owner, name, stage in _PLACES:
             if plan is None or plan.stage != "importing" or owner is not Store:  # an import appends, too
                 setattr(owner, name, self._staged(getattr(owner, name), stage))

@@ -63,19 +63,21 @@ def mid_reward(prompts: list[str], completions: list[str], **_: Any) -> list[flo
     return [float(zlib.crc32(c.encode()) & 1) for c in completions]
 
 
-def own(case: str, model: Path, folder: Path, dtype: str) -> dict[str, Any]:
+def own(case: str, model: str, dtype: str) -> dict[str, Any]:
     """Train in this process; CPU seconds and new tokens of each step, and the peak of the memory in MB."""
     from agro import RunConfig, Trainer
 
     size = CASES[case]
-    write_prompts(folder / "prompts.jsonl", case)
-    place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={folder / 'prompts.jsonl'}"]
     samples = [f"sampler.max_new={size['new']}", f"sampler.batch={size['prompts'] * SIZE}"]
     steps = [f"train.steps={size['steps']}", f"train.groups={size['prompts']}"]
-    config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
     reward = tiny_reward if case == "tiny" else mid_reward
     clock = recording.step_clock("sampled_tokens")
-    Trainer(config, folder / "run", monitors=[clock], rewards={"score": reward}).run()
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        write_prompts(prompts, case)
+        place = [f"policy.model={model}", f"policy.dtype={dtype}", f"data.prompts={prompts}"]
+        config = RunConfig.load(Path(__file__).with_name("recipe.toml"), [*place, *samples, *steps])
+        Trainer(config, Path(folder, "run"), monitors=[clock], rewards={"score": reward}).run()
     counted = clock.steps[size["warmup"] :]
     return {
         "cpu": statistics.median(s["cpu"] for s in counted),
@@ -83,12 +85,6 @@ def own(case: str, model: Path, folder: Path, dtype: str) -> dict[str, Any]:
         "per_1000": 1000 * statistics.median(s["cpu"] / s["sampled_tokens"] for s in counted),
         "peak_mb": recording.peak_memory() / 1e6,
     }
-
-
-def measured_own(case: str, model: Path, dtype: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, Any] = recording.apart(__file__, ROOT, "--own", case, str(model), folder, dtype)
-    return result
 
 
 def measured_peer(python: Path, case: str, model: Path) -> dict[str, Any]:
@@ -118,7 +114,10 @@ def compare(python: Path, case: str, model: Path, pairs: int) -> list[dict[str, 
     runs: dict[str, list[dict[str, Any]]] = {dtype: [] for dtype in (*CASES[case]["goals"], "TRL")}
     for _ in range(pairs):
         for who, done in runs.items():
-            found = measured_peer(python, case, model) if who == "TRL" else measured_own(case, model, who)
+            if who == "TRL":
+                found = measured_peer(python, case, model)
+            else:
+                found = recording.apart(__file__, ROOT, "own", case, str(model), who)
             done.append(found)
             print(f"{case}, {who}: {found['cpu']:.2f} s a step, {found['peak_mb']:.0f} MB", flush=True)
     return [row(case, dtype, runs[dtype], runs["TRL"]) for dtype in CASES[case]["goals"]]
@@ -130,32 +129,26 @@ def row(case: str, dtype: str, ours: list[dict[str, Any]], peers: list[dict[str,
         for runs in (ours, peers)
     ]
     ratio = {key: medians[1][key] / medians[0][key] for key in medians[0]}
-    return {
-        "name": f"step of RLOO, {case}, {dtype}",
-        "goal": CASES[case]["goals"][dtype],
-        "ratio": ratio["cpu"],
-        "ratio_per_token": ratio["per_1000"],
-        "ours": [run["cpu"] for run in ours],
-        "peer": [run["cpu"] for run in peers],
-        "tokens": [each["tokens"] for each in medians],
-        "peak_mb": [each["peak_mb"] for each in medians],
-        "memory": 1 / ratio["peak_mb"],
-        "commit": recording.commit(),
-        "machine": ", ".join(f"{name} {value}" for name, value in peers[0]["machine"].items()),
-    }
+    return recording.row(
+        f"step of RLOO, {case}, {dtype}",
+        [run["cpu"] for run in ours],
+        goal=CASES[case]["goals"][dtype],
+        ratio=ratio["cpu"],
+        peer=[run["cpu"] for run in peers],
+        ratio_per_token=ratio["per_1000"],
+        tokens=[each["tokens"] for each in medians],
+        peak_mb=[each["peak_mb"] for each in medians],
+        memory=1 / ratio["peak_mb"],
+        machine=", ".join(f"{name} {value}" for name, value in peers[0]["machine"].items()),
+    )
 
 
 def main() -> None:
-    asked = recording.parser(__doc__, trl_python=Path, cases=CASES, pairs=3, own=[]).parse_args()
-    if asked.own:
-        case, model, folder, dtype = asked.own
-        print(json.dumps(own(case, Path(model), Path(folder), dtype)))
-        return
+    asked = recording.parser(__doc__, trl_python=Path, cases=CASES, pairs=3).parse_args()
     if not PEER.is_dir():
         sys.exit(f"skipped: expected the peer's scripts in {PEER.resolve()}; they aren't there")
     if asked.trl_python is None or not asked.trl_python.exists():
         sys.exit("skipped: expected --trl-python, an interpreter with the peer's requirements.txt installed")
-    known = recording.known(RESULTS)
     for case in asked.cases:
         model = PEER.resolve() / "models/tiny"
         if case == "mid":
@@ -164,9 +157,8 @@ def main() -> None:
             if not model.exists():
                 subprocess.run(command, cwd=PEER, check=True)
         for found in compare(asked.trl_python, case, model, asked.pairs):
-            known[found["name"]] = found
+            recording.keep(RESULTS, found)
             print(f"{found['name']}: {found['ratio']:.2f}x, memory {found['memory']:.2f}", flush=True)
-        recording.keep(RESULTS, known)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ from typing import Any
 
 from agro.config import PolicyConfig, SamplerConfig
 from agro.models.policy import Policy
-from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
-from agro.rollout.rollout import embedded
 from agro.types import Sample
 from reproductions import harness
 
@@ -39,10 +37,8 @@ def write(model: Path, files: Files) -> dict[str, Any]:
     """Sample the start at another temperature; write all responses, and the first ones with thumbs."""
     began = time.process_time()
     policy = Policy.load(PolicyConfig(model=str(model), threads=1))
-    rollout = Rollout(policy.encoder, embedded(policy))
     sampler = SamplerConfig(n=RESPONSES, temperature=TEMPERATURE, max_new=MAX_NEW, batch=256)
-    found = rollout.sample(load_prompts(files.trained), RESPONSES, sampler, seed=1)
-    samples = sorted(found, key=lambda s: int(s.meta["index"]))
+    samples = harness.responses(policy, load_prompts(files.trained), sampler)
     noise = random.Random(0)
     rows = [{"prompt": s.prompt, "response": s.response, "reward": right(s)} for s in samples]
     firsts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,9 +14,7 @@ import torch
 
 from agro.config import PolicyConfig, RunConfig, SamplerConfig
 from agro.models.policy import Policy
-from agro.rollout import Rollout
 from agro.rollout.prompts import load_prompts
-from agro.rollout.rollout import embedded
 from agro.train.collate import collate
 from agro.train.learner import Local
 from agro.types import Sample
@@ -23,27 +22,15 @@ from reproductions import harness
 from reproductions.chat import logs
 
 SHOWN = 2  # held-out questions of each kind whose texts are kept; those of the first one are shown
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end -->"
-NAMES = {
-    "fresh": "fresh samples",
-    "log": "a log of the start's responses",
-    "thumbs": "one thumb a prompt",
-}
-TRAINED_BY = {
-    ("fresh", "recipe"): "recipe `lora`",
-    ("fresh", "imitation"): "imitation of the right ones (REINFORCE)",
-    ("log", "recipe"): "recipe `log`",
-    ("log", "imitation"): "imitation of the right ones (`sft`)",
-    ("thumbs", "recipe"): "recipe `feedback`",
-    ("thumbs", "imitation"): "imitation of the liked ones (`sft`)",
-}
+_WORDS = tomllib.loads(Path(__file__).with_name("jobs.toml").read_text(encoding="utf-8"))
+NAMES: dict[str, str] = _WORDS["names"]
+TRAINED_BY: dict[str, dict[str, str]] = _WORDS["trained_by"]
 Record = dict[str, Any]  # of a run
 
 
 def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
     """The first questions of each kind, with a response at temperature 1 and the likeliest one."""
     policy = Policy.load(PolicyConfig(model=str(model), threads=1))
-    rollout = Rollout(policy.encoder, embedded(policy))
     by_kind = defaultdict(list)
     for prompt in load_prompts(held_out):
         by_kind[prompt.columns["kind"]].append(prompt)
@@ -51,8 +38,8 @@ def texts(model: Path, held_out: Path) -> list[dict[str, Any]]:
     rows = [{"question": p.text[-1]["content"], "answer": p.columns["answer"]} for p in prompts]
     for name, temperature in (("sampled", 1.0), ("likeliest", 0.0)):
         sampler = SamplerConfig(n=1, temperature=temperature, max_new=logs.MAX_NEW)
-        for sample in rollout.sample(prompts, 1, sampler, seed=1):
-            rows[int(sample.meta["index"])][name] = sample.response
+        for row, sample in zip(rows, harness.responses(policy, prompts, sampler), strict=True):
+            row[name] = sample.response
     return rows
 
 
@@ -70,9 +57,8 @@ def exact(model: Path, held_out: Path) -> dict[str, dict[str, float]]:
     for prompt, logp in zip(prompts, logp_B.tolist(), strict=True):
         found[prompt.columns["kind"]]["probability"].append(math.exp(logp))
     sampler = SamplerConfig(n=1, temperature=0.0, max_new=logs.MAX_NEW)
-    for sample in Rollout(policy.encoder, embedded(policy)).sample(prompts, 1, sampler, seed=1):
-        kind = prompts[int(sample.meta["index"])].columns["kind"]
-        found[kind]["likeliest"].append(logs.right(sample))
+    for prompt, sample in zip(prompts, harness.responses(policy, prompts, sampler), strict=True):
+        found[prompt.columns["kind"]]["likeliest"].append(logs.right(sample))
     return {kind: {name: fmean(values) for name, values in both.items()} for kind, both in found.items()}
 
 
@@ -94,10 +80,7 @@ def page(result: dict[str, Any]) -> str:
 
 def arms(runs: Sequence[Record]) -> dict[tuple[str, str, int, float], list[Record]]:
     """By job, method, updates and rate."""
-    found: dict[tuple[str, str, int, float], list[Record]] = defaultdict(list)
-    for run in runs:
-        found[run["job"], run["method"], run["steps"], run["rate"]].append(run)
-    return dict(found)
+    return harness.grouped(runs, "job", "method", "steps", "rate")
 
 
 def probability(run: Record) -> float:
@@ -115,7 +98,7 @@ def summary(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
         ends = [_mean(over(r["exact"], name) for r in found) for name in ("probability", "likeliest")]
         far = _mean(r["kl_ref"] for r in found if r["kl_ref"] is not None)
         spent = _mean((r["cpu_seconds"] / 60 for r in found if r["cpu_seconds"]), 1)
-        words = [NAMES[job], TRAINED_BY[job, method], str(steps), f"{rate:g}"]
+        words = [NAMES[job], TRAINED_BY[job][method], str(steps), f"{rate:g}"]
         lines.append([*words, seeds, *ends, far, spent])
     return harness.markdown(head, lines)
 
@@ -178,7 +161,7 @@ def kinds(runs: Sequence[Record], start: dict[str, dict[str, float]]) -> str:
     for job, method, steps in dict.fromkeys((r["job"], r["method"], r["steps"]) for r in runs):
         found = best(runs, job, method, steps)
         after = [f"{fmean(r['exact'][kind]['probability'] for r in found):.2f}" for kind in start]
-        lines.append([NAMES[job], TRAINED_BY[job, method], str(steps), *after])
+        lines.append([NAMES[job], TRAINED_BY[job][method], str(steps), *after])
     return harness.markdown(["data", "trained by", "updates", *start], lines)
 
 

@@ -185,10 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": harness.machine(),
     }
     page = report.page(result)
-    (args.out / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    harness.keep(args, HERE, result)
     if args.record:
-        (HERE / "result.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        harness.put(HERE / "README.md", page, report.BEGIN, report.END)
+        harness.put(HERE / "README.md", page)
     print(page)
 
 

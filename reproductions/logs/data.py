@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,34 +31,19 @@ class Log:
 
 
 LOGS = {
-    "gsm8k": Log(
-        "Four models' answers to GSM8K",
-        "data/generations/gsm8k_openai_6b_175b.jsonl.gz",
-        ("prompt=question", "response=*.solution", "reward=*.is_correct"),
-        auc=0.60,
-        errors=6.0,
-    ),
-    "game24": Log(
-        "GPT-4's answers to the game of 24",
-        "data/game24/game24_gpt4_cot_100x100.jsonl.gz",
-        ("prompt=puzzle", "response=responses", "reward=rewards"),
-        auc=0.85,
-        errors=8.0,
-    ),
+    name: Log(**{**of, "columns": tuple(of["columns"])})
+    for name, of in tomllib.loads(Path(__file__).with_name("logs.toml").read_text("utf-8")).items()
 }
 FOLDS = 2
-
-
-def part_of(prompt_id: str, parts: int) -> int:
-    """By a hash of the prompt's id: the same on every machine, whatever else the log has."""
-    return int(hashlib.sha256(prompt_id.encode()).hexdigest(), 16) % parts
 
 
 def split(store: Path, fold: int, most: int | None) -> tuple[Path, Path]:
     """Stores of the training and of the held-out groups (`most` of each at most, where that is given)."""
     parts: list[list[list[Sample]]] = [[], []]
     for group in groups_of(store):
-        parts[part_of(group[0].prompt_id, FOLDS) == fold].append(group)
+        # By a hash of the prompt's id: the same on every machine, whatever else the log has.
+        part = int(hashlib.sha256(group[0].prompt_id.encode()).hexdigest(), 16) % FOLDS
+        parts[part == fold].append(group)
     train, heldout = (store.with_name(f"{name}-{fold}.db") for name in ("train", "heldout"))
     for path, groups in zip((train, heldout), parts, strict=True):
         _write(path, groups[:most])

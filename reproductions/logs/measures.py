@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agro.stats.intervals import standard_error
 from agro.types import Sample
 from reproductions.logs.data import groups_of
 
 Features = Callable[[Sample], Sequence[float]]
 Array = NDArray[np.float64]
-
-
-def mean_and_error(values: Array) -> tuple[float, float]:
-    """The mean of independent values, and its standard error."""
-    return float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5)
 
 
 def pooled_mean(folds: Sequence[dict[str, Any]], name: str, count: str) -> tuple[float, float]:
@@ -99,9 +95,13 @@ def linear(
             auc += ranked(score, r)
             before.append(half_variance(r))
             after.append(half_variance(r - score))
-    fall, fall_se = mean_and_error(np.array(before) - np.array(after))
-    mean, se = mean_and_error(np.array(auc))
-    return {"auc": mean, "auc_se": se, "mixed": len(auc), **compare(float(np.mean(before)), fall, fall_se)}
+    fall, ranks = np.array(before) - np.array(after), np.array(auc)
+    return {
+        "auc": float(ranks.mean()),
+        "auc_se": standard_error(ranks),
+        "mixed": len(auc),
+        **compare(float(np.mean(before)), float(fall.mean()), standard_error(fall)),
+    }
 
 
 def centered(features: Features, group: Sequence[Sample]) -> tuple[Array, Array]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,8 @@ def prepare(out: Path) -> dict[str, Path]:
         f.unlink(missing_ok=True)
     with_logps = (*COLUMNS, "tokens=token_ids", "behavior_logp=logprobs")
     harness.import_log(LOG, files["own"], with_logps, "--tokenizer", MODEL)
-    spec = importlib.util.spec_from_file_location("task", harness.need(FOLDER / "task.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    task: Any = importlib.util.module_from_spec(spec)  # which made the log
-    spec.loader.exec_module(task)
-    asked = {"held_out": task.make_prompts(HELD_OUT, task.EVAL_SEED)}
+    task = runpy.run_path(str(harness.need(FOLDER / "task.py")))  # which made the log
+    asked = {"held_out": task["make_prompts"](HELD_OUT, task["EVAL_SEED"])}
     asked["prompts"] = [group["prompt"] for group in groups()]
     for name, prompts in asked.items():
         harness.write_prompts(

@@ -39,7 +39,6 @@ from agro.config import RunConfig, override  # noqa: E402
 from reproductions import harness  # noqa: E402
 from reproductions.offline import logs  # noqa: E402
 
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 RECIPE = "agro, the recipe"
 UNBOUNDED = "agro, the recipe without the bound"  # on the change of a step: train.step_kl
 FIXED = (RECIPE, UNBOUNDED)  # their settings aren't chosen here
@@ -290,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = {"held_out": logs.HELD_OUT, "machine": harness.machine(), "runs": measured}
     harness.keep(args, HERE, result, figure(measured))
     if args.record:
-        harness.put(HERE / "README.md", fresh_table(measured, peers()), BEGIN, END)
+        harness.put(HERE / "README.md", fresh_table(measured, peers()))
 
 
 if __name__ == "__main__":

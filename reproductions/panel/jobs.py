@@ -34,7 +34,8 @@ class Job:
     and the most responses of a prompt. `equal`: share of groups whose rewards are equal. `noise`: standard
     deviation of what is added to a grade. `wrong`: share of 0/1 rewards or of judgments that are the wrong
     way round. `users`: how many rate, in turn; `lenience`: standard deviation of what each adds to
-    all grades. `distinct`: how many prompts the log's near-copies are of.
+    all grades. `distinct`: how many prompts the log's near-copies are of. `kind`: what it gives to train on,
+    in the words of the guide's table.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Job:
     groups: int = 8  # prompts an update
     max_new: int = 16  # tokens of a response, or of a turn
     kept: bool = False
+    kind: str = ""
 
     @property
     def logs_start(self) -> bool:

@@ -20,10 +20,11 @@ from reproductions.panel.methods import METHODS, NOTHING, PARTS, PUBLISHED, SHIF
 Run = Mapping[str, Any]
 Cell = tuple[str, str]  # job, method
 DEFAULT, IMITATION, RATES = "the default", "imitation of the good", (3e-4, 1e-3, 3e-3)
+GUIDE = harness.ROOT / "docs" / "guide" / "choosing.md"
+OF_GUIDE = "made by reproductions/panel/run.py --record"
 OTHERS = "reward_others"  # mean reward on the held-out prompts that don't choose the rate
 # The jobs over which the parts of the default are averaged.
 MAIN = ("own", "graded", "better", "worse", "long", "pairs", "stars", "fresh", "mislabeled", "better, noisy")
-BEGIN, END = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
 
 
 def line(run: Run) -> str:
@@ -38,13 +39,6 @@ def line(run: Run) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def of_cells(runs: Iterable[Run]) -> dict[Cell, list[Run]]:
-    found: dict[Cell, list[Run]] = {}
-    for run in runs:
-        found.setdefault((run["job"], run["method"]), []).append(run)
-    return found
 
 
 def mean(runs: Sequence[Run], key: str = "reward") -> float | None:
@@ -112,7 +106,7 @@ def tables(result: Run) -> str:
 
 
 def _jobs(result: Run) -> str:
-    cells = of_cells(result["runs"])
+    cells = harness.grouped(result["runs"], "job", "method")
     rows = []
     for name in (name for name in jobs_of(result["runs"]) if (name, DEFAULT) in cells):
         job = JOBS[name]
@@ -152,7 +146,7 @@ def paired_at_best(runs: Sequence[Run], method: str) -> dict[str, list[float]]:
     """The same with each of both at its best rate of the job, where both were run at all rates."""
     made = {
         (job, name, run["seed"]): run
-        for (job, name), found in of_cells(runs).items()
+        for (job, name), found in harness.grouped(runs, "job", "method").items()
         if name in (method, DEFAULT) and {run["rate"] for run in found} >= set(RATES)
         for run in at_best(found)
     }
@@ -224,10 +218,49 @@ def above_start(cells: Mapping[Cell, Sequence[Run]], method: str) -> dict[str, f
     return found
 
 
+def advice(runs: Sequence[Run]) -> str:
+    """The table of the guide, by the data that a job gives to train on.
+
+    Held-out reward: a mean over the seeds of a job and over jobs, where all jobs of a row have a run.
+    """
+    cells, rates = harness.grouped(runs, "job", "method", "rate"), RATES[1:]
+    rows: dict[str, list[str]] = {}
+    for name in JOBS:
+        if any((name, DEFAULT, rate) in cells for rate in rates):
+            rows.setdefault(JOBS[name].kind, []).append(name)
+    head = ["data", "jobs", "the start", "imitation", "the recipe", "at 3e-3: imitation", "the recipe"]
+    lines = []
+    for data, jobs in rows.items():
+        found = [_over(cells, jobs, NOTHING, None)]
+        found += [_over(cells, jobs, name, rate) for rate in rates for name in (IMITATION, DEFAULT)]
+        values = ["–" if value is None else f"{value:.2f}" for value in found]
+        lines.append([data, str(len(jobs)), *values, _best_other(cells, jobs)])
+    return harness.markdown([*head, "best other, 1e-3"], lines)
+
+
+def _over(cells: Mapping[Any, Sequence[Run]], jobs: Sequence[str], method: str, rate: float | None) -> Any:
+    """Mean over the jobs; None unless all of them have the method at this rate."""
+    if not all((job, method, rate) in cells for job in jobs):
+        return None
+    means = (statistics.mean(run["reward"] or 0.0 for run in cells[job, method, rate]) for job in jobs)
+    return statistics.mean(means)
+
+
+def _best_other(cells: Mapping[Any, Sequence[Run]], jobs: Sequence[str]) -> str:
+    """The best published method that was run on all of these jobs."""
+    others = [name for name in PUBLISHED if name not in (NOTHING, IMITATION)]
+    found = {name: _over(cells, jobs, name, RATES[1]) for name in others}
+    known = {name: value for name, value in found.items() if value is not None}
+    if not known:
+        return "–"
+    best = max(known, key=lambda name: known[name])
+    return f"{best} {known[best]:.2f}"
+
+
 def figure(result: Run) -> Figure:
     """A heat map: how far each method ends above the start, at the best rate of each job."""
     runs = result["runs"]
-    cells = {cell: at_best(found) for cell, found in of_cells(runs).items()}
+    cells = {cell: at_best(found) for cell, found in harness.grouped(runs, "job", "method").items()}
     jobs = [job for job in jobs_of(runs) if (job, DEFAULT) in cells]
     methods = [name for name in methods_of(runs) if name not in (NOTHING, *PARTS)]
     shown = np.full((len(methods), len(jobs)), math.nan)

@@ -33,7 +33,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.panel import advice, logs, play, report  # noqa: E402
+from reproductions.panel import logs, play, report  # noqa: E402
 from reproductions.panel.jobs import JOBS, chosen  # noqa: E402
 from reproductions.panel.logs import FULL, SMALL, Size  # noqa: E402
 from reproductions.panel.methods import METHODS, NOTHING, RATES  # noqa: E402
@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     harness.keep(args, HERE, result, report.figure(result))
     if args.record:
-        harness.put(HERE / "README.md", report.tables(result), report.BEGIN, report.END)
-        harness.put(advice.GUIDE, advice.table(runs), advice.BEGIN, advice.END)
+        harness.put(HERE / "README.md", report.tables(result))
+        harness.put(report.GUIDE, report.advice(runs), report.OF_GUIDE)
     print(report.tables(result))
 
 

@@ -9,7 +9,6 @@ continues.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,10 +98,8 @@ def rows(job: Job, study: Mapping[str, Any], seeds: int) -> list[Row]:
 
 def table(runs: Sequence[Run]) -> str:
     """A row for each job, number of updates, method and rate: means over seeds and their range."""
-    cells: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        cells.setdefault((run["job"], run["updates"], run["method"], run["rate"]), []).append(run)
     lines = []
+    cells = harness.grouped(runs, "job", "updates", "method", "rate")
     for (job, updates, method, rate), same in cells.items():
         words = [job, str(updates), method, "–" if rate is None else f"{rate:g}", str(len(same))]
         lines.append([*words, _range(same, "reward", 3), _range(same, "kl", 1)])
@@ -112,11 +109,8 @@ def table(runs: Sequence[Run]) -> str:
 
 def over_jobs(runs: Sequence[Run]) -> str:
     """A row for each number of updates, method and rate: the mean reward over jobs and seeds."""
-    cells: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        cells.setdefault((run["updates"], run["method"], run["rate"]), []).append(run)
     lines = []
-    for (updates, method, rate), same in cells.items():
+    for (updates, method, rate), same in harness.grouped(runs, "updates", "method", "rate").items():
         mean = report.number(report.mean(same))
         lines.append([str(updates), method, "–" if rate is None else f"{rate:g}", mean])
     return harness.markdown(["updates", "method", "lr", "mean of all jobs"], lines)
@@ -124,12 +118,7 @@ def over_jobs(runs: Sequence[Run]) -> str:
 
 def _range(runs: Sequence[Run], key: str, digits: int) -> str:
     values = [run[key] for run in runs]
-    if any(value is None for value in values):
-        return "–"
-    text = f"{statistics.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return text
-    return f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return "–" if None in values else harness.spread(values, f".{digits}f")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(report.line(runs[-1]), flush=True)
             facts[f"{job.name}, {updates}"] = play.world(job.name, folder, size).facts
     result = {"machine": harness.machine(), "facts": facts, "runs": runs}
-    harness.keep_json(args, HERE, f"result_{args.study}.json", result)
+    harness.keep(args, HERE, result, name=f"result_{args.study}.json")
     for name, of in facts.items():
         if "responses" in of:
             error = 0.5 / of["held_out"] ** 0.5

@@ -6,6 +6,7 @@ seeds have values of their own on the x axis, as KL, each has a thin line.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,18 +39,9 @@ class Style:
     marker: str
 
 
-# From dark to light: neighbors differ in gray too.
-STYLES = (
-    Style("#000000", (), "o"),
-    Style("#b2182b", (), "s"),
-    Style("#2166ac", (4, 1.5), "^"),
-    Style("#1b7837", (1.2, 1.2), "D"),
-    Style("#762a83", (6, 1.5, 1.2, 1.5), "v"),
-    Style("#d6604d", (4, 1.5), "P"),
-    Style("#4393c3", (), "X"),
-    Style("#8c8c00", (1.2, 1.2), "<"),
-    Style("#9a9a9a", (), ">"),
-    Style("#d9a441", (6, 1.5, 1.2, 1.5), "h"),
+STYLES = tuple(
+    Style(of["color"], tuple(of["dashes"]), of["marker"])
+    for of in tomllib.loads(Path(__file__).with_name("styles.toml").read_text("utf-8"))["styles"]
 )
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from agro.errors import Refused  # noqa: E402
 from reproductions import harness  # noqa: E402
-from reproductions.paper import drawing, figures, report  # noqa: E402
+from reproductions.paper import drawing, report  # noqa: E402
 from reproductions.paper.experiments import PARTS, Part  # noqa: E402
 from reproductions.paper.rules import Found  # noqa: E402
 from reproductions.paper.runs import Run, complete  # noqa: E402
@@ -66,10 +66,10 @@ def recorded(out: Path, runs: dict[str, list[Run]], *, beside: bool) -> None:
     result = {"machine": harness.machine(), "verdicts": shown, "runs": short}
     for folder in (out, *((HERE,) if beside else ())):
         (folder / "result.json").write_text(json.dumps(result, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, figure in figures.figures(found).items():
+        for name, figure in report.figures(found).items():
             drawing.save(figure, folder, name)
     if beside:
-        harness.put(HERE / "README.md", text, report.BEGIN, report.END)
+        harness.put(HERE / "README.md", text)
     print(text, report.others(found), sep="\n\n")
 
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.tables:
         runs = json.loads((HERE / "result.json").read_text())["runs"]
-        harness.put(HERE / "README.md", tables(runs)[1], report.BEGIN, report.END)
+        harness.put(HERE / "README.md", tables(runs)[1])
         return
     unknown = [word for word in args.parts if word not in PARTS]
     if unknown or not (args.parts or args.all):

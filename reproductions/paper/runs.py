@@ -337,7 +337,10 @@ def _play(trials: Sequence[Trial], out: Path, small: bool) -> list[Run]:
         {
             **asdict(trial),
             "curve": [{"update": update, **of_all[i]} for update, of_all in points],
-            "rewards": _averaged(racer.rewards, every),
+            "rewards": [  # means of `every` updates
+                statistics.mean(racer.rewards[first : first + every])
+                for first in range(0, len(racer.rewards) - every + 1, every)
+            ],
             "generated": updates * plan.fresh_an_update,
             "skipped": racer.skipped,
             "cpu_seconds": spent,
@@ -345,8 +348,3 @@ def _play(trials: Sequence[Trial], out: Path, small: bool) -> list[Run]:
         }
         for i, (trial, racer) in enumerate(zip(trials, racers, strict=True))
     ]
-
-
-def _averaged(values: Sequence[float], every: int) -> list[float]:
-    """Means of `every` values each."""
-    return [statistics.mean(values[i : i + every]) for i in range(0, len(values) - every + 1, every)]

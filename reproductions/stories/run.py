@@ -25,9 +25,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from agro.config import PolicyConfig, RunConfig, SamplerConfig  # noqa: E402
 from agro.errors import Refused  # noqa: E402
 from agro.models.policy import Policy  # noqa: E402
-from agro.rollout import Rollout  # noqa: E402
 from agro.rollout.prompts import load_prompts  # noqa: E402
-from agro.rollout.rollout import embedded  # noqa: E402
 from agro.store import Store  # noqa: E402
 from agro.types import Sample  # noqa: E402
 from reproductions import harness  # noqa: E402
@@ -110,9 +108,7 @@ def tell(models: dict[str, Path], max_new: int) -> str:
     told = {}
     for name, model in models.items():
         policy = Policy.load(PolicyConfig(model=str(model)))
-        rollout = Rollout(policy.encoder, embedded(policy))
-        found = rollout.sample(prompts, 1, SamplerConfig(max_new=max_new), seed=1)
-        told[name] = sorted(found, key=lambda s: int(s.meta["index"]))
+        told[name] = harness.responses(policy, prompts, SamplerConfig(n=1, max_new=max_new))
     lines = []
     for i, prompt in enumerate(prompts):
         lines += [f"**{prompt.text}**", ""]

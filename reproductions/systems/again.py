@@ -20,7 +20,7 @@ from agro.models.policy import Policy
 from agro.store import Store
 from agro.train.phases import derive
 from agro.types import Sample
-from reproductions.systems.tiny import MODEL, RUNS, Measured, changed, measured, train
+from reproductions.systems.tiny import MODEL, RUNS, Measured, changed, measured, train, written
 
 SPELLING = Path(__file__).parents[2] / "examples/environments/spelling.py"
 Groups = dict[tuple[int, str], list[Sample]]  # by step and prompt, what a run trained on
@@ -30,9 +30,7 @@ def guide(folder: Path) -> Measured:
     """The policy knows how to copy a hint, and hardly ever solves the task: most groups teach nothing."""
     model = {"model": copying(folder / "copying")}
     run = train(task(folder, policy=model, train__lr=1e-4, **RUNS["guide"]), folder / "run")
-    right: dict[str, bool] = defaultdict(
-        bool
-    )  # whether a plain response to the prompt is: each is asked once
+    right = defaultdict[str, bool](bool)  # whether a plain response to the prompt is: each is asked once
     for sample in stored(run):
         right[sample.prompt_id] |= not is_hinted(sample) and sample.reward == 1
     groups = drawn(run)
@@ -73,13 +71,8 @@ def ampo(folder: Path) -> Measured:
     config = task(folder, policy=model, data__store=str(store), **RUNS["ampo"])
     groups = drawn(train(config, folder / "run"), store)
     experts = [s for g in groups.values() for s in g if s.role == "expert"]
-    yield len(
-        [
-            g
-            for g in groups.values()
-            if any(s.role == "expert" for s in g) and any(s.reward == 1 for s in g if s.role == "policy")
-        ]
-    )
+    taught = [g for g in groups.values() if any(s.role == "expert" for s in g)]
+    yield sum(any(s.reward == 1 for s in g if s.role == "policy") for g in taught)
     yield float(np.mean([s.source == "understood" for s in experts]))
 
 
@@ -189,12 +182,6 @@ def prompts() -> list[dict[str, str]]:
 def expert(prompt: dict[str, str], text: str, source: str) -> Sample:
     meta = {"answer": prompt["answer"]}
     return Sample(prompt["prompt"], text, reward=1.0, role="expert", source=source, meta=meta)
-
-
-def written(path: Path, records: list[dict[str, str]]) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return str(path)
 
 
 def copying(folder: Path) -> str:

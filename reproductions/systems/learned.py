@@ -28,6 +28,7 @@ from reproductions.systems.tiny import RUNS, Measured, measured
 
 MODEL = tiny.MODEL | {"context": 8, "initializer_range": 0.2}
 SEEDS = (0, 1, 2)
+EVEN = f"{Path(__file__)}:even"  # a reward, and the part of one that it is
 OFF = 1e-12  # a learning rate at which nothing moves
 Steps = list[dict[str, Any]]
 
@@ -44,11 +45,10 @@ def run(folder: Path, steps: int, *, demonstrations: str = "", **changes: Any) -
     """
     folder = Path(tempfile.mkdtemp(dir=folder))
     prompts = [(f"{i:02d}>", str(i % 10)) for i in range(40)]
-    lines = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in prompts]
-    (folder / "prompts.jsonl").write_text("".join(lines))
+    asked = tiny.written(folder / "prompts.jsonl", ({"prompt": p, "answer": a} for p, a in prompts))
     values: dict[str, Any] = {
         "policy": {"new": MODEL | {"hidden": 32}},
-        "data": {"prompts": str(folder / "prompts.jsonl")},
+        "data": {"prompts": asked},
         "sampler": {"n": 4, "max_new": 3},
         "reward": {"name": "exact"},
         "objective": {"name": "agro", "beta": 0.05},
@@ -86,21 +86,17 @@ def rivals(folder: Path) -> Measured:
     return [max(off_rule), max(begun), right[0], max(behind), min(behind), right[1]]
 
 
-def own_part() -> str:
-    return f"{Path(__file__)}:even"
-
-
 def imitating(folder: Path, count: int, learned: dict[str, Any], **changes: Any) -> Steps:
     """A run whose reward is learned from demonstrations; the share of even digits is measured."""
     source = {"around": "adversary", "options": {"steps": 20, **learned}}
-    reward = {"name": own_part()}
+    reward = {"name": EVEN}
     rate = {"train__lr": 3e-3}  # at 1e-2 it moves too far to climb a learned reward
     return run(folder, count, demonstrations="even", reward=reward, source=source, **rate, **changes)[0]
 
 
 def share(steps: Steps) -> float:
     """Even digits among the responses at the end."""
-    return mean(column(steps, "", own_part())[-5:])
+    return mean(column(steps, "", EVEN)[-5:])
 
 
 def imitation(folder: Path) -> Measured:
@@ -133,7 +129,7 @@ def off_policy_imitation(folder: Path) -> Measured:
 def hacking(folder: Path) -> Measured:
     """A discriminator that is fitted once, against one that goes on."""
     once = imitating(folder, 40, {"every": 10_000, "steps": 200, "penalty": 0.0})
-    learned, own = column(once, "", "learned"), column(once, "", own_part())
+    learned, own = column(once, "", "learned"), column(once, "", EVEN)
     return [mean(learned[-5:]) - learned[0], mean(own[-5:]) - mean(own[:2])]
 
 
@@ -161,11 +157,11 @@ def held_out_auc(out: Path, state: dict[str, Any]) -> float:
 
 def props(folder: Path) -> Measured:
     """Responses together against as many independent ones, of a policy that stays as it is."""
-    prompts, kl = folder / "ten.jsonl", {}
-    prompts.write_text("".join(json.dumps({"prompt": f"{i:02d}>", "answer": "0"}) + "\n" for i in range(10)))
+    kl = {}
+    prompts = tiny.written(folder / "ten.jsonl", ({"prompt": f"{i:02d}>", "answer": "0"} for i in range(10)))
     for name, lr in (("independent", OFF), ("adapted", 1e-3)):
         proposal = {"lr": lr, "newest": 2000}
-        changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": str(prompts)}
+        changes = {"sampler__max_new": 1, "train__lr": OFF, "data__prompts": prompts}
         steps, _ = run(folder, 10, source={"around": "props", "options": proposal}, **changes)
         kl[name] = column(steps, "aggregate_kl")
     return [kl["adapted"][-1] / kl["independent"][-1], kl["adapted"][-1] / kl["adapted"][0]]

@@ -198,13 +198,6 @@ def freshper(folder: Path) -> Measured:
     return [replayed["priority"] / replayed["age"]]
 
 
-def _log_of_digits(folder: Path) -> dict[str, Any]:
-    """Settings of a log of single digits, half of them right."""
-    with Store.open(folder / "log.db") as store:
-        store.append(Sample(f"{i:03d}>", str(j), reward=float(j < 5)) for i in range(60) for j in range(10))
-    return {"data__store": str(folder / "log.db"), "data__prompts": None}
-
-
 def _right(run: Path, folder: Path) -> float:
     """What the policy then writes: the share that begins with a digit below 5."""
     still = {"policy": {"model": str(run / "model")}, "reward__name": f"{Path(__file__)}:starts_low"}
@@ -213,9 +206,11 @@ def _right(run: Path, folder: Path) -> float:
 
 
 def asymre(folder: Path) -> Measured:
-    """A baseline below the mean of the log's rewards, and one above it."""
-    changes = {**_log_of_digits(folder), "data__replay": 1.0, "data__group_size": 10, "train__steps": 80}
-    changes |= {"source__sync_every": 1}
+    """A baseline below the mean reward of a log, half of which is right, and one above it."""
+    with Store.open(folder / "log.db") as store:
+        store.append(Sample(f"{i:03d}>", str(j), reward=float(j < 5)) for i in range(60) for j in range(10))
+    changes: dict[str, Any] = {"data__store": str(folder / "log.db"), "data__prompts": None}
+    changes |= {"data__replay": 1.0, "data__group_size": 10, "train__steps": 80, "source__sync_every": 1}
     right = {}
     for shift in (-0.1, 0.1):
         settings = of_recipe("asymre", folder, **changes, objective__shift=shift)

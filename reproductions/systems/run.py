@@ -3,7 +3,7 @@
     python reproductions/systems/run.py [--only MODULE] [--recorded] [--out FOLDER]
 
 Each module of MEASURED has a function `rows(folder)` that measures what a mechanism changes, in runs of
-seconds. Writes result.json, the measurements by module, and README.md: what is whole, and what the rest
+seconds. Writes result.json, the measurements by module, and in README.md what is whole, and what the rest
 lacks. With --only the other modules' rows are those of result.json, with --recorded all.
 
 What a recipe lacks stands with the recipe (`missing`); a system is whole where none of its recipes lacks
@@ -32,17 +32,6 @@ from reproductions.systems.tiny import Row  # noqa: E402
 
 MEASURED = ("again", "learned", "present")
 Extent = Literal["whole", "mechanism only", "the loss", "the rule", "no"]
-HEAD = """# What of each system is here
-
-    python reproductions/systems/run.py
-    python reproductions/systems/run.py --recorded      # this page from result.json
-
-What each system changes, in runs of seconds of tiny models; equations are measured by `agro prove`. *whole*:
-the paper's essential thing happens, and all that is measured of it holds. *mechanism only*: it happens; what
-the paper says of it isn't seen. *the loss*, *the rule*: this part alone. *no*: nothing. `result.json` has
-setting, value and bound of each measurement.
-
-"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ SYSTEMS = tuple(
 
 
 def page(measured: Mapping[str, Sequence[Row]]) -> str:
-    """README.md."""
+    """What is made of README.md."""
     by_name: dict[str, list[Row]] = {system.name: [] for system in SYSTEMS}
     rows = [row for of_module in measured.values() for row in of_module]
     for row in rows:
@@ -105,7 +94,7 @@ def page(measured: Mapping[str, Sequence[Row]]) -> str:
             continue
         lines.append(f"\n**{kind.capitalize()}**, and what is missing:\n")
         lines += [f"- {_linked(system)}: {system.reason(by_name[system.name])}" for system in found]
-    return HEAD + "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _linked(system: System) -> str:
@@ -132,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     found = {name: [asdict(row) for row in known[name]] for name in sorted(known)}
     (args.out / "result.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    (args.out / "README.md").write_text(page(known), "utf-8")
+    if args.out == FOLDER:
+        harness.put(FOLDER / "README.md", page(known), "systems")
     print(page(known))
     return int(not all(row.holds for rows in known.values() for row in rows))
 

@@ -78,12 +78,15 @@ def low(completions: list[str], **_: Any) -> list[float]:
     return [sum(c in "01234" for c in text) / 3 for text in completions]
 
 
-def prompts(path: Path, numbers: range) -> str:
-    """Writes them; the file's name."""
+def written(path: Path, records: Iterable[Mapping[str, str]]) -> str:
+    """Writes them as JSON Lines; the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"prompt": f"{i:03d}>", "answer": f"{i % 10}"}) + "\n" for i in numbers]
-    path.write_text("".join(lines))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
+
+
+def prompts(path: Path, numbers: range) -> str:
+    return written(path, ({"prompt": f"{i:03d}>", "answer": f"{i % 10}"} for i in numbers))
 
 
 def config(folder: Path, **changes: Any) -> RunConfig:

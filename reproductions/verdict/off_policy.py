@@ -34,10 +34,7 @@ from agro.stats.off_policy import compare_on_log
 from reproductions import harness
 
 FOLDER = Path(__file__).resolve().parent
-MARKS = {
-    "gain": ("<!-- begin: off-policy -->", "<!-- end: off-policy -->"),
-    "values": ("<!-- begin: off-policy values -->", "<!-- end: off-policy values -->"),
-}
+TABLES = {"gain": "off-policy", "values": "off-policy values"}  # their names on the page
 FILES = {"gain": "off_policy.json", "values": "off_policy_values.json"}
 RUNS = {"gain": 300, "values": 1000}  # logs a setting
 SPACE = Space(vocabulary=3, length=3, prompts=200)
@@ -271,14 +268,14 @@ def values_table(result: list[Row]) -> str:
 
 
 def main() -> None:
-    args = harness.parser(__doc__, FOLDER, only=MARKS, runs=int).parse_args()
+    args = harness.parser(__doc__, FOLDER, only=TABLES, runs=int).parse_args()
     for name, make, table in (("gain", gains, gain_table), ("values", values, values_table)):
         if name not in args.only:
             continue
         result = make(args.runs or RUNS[name])
         (args.out / FILES[name]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         if args.out == FOLDER:
-            harness.put(FOLDER / "README.md", table(result), *MARKS[name])
+            harness.put(FOLDER / "README.md", table(result), TABLES[name])
         print(table(result), flush=True)
 
 

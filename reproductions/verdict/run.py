@@ -9,7 +9,6 @@ correlated. Writes result.json into --out, with --record beside this script, wit
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -39,7 +38,6 @@ COPIES = {
     "5 + 95": (5,) + (1,) * 95,
 }
 ALIKE = 0.9  # share of the copies that are answered as the first of their cluster
-MARK, END = "<!-- begin: tables -->", "<!-- end: tables -->"
 
 Values = NDArray[np.float64]
 Kind = Literal["0/1", "graded"]
@@ -146,9 +144,9 @@ def known_gain(kind: Kind, runs: int, prompts: Sequence[int] = PROMPTS) -> list[
 
 def tables(result: dict[str, Any]) -> str:
     """Markdown: the share of "better" where nothing was learned, and at known gains."""
-    gained = _grouped(result["known gain"])
+    gained = harness.grouped(result["known gain"], "kind", "n")
     none = []
-    for (kind, n), rows in _grouped(result["nothing learned"]).items():
+    for (kind, n), rows in harness.grouped(result["nothing learned"], "kind", "n").items():
         better, worse = (np.array([row[name] for row in rows]) for name in ("better", "worse"))
         shares = [f"{better.mean():.2%}", f"{better.max():.2%}", f"{worse.mean():.2%}"]
         none.append([f"{kind}, {n}", *shares, *(f"{row['better']:.0%}" for row in gained[kind, n])])
@@ -164,13 +162,6 @@ def tables(result: dict[str, Any]) -> str:
     return "\n\n".join(harness.markdown(head, rows) for head, rows in ((of_none, none), (of_copies, copies)))
 
 
-def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["kind"], row["n"]), []).append(row)
-    return groups
-
-
 def main() -> None:
     record = "write beside this script, and the page"
     given = harness.parser(__doc__, "runs/verdict", record=record).parse_args()
@@ -182,11 +173,9 @@ def main() -> None:
         "near-copies": near_copies(exact),
     }
     result["cpu_seconds"] = time.process_time() - clock
-    out = FOLDER if given.record else given.out
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    harness.keep(given, FOLDER, result)
     if given.record:
-        harness.put(FOLDER / "README.md", tables(result), MARK, END)
+        harness.put(FOLDER / "README.md", tables(result), "tables")
     print(tables(result))
     error = math.sqrt(0.025 * 0.975 / graded)
     print(f"{result['cpu_seconds']:.0f} s of CPU; standard error of a share of 2.5 %: at most {error:.2%}")

@@ -10,13 +10,13 @@ from agro.objectives import Gradient, get
 from agro.objectives.ingredients import WEIGHT, WEIGHT_BASELINE
 from agro.proof.enumerable import kl
 from agro.types import Batch
-from reproductions.baselines import enumerated, run
+from reproductions.baselines import run
 
 
 def worst(name: str, noise: float, n: int = 3) -> float:
     reference, behavior, reward = run.drawn(4, 1, 4, seed=0)
-    problems = enumerated.Problems(reference, behavior, reward, noise=noise)
-    found = run.measured(problems, enumerated.gradient_of_groups(problems, name, n), [reference])
+    problems = run.Problems(reference, behavior, reward, noise=noise)
+    found = run.measured(problems, run.gradient_of_groups(problems, name, n), [reference])
     assert found["arrived"] == found["of"] == 4
     return found["worst"]
 
@@ -49,7 +49,7 @@ def test_the_optimal_baseline_is_the_librarys() -> None:
 
     logp, R = draw().sigmoid().log(), draw()
     w = draw().clamp(max=0).exp().maximum(1.1 * logp.exp()).clamp(max=1)  # π/w is a probability
-    force = w * (R - enumerated.BASELINES["optimal"](w, w * (1 - logp.exp()).square(), R)[:, None])
+    force = w * (R - run.BASELINES["optimal"](w, w * (1 - logp.exp()).square(), R)[:, None])
     mask = torch.tensor([[False, True]]).expand(15, 2)  # the first column is the prompt
     batch = Batch.of(
         mask=mask,
@@ -67,9 +67,9 @@ def test_the_optimal_baseline_is_the_librarys() -> None:
 
 def test_an_end_is_where_the_update_vanishes() -> None:
     reference, behavior, reward = run.drawn(2, 1, 4, seed=1)
-    problems = enumerated.Problems(reference, behavior, reward)
-    update = enumerated.gradient_of_groups(problems, "mean", 2)
-    logp, arrived = enumerated.end(reference, update)
+    problems = run.Problems(reference, behavior, reward)
+    update = run.gradient_of_groups(problems, "mean", 2)
+    logp, arrived = run.end(reference, update)
     assert arrived.all()
     torch.testing.assert_close(logp, problems.optimum, atol=1e-7, rtol=0)
     assert kl(reference, problems.optimum).min() > 0.01

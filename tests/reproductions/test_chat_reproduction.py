@@ -13,7 +13,7 @@ from agro.errors import Refused
 from agro.train.check import check_config
 from agro.types import Sample
 from reproductions import harness
-from reproductions.chat import logs, model, race, report, run, tasks
+from reproductions.chat import logs, model, race, run, tasks
 
 
 def words(records) -> set[str]:
@@ -86,9 +86,10 @@ def test_the_methods_of_a_job_have_the_same_rates_and_updates(job, method, tmp_p
 
 def test_a_text_is_put_between_its_marks(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    harness.put(readme, "new", report.BEGIN, report.END)
-    assert readme.read_text() == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
+    begin, end = "<!-- begin: made by run.py --record -->", "<!-- end: made by run.py --record -->"
+    readme.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    harness.put(readme, "new")
+    assert readme.read_text() == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

@@ -1,7 +1,8 @@
-"""Candidates for one response a prompt: negative token filtering (arXiv 2606.17250) and RAE (2506.24119).
+"""Candidates for one response a prompt, negative token filtering (arXiv 2606.17250) and RAE (2506.24119), and
+for judged pairs SquaredPO (2602.06788), which is f-DPO with f(t) = ½ (log t)².
 
-Neither was read in its paper. The first is as a public reproduction of it says the paper has it (C-RF with
-NTF, verl-agent), the second as the documentation of UnstableBaselines quotes it.
+The first two weren't read in their papers. Filtering is as a public reproduction of it says the paper has it
+(C-RF with NTF, verl-agent), RAE as the documentation of UnstableBaselines quotes it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 
 from agro.objectives import Objective
-from agro.objectives.core import Streams, Terms, always, coupling
-from agro.objectives.needs import REWARD
+from agro.objectives.core import SINGLETONS, Streams, Terms, always, coupling
+from agro.objectives.needs import PAIRS, REF_LOGP, REWARD
 from agro.objectives.options import Option
-from agro.objectives.reduce import Groups
+from agro.objectives.reduce import Groups, Pairs
 from agro.types import Batch, Tensor
+
+LEAST = -25.0  # nats of a loser, where the sigmoid was saturated long before
 
 
 def filtered_negatives(
@@ -75,6 +79,19 @@ def averaged_baseline(
     return Terms(-(torch.stack(advantages) * groups.sum_tokens(streams["logp"])).mean())
 
 
+def squared_preference(
+    streams: Streams,
+    batch: Batch,
+    *,
+    beta: Annotated[float, Option("scale of the margin", "logit of a judgment", gt=0)] = 0.1,
+) -> Terms:
+    """−log σ(β f′(t_w) − β f′(t_l)), t = π/π_ref of a response and f′(t) = log t / t."""
+    assert batch.ref_logp is not None
+    pairs = Pairs.of(batch)
+    rho_N = pairs.groups.sum_tokens(streams["logp"] - batch.ref_logp).clamp(min=LEAST)
+    return Terms(pairs.average(F.softplus(-beta * pairs.gap(rho_N * (-rho_N).exp()))))
+
+
 NTF = Objective(
     filtered_negatives,
     "C-RF with negative token filtering, arXiv 2606.17250",
@@ -84,4 +101,12 @@ NTF = Objective(
 )
 RAE = Objective(
     averaged_baseline, "RAE of SPIRAL, arXiv 2506.24119", always(REWARD), coupling("step"), certainty="notes"
+)
+SQUARED = Objective(
+    squared_preference,
+    "SquaredPO, arXiv 2602.06788",
+    always(PAIRS, REF_LOGP),
+    coupling("group"),
+    ingredients=(SINGLETONS,),
+    certainty="notes",
 )
