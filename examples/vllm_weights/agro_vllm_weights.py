@@ -1,9 +1,9 @@
 """A plug-in for vLLM: new weights from safetensors files that trainer and server can both read.
 
 It is a backend of vLLM's own transfer of weights (`/start_weight_update`, `/update_weights`,
-`/finish_weight_update`), for servers without one that reads files. Each file is checked by its hash, and an
-update is complete only with every weight that `/init_weight_transfer_engine` announced: vLLM itself serves
-half a checkpoint without a word.
+`/finish_weight_update`), for servers without one that reads files. An update is one request. Each file is
+checked by its hash, and the files must have every weight that `/init_weight_transfer_engine` announced: vLLM
+itself serves half a checkpoint without a word.
 
 A tied output layer is loaded from the input embedding: kernels that repack weights keep a copy of it, which
 `reload_weights` leaves as it was.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -38,7 +38,7 @@ class Announced(WeightTransferInitInfo):
 
 @dataclass
 class Files(WeightTransferUpdateInfo):
-    """Weights of one update, or of a part of it."""
+    """All weights of an update."""
 
     files: dict[str, str] = field(default_factory=dict)  # path -> its SHA-256
 
@@ -52,26 +52,40 @@ class FileEngine(WeightTransferEngine[Announced, Files]):
         self.names = set(init_info.names)
 
     def start_weight_update(self) -> None:
-        self.seen: set[str] = set()
         initialize_layerwise_reload(self.model)  # undoes how kernels repack weights
 
     def receive_weights(self, update_info: Files) -> None:
-        """Raises `ValueError` for a file that isn't the announced one, before any of its weights is used."""
-        for name, expected in update_info.files.items():
-            digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
-            if digest != expected:
-                raise ValueError(f"{name}: expected SHA-256 {expected}, got {digest}")
+        """Raises `ValueError` for files that aren't the announced ones, before any of their weights is used.
+
+        The model has its old weights again then, and vLLM ends the update. After an error at its finish it
+        would wait for another one.
+        """
+        try:
+            self._check(update_info.files)
+        except (OSError, ValueError, SafetensorError):
+            self.finish_weight_update()
+            raise
         for name in update_info.files:
             self.model.load_weights(self._weights(name))
 
-    def _weights(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-        with safe_open(name, framework="pt") as file:
-            unknown = set(file.keys()) - self.names
+    def _check(self, files: dict[str, str]) -> None:
+        missing = set(self.names)
+        for name, expected in files.items():
+            digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+            if digest != expected:
+                raise ValueError(f"{name}: expected SHA-256 {expected}, got {digest}")
+            with safe_open(name, framework="pt") as file:
+                unknown = set(file.keys()) - self.names
+                missing -= set(file.keys())
             if unknown:
                 raise ValueError(f"{name}: expected announced weights only, got {sorted(unknown)[:3]}")
+        if missing:
+            raise ValueError(f"{len(missing)} weights are missing, such as {sorted(missing)[:3]}")
+
+    def _weights(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        with safe_open(name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - the file isn't a mapping
                 tensor = file.get_tensor(key)
-                self.seen.add(key)
                 if key.endswith("embed_tokens.weight"):
                     self._load_tied_head(tensor)
                 yield key, tensor
@@ -82,11 +96,7 @@ class FileEngine(WeightTransferEngine[Announced, Files]):
             head.weight.weight_loader(head.weight, embedding)
 
     def finish_weight_update(self) -> None:
-        """Raises `ValueError` where a weight is missing."""
         finalize_layerwise_reload(self.model, self.model_config)
-        missing = self.names - self.seen
-        if missing:
-            raise ValueError(f"{len(missing)} weights are missing, such as {sorted(missing)[:3]}")
 
     def shutdown(self) -> None:
         """Nothing is kept open."""

@@ -59,7 +59,7 @@ from agro.rollout.engines.connection import (
     score,
 )
 
-PUSHES = 3  # an update that failed makes vLLM fail the next one too; the one after it works
+PUSHES = 3  # of the same weights, before a server is given up
 KEPT = 2  # adapters on a server: responses to an earlier one may still be under way for another process
 NEEDS = {  # how a server is started so that weights can be pushed to it, by dialect and way
     ("vllm", "reload"): "VLLM_SERVER_DEV_MODE=1",
@@ -206,9 +206,9 @@ class Host:
     async def _transfer(self, weights: Path, version: int) -> None:
         """vLLM's protocol for new weights, with a backend that reads files: examples/vllm_weights.
 
-        Requests are frozen meanwhile, and continue with the new weights. After /finish_weight_update failed,
-        the server still waits for it: the next push fails in all three requests, which ends that, and the one
-        after it works. So all three are always sent.
+        Requests are frozen meanwhile, and continue with the new weights. A server may still wait for the end
+        of an update whose sender was killed. Then /start_weight_update fails, and the other two requests end
+        that: the next push works. So all three are always sent.
         """
         request = self.connection.request
         files = {str(file.resolve()): digest(file) for file in sorted(weights.glob("*.safetensors"))}
