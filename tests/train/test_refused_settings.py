@@ -168,7 +168,7 @@ REWARDS: list[tuple[Changes, str]] = [
 ]
 OBJECTIVES: list[tuple[Changes, str]] = [
     ({"objective": {"name": "agro"}}, "no default"),
-    ({"objective": {"name": "agro", "betta": 1}}, "did you mean beta"),
+    ({"objective": {"name": "agro", "betta": 1}}, r"unknown option betta; did you mean beta\?$"),
     ({"objective": {"name": "agor", "beta": 1.0}}, "expected one of `agro objectives`"),
     ({"sampler__n": 1}, r"sampler\.n is 1\. What to do: a larger sampler\.n"),
     (
