@@ -241,4 +241,5 @@ def test_settings_that_are_refused(tmp_path: Path, changes: Changes, message: st
 def test_settings_that_are_accepted(tmp_path: Path) -> None:
     """Patience of all phases, evaluations of one."""
     patient = HELD | {"evaluate__patience": 2} | phases({}, {"evaluate": {"every": 2}})
-    Trainer(tiny(tmp_path, **patient), tmp_path / "run")
+    trainer = Trainer(tiny(tmp_path, **patient), tmp_path / "run")
+    assert [(p.config.evaluate.patience, p.config.evaluate.every) for p in trainer.phases] == [(2, 0), (2, 2)]
