@@ -176,7 +176,9 @@ def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: P
     assert "auc" not in report_of(*check)
     alone = report_of(*check, "--model", model)
     assert (alone["auc_of"], alone["auc_groups"], alone["auc_se"]) == ("log π", 1, None)
-    assert 0 <= alone["auc"] <= 1
+    flipped = ({"prompt": "1>", "response": str(i), "reward": 1 - i % 2} for i in range(6))
+    other = report_of("check", write_rows(tmp_path / "flipped.jsonl", flipped), "--model", model)
+    assert other["auc"] == pytest.approx(1 - alone["auc"])  # of 9 pairs, so that neither is ½
     itself = report_of(*check, "--model", model, "--reference", model)
     assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
     assert "--reference and --policy go with --model" in refused(*check, "--reference", model)
