@@ -194,7 +194,7 @@ def test_overrides_of_what_the_recipe_does_not_hold(tmp_path: Path) -> None:
         ("train.steps", "override 'train.steps': expected KEY=VALUE"),
         ("=3", "override '=3': expected KEY=VALUE"),
         ("policy.model.name=x", "override 'policy.model.name=x': model is a value, not a section"),
-        ("train.stepz=3", "unknown key train.stepz; did you mean train.steps"),
+        ("train.stepz=3", "unknown key train.stepz; did you mean train.steps?"),
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
         ("objective.beta=inf", "objective.beta: expected a finite number, got inf"),
@@ -215,9 +215,9 @@ def test_overrides_that_are_refused(tmp_path: Path, item: str, words: str) -> No
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"trian": {}}, "unknown key trian; did you mean train"),
-        ({"train": {"stps": 3}}, "unknown key train.stps; did you mean train.steps"),
-        ({"policy": {"new": {"hiden": 3}}}, "unknown key policy.new.hiden; did you mean policy.new.hidden"),
+        ({"trian": {}}, "unknown key trian; did you mean train?"),
+        ({"train": {"stps": 3}}, "unknown key train.stps; did you mean train.steps?"),
+        ({"policy": {"new": {"hiden": 3}}}, "unknown key policy.new.hiden; did you mean policy.new.hidden?"),
         ({"sampler": {"zzzz": 3}}, "unknown key sampler.zzzz; known here: n, temperature, top_k, top_p"),
         ({"train": 3}, "train: input should be a valid dictionary or instance of TrainConfig, got 3"),
         ({"train": {"lr": 0}}, "train.lr: input should be greater than 0, got 0"),
@@ -258,7 +258,7 @@ def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> Non
         ([{"name": "a"}, {"name": "b"}, {"name": "a"}], "phases: expected different names, got a, b, a"),
         (
             [{"name": "a"}, {"name": "b", "trian": {}}],
-            "configuration: phase b: unknown key trian; did you mean train",
+            "configuration: phase b: unknown key trian; did you mean train?",
         ),
         ([{"name": "a", "train": {"steps": 0}}], "configuration: phase a: train.steps: input should be"),
         ([{"name": "a", "phases": [{"name": "b"}]}], "phase a: phases: a phase has none of its own"),
@@ -287,7 +287,7 @@ def test_all_mistakes_are_said_at_once() -> None:
         ("a.json", b"[" * 100_000, "recursion"),
         ("a.toml", b"# \xff\xfe", "it isn't UTF-8 text"),
         ("a.toml", b"[train]\nstps = 3", "unknown key train.stps"),
-        ("a.toml", b'[[phases]]\nname = "x"\ndta = 3', "phase x: unknown key dta; did you mean data"),
+        ("a.toml", b'[[phases]]\nname = "x"\ndta = 3', "phase x: unknown key dta; did you mean data?"),
     ],
 )
 def test_files_that_are_refused_are_named(tmp_path: Path, name: str, text: bytes, words: str) -> None:

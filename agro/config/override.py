@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from agro.errors import Refused
 from agro.io import peers
 from agro.io.peers import did_you_mean
+from agro.io.strictjson import dumps
 
 LENGTH = ("steps", "epochs")  # of [train], which has one of them
 REPLACED = {  # what a recipe may have in place of a key, by the key
@@ -53,9 +54,12 @@ def check_values(value: Any, location: str, *keys: Any) -> None:
 
 
 def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
-    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected."""
+    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected.
+
+    They are values of JSON, of the very type: "3" and 3.0 are no integers, 1 is no truth value.
+    """
     try:
-        return kind.model_validate(options)
+        return kind.model_validate_json(dumps(options, location), strict=True)
     except ValidationError as error:
         raise Refused("\n".join(explain(e, kind, location) for e in error.errors())) from None
 

@@ -15,13 +15,23 @@ SETTINGS: dict[str, str] = _NAMES["settings"]
 NEEDLESS: dict[str, str] = _NAMES["needless"]  # names of settings, and why nothing need set them here
 ELSEWHERE: dict[str, str] = _NAMES["elsewhere"]  # names of their losses without an entry of their own
 ABSENT: tuple[str, ...] = tuple(_NAMES["absent"])  # without a counterpart here
+ALIKE = 0.6  # the least likeness, as of difflib from 0 to 1, of a name that may be meant
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """A question that names up to three that are as alike, with `prefix` before each; "" where none is."""
-    alike = difflib.get_close_matches(name, list(names), 3)
-    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in alike]
-    close = [prefix + each for each, ratio in zip(alike, ratios) if ratio > ratios[0] - 0.1]
+    """A question that names up to three that are as alike, with `prefix` before each; "" where none is.
+
+    A name in whole words of the other, such as scale in reward_scale, is alike too.
+    """
+    alike = []
+    for each in dict.fromkeys(names):
+        likeness = difflib.SequenceMatcher(None, each, name).ratio()
+        if f"_{each}_" in f"_{name}_" or f"_{name}_" in f"_{each}_":
+            likeness = max(likeness, ALIKE)
+        if likeness >= ALIKE:
+            alike.append((likeness, each))
+    alike = sorted(alike, reverse=True)[:3]
+    close = [prefix + each for likeness, each in alike if likeness > alike[0][0] - 0.1]
     return f"did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""
 
 

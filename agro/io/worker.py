@@ -98,7 +98,7 @@ def find(name: str) -> tuple[Any, str]:
 
             from agro.io.peers import did_you_mean
 
-            modules = sorted({module.name for module in pkgutil.iter_modules()})
+            modules = sorted({m.name for m in pkgutil.iter_modules() if not m.name.startswith("_")})
             near = f"; {did_you_mean(module_name, modules) or f'the working directory is {os.getcwd()}'}"
         return None, f"{module_name} can't be imported: {explain(error, module_name)}{near}"
     try:

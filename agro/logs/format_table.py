@@ -227,8 +227,8 @@ def get(name: str) -> Format:
         if isinstance(part, Format):
             return replace(part, name=name)  # by which other processes find it
         raise Refused(f"--format {name}: expected a Format (agro.logs.protocol), got {part!r:.80}")
-    hint = did_you_mean(name, FORMATS) or f"the formats are {', '.join(FORMATS)}"
-    raise Refused(f"--format {name}: unknown; {hint}. One of your own is FILE.toml or FILE.py:NAME")
+    hint = did_you_mean(name, FORMATS) or f"the formats are {', '.join(FORMATS)}."
+    raise Refused(f"--format {name}: unknown; {hint} One of your own is FILE.toml or FILE.py:NAME")
 
 
 def format_at(path: Path) -> Format | None:

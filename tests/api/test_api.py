@@ -282,7 +282,7 @@ def test_settings_are_put_into_their_sections() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": 3}, "did you mean train__steps"),
+        ({"steps": 3}, "unknown: steps (did you mean train__steps?). Expected settings with their section"),
         (
             {"bta": 3, "top": 1},
             "unknown: bta (did you mean beta?); top. Expected settings with their section",

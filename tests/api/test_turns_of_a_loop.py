@@ -129,7 +129,7 @@ def test_what_the_host_lacks_ends_no_turn(tmp_path: Path, start: Path, monkeypat
     found = begun(tmp_path, start)
     with monkeypatch.context() as patch:
         patch.setattr(loop.Trainer, "run", fail)
-        with pytest.raises(type(error)):
+        with pytest.raises(type(error), match=str(error)):
             found.turn(promote=True)
     assert [turn.outcome for turn in LoopRecord.read(found.folder).turns] == ["under way"]
     assert found.turn(promote=True).number == 1

@@ -130,7 +130,7 @@ def test_import_says_what_it_took_and_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         assert [s.reward for s in store.samples()] == [1.0, 0.0, 0.5]
     new = ("import", log, "--store", tmp_path / "new.db")
-    assert "did you mean response" in refused(*new, "--map", "respons=out")
+    assert "did you mean response?" in refused(*new, "--map", "respons=out")
     assert not list(tmp_path.glob("new.db*"))
     assert "FIELD=COLUMN" in refused("import", log, "--store", tmp_path / "s.db", "--map", "response")
 
@@ -175,7 +175,9 @@ def test_check_measures_how_a_model_ranks_the_responses(model: Path, tmp_path: P
     assert "auc" not in report_of(*check)
     alone = report_of(*check, "--model", model)
     assert (alone["auc_of"], alone["auc_groups"], alone["auc_se"]) == ("log π", 1, None)
-    assert 0 <= alone["auc"] <= 1
+    flipped = ({"prompt": "1>", "response": str(i), "reward": 1 - i % 2} for i in range(6))
+    other = report_of("check", write_rows(tmp_path / "flipped.jsonl", flipped), "--model", model)
+    assert other["auc"] == pytest.approx(1 - alone["auc"])  # of 9 pairs, so that neither is ½
     itself = report_of(*check, "--model", model, "--reference", model)
     assert (itself["auc_of"], itself["auc"]) == ("log π/π_ref", 0.5)  # log-ratios of 0 are ties
     assert "--reference and --policy go with --model" in refused(*check, "--reference", model)
@@ -208,7 +210,7 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
         f"{bad}:2": (*eval_, "--prompts", bad),
         f"{not_json}:1": (*eval_, "--prompts", not_json),
         "no such folder": ("eval", "--model", none, "--reward", "exact", *here),
-        "did you mean exact": ("eval", "--model", model, "--reward", "exat", *here),
+        "did you mean exact?": ("eval", "--model", model, "--reward", "exat", *here),
         "--reward is given 2 times; it takes one value": (*eval_, "--reward=math", *here),
         "--pass-at: expected a finite number, got nan": ("eval", tmp_path, "--pass-at", "nan"),
         "there is no such folder; there are step-00000004": gone,
@@ -219,10 +221,10 @@ def test_bad_requests_end_with_2_and_name_the_place(model: Path, prompts: Path, 
         "sampler.temperature: expected 0 (greedy)": (*sample, *here, *too_cold),
         "or at least 1e-06": (*eval_, *here, *too_cold),
         "chat template": (*sample, *here, "--policy", "chat.wrap=true"),
-        "unknown key policy.tempature; did you mean policy.temperature": mistyped,
+        "unknown key policy.tempature; did you mean policy.temperature?": mistyped,
         "none.toml": ("train", tmp_path / "none.toml"),
-        f"did you mean {recipe}": ("train", tmp_path / "recpie.toml", *out),
-        "agro: command line: unknown key train.step; did you mean": (*train, "train.step=3"),
+        f"did you mean {recipe}?": ("train", tmp_path / "recpie.toml", *out),
+        "agro: command line: unknown key train.step; did you mean train.steps?": (*train, "train.step=3"),
         "agro: command line: train.lr: input should be greater": (*train, "train.lr=-1"),
         f"agro: {wrong}: train.lr: input": ("train", wrong, "train.steps=3", *out),
     }

@@ -73,8 +73,8 @@ def test_recipes_are_listed_printed_and_trained_by_name(tmp_path: Path, monkeypa
     assert RunConfig.load("dpo").objective.name == "dpo"
     Path("dpo").write_text('objective = { name = "rloo" }')
     assert RunConfig.load("dpo").objective.name == "rloo"  # a file of one's own comes first
-    assert "did you mean fresh" in refused("train", "frsh")
-    assert "did you mean fresh" in refused("recipes", "frsh")
+    assert "did you mean fresh?" in refused("train", "frsh")
+    assert "did you mean fresh?" in refused("recipes", "frsh")
 
 
 def test_doctor_reports_versions_machine_and_state(tmp_path: Path) -> None:

@@ -43,4 +43,4 @@ def test_a_list_fits_a_screen(command: str, monkeypatch) -> None:
 
 
 def test_an_unknown_one_is_refused() -> None:
-    assert "did you mean agro" in refused("objectives", "agor")
+    assert "did you mean agro?" in refused("objectives", "agor")

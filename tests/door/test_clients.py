@@ -112,11 +112,11 @@ def test_responses_with_a_tool_make_one_row(client, says, tmp_path) -> None:
 def test_errors_are_those_of_the_services(client, claude) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="m", messages=HI, temperature=3)
-    with pytest.raises(openai.AuthenticationError):
+    with pytest.raises(openai.AuthenticationError, match="expected the door's token as API key"):
         client.with_options(api_key="wrong").chat.completions.create(model="m", messages=HI)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         claude.messages.create(model="m", messages=HI, max_tokens=0)
-    with pytest.raises(anthropic.AuthenticationError):
+    with pytest.raises(anthropic.AuthenticationError, match="expected the door's token as API key"):
         claude.with_options(api_key="wrong").messages.create(model="m", messages=HI, max_tokens=5)
     for each in (client, claude):
         assert [model.id for model in each.models.list()] == ["tiny"]

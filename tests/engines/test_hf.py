@@ -450,4 +450,6 @@ def test_a_deep_model_with_much_rounding_passes(shared_model):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_first_token_beyond_the_vocabulary_isnt_asked(tiny, dtype):
     """As GPT2's own, 50256, in the configuration of a small model."""
-    HF(tiny("GPT2", dtype, bos_token_id=50256))
+    engine = HF(tiny("GPT2", dtype, bos_token_id=50256))
+    [done] = engine.decode(deque([Request(0, [1, 4], 3)]), SamplerConfig(), 3)
+    assert max(done.tokens) < len(engine.policy.tokenizer)

@@ -369,7 +369,7 @@ def test_sglang_is_asked_and_read_as_its_documentation_says() -> None:
     with pytest.raises(ValueError, match="input_token_logprobs"):
         dialect.scores(SGLANG, [1, 7, 8])
     for wrong in ([5.0, 6], ["5", 6], [True, 6]):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ValidationError, match=r"output_ids\.0\n  Input should be a valid integer"):
             dialect.read({**SGLANG, "output_ids": wrong})
     with pytest.raises(Failed, match="abort"):
         dialect.read({**SGLANG, "meta_info": {**SGLANG["meta_info"], "finish_reason": {"type": "abort"}}})

@@ -99,7 +99,7 @@ def test_one_that_answers_otherwise_when_played_again_fails(count):
     with closing(count(drifts=True)) as environment:
         first, second = start(environment, 0), start(environment, 0)
         environment.step(second, "a")
-        with pytest.raises(WrongResult):
+        with pytest.raises(WrongResult, match="its process was killed by SIGKILL"):
             environment.step(first, "die")
         with pytest.raises(WrongResult, match="answered otherwise"):
             environment.step(second, "a")

@@ -137,7 +137,7 @@ def test_columns_that_do_not_fit(row: dict[str, Any], mapping: list[str], messag
         (["prompt"], "expected FIELD=COLUMN, such as prompt=question"),
         (["=x"], "expected FIELD=COLUMN"),
         (["prompt="], "expected FIELD=COLUMN"),
-        (["promt=x"], "the record has no field promt; did you mean prompt"),
+        (["promt=x"], r"the record has no field promt; did you mean prompt\? \(meta\.promt keeps the column"),
         (["zzz=x"], "the fields are prompt, response, reward"),
         (["meta.=x"], "the record has no field meta"),
         (["reward=x", "reward=y"], "reward is mapped to x already"),

@@ -89,7 +89,7 @@ def test_pairs_and_several_responses_of_a_record(tmp_path: Path, store: Store) -
         ("title = 3\n[map]\nprompt = 'q'", "title: Input should be a valid string; expected title, kind"),
         (
             "[map]\npromt = 'q'",
-            r"own.toml: \[map\]: promt=q: .* no field promt; did you mean prompt",
+            r"own.toml: \[map\]: promt=q: .* no field promt; did you mean prompt\?",
         ),
         ("[map]\nprompt = 'q'\n[skip]\n'a ==' = 'x'", "a ==: expected a JMESPath expression"),
         ("[map]\nresponse = 'a['", r"own.toml: \[map\]: response=a\[: expected a column or a JMESPath"),

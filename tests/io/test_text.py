@@ -71,6 +71,13 @@ def test_up_to_three_names_that_are_alike_are_named(typed: str, answer: str) -> 
     assert did_you_mean("b", ["beta", "b_"], "train.") == "did you mean train.b_?"
 
 
+def test_a_name_in_whole_words_of_the_other_is_named() -> None:
+    assert did_you_mean("reward_scale", ["scale", "cal", "ward"]) == "did you mean scale?"
+    assert did_you_mean("max", ["max_uses", "maximal_number", "climax_uses"]) == "did you mean max_uses?"
+    assert did_you_mean("kl_loss_coef", ["kl", "loss", "coef"]) == "did you mean loss, kl or coef?"
+    assert did_you_mean("warmup_steps", ["warmup", "steps"]) == "did you mean warmup or steps?"
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "[" * 5_000 + "]" * 5_000, '{"a":' * 5_000 + "1" + "}" * 5_000]
 )

@@ -185,7 +185,7 @@ def test_metrics_and_a_loss_to_plot_may_be_plain_numbers(file: str) -> None:
 
 
 def test_a_claim_with_an_unknown_need_is_refused() -> None:
-    with pytest.raises(Refused, match=r"Claims: needs: unknown name 'rewards'; did you mean reward"):
+    with pytest.raises(Refused, match=r"Claims: needs: unknown name 'rewards'; did you mean reward\?"):
         Claims(lambda s: s.p, "unknown", ("rewards",))
 
 

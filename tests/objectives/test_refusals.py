@@ -257,7 +257,7 @@ def test_an_unknown_objective(act: Any) -> None:
     with pytest.raises(Refused) as caught:
         act("argo")
     assert "'argo'" in str(caught.value)
-    assert "did you mean agro" in str(caught.value)
+    assert "did you mean agro?" in str(caught.value)
 
 
 BETA: dict[str, Any] = {"beta": 0.1}
@@ -269,8 +269,8 @@ WEIGHED: dict[str, Any] = {"weight": "behavior"}
     [
         ("agro", {}, ("beta", "no default")),
         ("kl_pg", {}, ("beta", "no default")),
-        ("agro", BETA | {"bta": 0.1}, ("unknown option bta", "did you mean beta")),
-        ("agro", BETA | {"reward_scale": "loss"}, ("unknown option reward_scale; it has: ",)),
+        ("agro", BETA | {"bta": 0.1}, ("unknown option bta", "did you mean beta?")),
+        ("agro", BETA | {"reward_scale": "loss"}, ("unknown option reward_scale; did you mean scale?",)),
         ("sft", BETA, ("unknown option beta; it has: weight",)),
         ("rloo", {"zeta_coefficient": 1}, ("it has: beta, baseline, normalize, weight",)),
         ("dro", BETA | {"scale": "loss"}, ("unknown option scale",)),

@@ -88,7 +88,11 @@ def test_a_bad_last_line_with_its_newline_is_not_torn(run_folder):
         ("metrics.jsonl", '{"st', " has no steps yet"),
         ("metrics.jsonl", None, ": can't be read: No such file"),
         ("config.json", "{", ": expected a run's configuration as JSON"),
-        ("config.json", '{"train": {"stepz": 3}}', r": unknown key train\.stepz; did you mean train\.steps"),
+        (
+            "config.json",
+            '{"train": {"stepz": 3}}',
+            r": unknown key train\.stepz; did you mean train\.steps\?$",
+        ),
         ("config.json", None, ": can't be read: No such file"),
     ],
 )

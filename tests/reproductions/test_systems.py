@@ -69,7 +69,7 @@ def test_the_page_has_all_systems_and_all_rows() -> None:
     assert all(f"[{system.name}](" in text or f"- {system.name}:" in text for system in SYSTEMS)
     assert "1 of 2 measurements hold." in text
     assert "): Not all that is measured holds: |c|: 0.5 (**not** ≥ 1)." in text
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="no such system"):
         page({"present": [Row("no such system", "m", "c", 0.5, 1.0, "at least")]})
 
 

@@ -72,9 +72,19 @@ def test_regex_on_gsm8k():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("exct", {}, "got 'exct'; did you mean exact"),
-        ("exact", {"strp": True}, "reward.options of exact: unknown key strp; did you mean strip"),
-        ("exact", {"strip": 3}, "strip: input should be a valid boolean"),
+        ("exct", {}, "got 'exct'; did you mean exact?"),
+        ("exact", {"strp": True}, "reward.options of exact: unknown key strp; did you mean strip?"),
+        ("exact", {"strip": 1}, "reward.options of exact: strip: input should be a valid boolean, got 1"),
+        ("exact", {"strip": "no"}, "strip: input should be a valid boolean, got 'no'"),
+        (
+            "judge",
+            {"retries": "3"},
+            "of judge: retries: input should be a valid integer, got '3'",
+        ),
+        ("judge", {"retries": 3.0}, "retries: input should be a valid integer, got 3.0"),
+        ("judge", {"max_calls": True}, "max_calls: input should be a valid integer, got True"),
+        ("judge", {"highest": "10"}, "highest: input should be a valid number, got '10'"),
+        ("overlong", {"buffer": "4"}, "buffer: input should be a valid integer, got '4'"),
         ("regex", {"pattern": "(a)"}, "unknown key pattern; known here: marker, answer_marker"),
         ("regex", {"marker": " "}, "marker: expected text"),
     ],
@@ -130,7 +140,7 @@ def test_without_tokens_it_is_unknown() -> None:
         ({}, "overlong: max_tokens: field required.*\n.*overlong: buffer: field required"),
         ({"max_tokens": 4, "buffer": 0}, "buffer: input should be greater than or equal to 1"),
         ({"max_tokens": 4, "buffer": 5}, r"buffer: expected at most max_tokens \(4\), got 5"),
-        ({"max_token": 4}, "unknown key max_token; did you mean max_tokens"),
+        ({"max_token": 4}, r"unknown key max_token; did you mean max_tokens\?$"),
     ],
 )
 def test_options(options, said: str) -> None:

@@ -185,7 +185,7 @@ def test_the_configuration_comes_back_from_config_json(tmp_path):
         ({"functions": [{"name": "math", "weight": 0}]}, "expected one weight other than 0"),
         ({"clip": [1.0, -1.0]}, "lower bound below the upper one, got 1.0 and -1.0"),
         ({"functions": [{"name": "math", "at_least": 2, "at_most": 1}]}, "got 2.0 and 1.0"),
-        ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight"),
+        ({"functions": [{"name": "math", "wieght": 1}]}, "did you mean reward.functions.0.weight?"),
         ({"functions": [{"name": "math", "weight": float("inf")}]}, "expected a finite number, got inf"),
     ],
 )
@@ -198,7 +198,7 @@ def test_contradictions_are_refused(reward, message):
 @pytest.mark.test
 def test_a_reward_that_fails_to_load_is_refused_with_its_place(functions):
     with pytest.raises(
-        Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length"
+        Refused, match=r"reward.functions.1: reward.name: .* has no 'lenght'; did you mean length\?"
     ):
         load_reward(configured(functions=[{"name": f"{functions}:{n}"} for n in ("length", "lenght")]))
 

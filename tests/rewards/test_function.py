@@ -468,9 +468,9 @@ def test_a_worker_that_died_between_calls_fails_no_response(write):
             "no_such_module:f",
             "no_such_module can't be imported: ModuleNotFoundError: No module named 'no_such_module'",
         ),
-        ("jsom:loads", "did you mean json"),
-        ("{tmp}/mime.py:f", "mime.py; did you mean mine.py"),
-        ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward"),
+        ("jsom:loads", "; did you mean json or ijson?"),
+        ("{tmp}/mime.py:f", "mime.py; did you mean mine.py?"),
+        ("{tmp}/mine.py:rewrad", "mine.py has no 'rewrad'; did you mean reward?"),
         ("{tmp}/mine.py:zzzzzz", "it has number, Scorer, reward, other"),
         ("{tmp}/mine.py:number", "is of type int, not a function"),
         ("{tmp}/mine.py:Scorer", "is a class; give a function, or an object of the class"),
@@ -505,7 +505,7 @@ def test_a_function_that_fails_to_import_is_refused(write, tmp_path, name, messa
 def test_options_that_the_function_does_not_take_are_refused(write):
     path = write("def f(completions, weight=1.0): return [weight] * len(completions)")
     with pytest.raises(
-        Refused, match=r"reward.options.wieght: .* takes no such argument; did you mean weight"
+        Refused, match=r"reward.options.wieght: .* takes no such argument; did you mean weight\?"
     ):
         FunctionReward(f"{path}:f", {"wieght": 2})
     with pytest.raises(Refused, match=r"reward.options.completions: .* come from the samples"):

@@ -133,7 +133,7 @@ def test_waiting_ends_with_the_time_and_what_the_store_has(store: Store, monkeyp
     assert 0.15 <= time.monotonic() - began < 10
     assert "1 of them not scored" in str(refused.value)
     assert store.draws.drawn("r") == []
-    with pytest.raises(Refused) as at_once:
+    with pytest.raises(Refused, match=r"expected 2 groups.*got 1.*4 samples in 2 groups") as at_once:
         store.draw(DrawRule(2, min_group=2), AT)
     assert "waited" not in str(at_once.value)
 

@@ -164,7 +164,7 @@ def test_what_json_does_not_give_back_is_refused(into: Store, tmp_path: Path, me
     with pytest.raises(Refused, match="meta"):
         into.append([sample(), sample(meta=meta)])
     assert into.counts().samples == 0
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match=r"sample 1 of the export .*: .*(value that JSON has|as it is)"):
         write_samples(tmp_path / "x.jsonl", [sample(meta=meta)])
 
 
@@ -183,7 +183,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     write_samples(path, [sample()])
     before = path.read_bytes()
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match=r"sample 2 of the export .*: Out of range float values"):
         write_samples(path, [sample(), sample(meta={"x": math.nan})])
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["x.jsonl"]

@@ -72,7 +72,9 @@ def test_the_format_can_be_named(into: Store, load: Any) -> None:
     assert load(both, format="preference").pairs == 1
     load({**both, "z": 1}, name="another.jsonl", format="interchange")
     assert list(into.samples())[-1].meta == {"chosen": "a", "rejected": "b", "z": 1}
-    with pytest.raises(Refused, match="--format prefrence: unknown; did you mean preference"):
+    with pytest.raises(
+        Refused, match=r"--format prefrence: unknown; did you mean preference\? One of your own is FILE\.toml"
+    ):
         load(both, format="prefrence")
 
 

@@ -157,6 +157,9 @@ def test_several_that_make_a_store_at_once(postgres_url: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         for store in list(pool.map(lambda _: Store.open(postgres_url), range(8))):
             store.close()
+    with Store.open(postgres_url) as store:
+        assert store.append([sample()]) == [1]
+        assert not store.tables.damage()
 
 
 def test_a_draw_takes_few_trips(store: Store) -> None:
@@ -206,7 +209,7 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
             assert [s.prompt_id for s in each.samples(prompt_id=names[1])] == [names[1]] * 4
             assert each.experience.find(prompt_id=names[2]) == ids[8:12]
             assert {group.prompt_id for group in each.groups()} >= {*names}
-            with pytest.raises(OtherPrompt):
+            with pytest.raises(OtherPrompt, match="to name one prompt"):
                 each.append([sample("another prompt", prompt_id=names[3])])
             for step in (1, 2):
                 assert {s.prompt_id for s in each.draw(rule, At("r", step, 0, step)).samples} == {*names}

@@ -223,7 +223,7 @@ def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, o
     ):
         with pytest.raises(OtherPrompt, match=r"prompt_id: expected [01] to name one prompt"):
             store.append(added)
-    with pytest.raises(OtherPrompt):
+    with pytest.raises(OtherPrompt, match="prompt_id: expected 0 to name one prompt"):
         store.experience.check_prompts([("0", other)])
     store.experience.check_prompts([("0", known), ("2", other)])
     assert store.counts().samples == 2
@@ -246,12 +246,14 @@ def test_an_append_to_a_large_group_reads_no_more_than_to_a_small_one(into: Stor
 def test_messages_are_one_prompt_in_any_order_of_their_keys(store: Store) -> None:
     store.append([sample(CHAT, prompt_id="0")])
     store.append([sample([dict(reversed(CHAT[0].items()))], prompt_id="0")])
+    assert [s.prompt for s in store.samples(prompt_id="0")] == [CHAT, CHAT]
 
 
 def test_what_a_rewound_run_sampled_names_no_prompt(store: Store) -> None:
     store.append([sample("1+1=", prompt_id="0")], run="r", step=1)
     store.ledger.rewind("r")
     store.append([sample("2+2=", prompt_id="0")])
+    assert [s.prompt for s in store.samples(prompt_id="0")] == ["2+2="]
 
 
 def test_a_url_that_is_no_store() -> None:

@@ -210,7 +210,7 @@ def replacing(fields: str) -> str:
     ("line", "message"),
     [
         *((replacing(fields), f"engine Wrong: .*{message}") for fields, message in SPOILED.items()),
-        ("can = {'share_weights'}", "Wrong: can: .* 'share_weights'; did you mean shares_weights"),
+        ("can = {'share_weights'}", r"Wrong: can: .* 'share_weights'; did you mean shares_weights\?$"),
         ("can = []", r"Wrong: can: expected a frozenset of names, got \[\]"),
         ("def load(self, *_): 1 / 0", r"Wrong: load: ZeroDivisionError.*wrong\.py:7"),
         ("def decode(self, waiting, *_): waiting.clear(); yield from ()", r"Wrong answered 0 of \d+"),
@@ -276,7 +276,7 @@ def test_a_source_of_a_user_changes_what_is_trained_on_and_resumes_to_the_same_b
 def test_an_installed_source_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "installed", lambda kind, *_: {"curriculum": CURRICULUM})
     check_config(resting(tmp_path, source__around="curriculum"))
-    with pytest.raises(Refused, match=r"source\.around: .* got 'curiculum'; did you mean curriculum"):
+    with pytest.raises(Refused, match=r"source\.around: .* got 'curiculum'; did you mean curriculum\?$"):
         check_config(resting(tmp_path, source__around="curiculum"))
 
 
@@ -292,7 +292,10 @@ def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source__options": {"rests": 2}}, r"source\.options of .*: unknown key rests; did you mean rest"),
+        (
+            {"source__options": {"rests": 2}},
+            r"source\.options of .*: unknown key rests; did you mean rest\?$",
+        ),
         ({"source__options": {"rest": 0}}, r"source\.options of .*: rest: input should be .* 1, got 0"),
         ({"source__around": f"{EXAMPLE}:Curriculum"}, r"expected a SourceWrapper .*, got <class"),
         ({"source__around": f"{EXAMPLE}:CURICULUM"}, r"source\.around: .*curriculum\.py has no 'CURICULUM'"),
@@ -359,11 +362,15 @@ WRAPPED = SourceWrapper(Wrong{fields})
             ", can=lambda inner: inner",
             r"can was called with \(inner, options\): TypeError: .*takes 1",
         ),
-        ("pass", ", can=lambda inner, options: {'wholegroups'}", "'wholegroups'; did you mean whole_groups"),
+        (
+            "pass",
+            ", can=lambda inner, options: {'wholegroups'}",
+            r"'wholegroups'; did you mean whole_groups\?$",
+        ),
         (
             "pass",
             ", needs={'sample_chosen'}",
-            "needs: .* 'sample_chosen'; did you mean samples_chosen_prompts",
+            r"needs: .* 'sample_chosen'; did you mean samples_chosen_prompts\?$",
         ),
     ],
 )

@@ -168,7 +168,7 @@ REWARDS: list[tuple[Changes, str]] = [
 ]
 OBJECTIVES: list[tuple[Changes, str]] = [
     ({"objective": {"name": "agro"}}, "no default"),
-    ({"objective": {"name": "agro", "betta": 1}}, "did you mean beta"),
+    ({"objective": {"name": "agro", "betta": 1}}, r"unknown option betta; did you mean beta\?$"),
     ({"objective": {"name": "agor", "beta": 1.0}}, "expected one of `agro objectives`"),
     ({"sampler__n": 1}, r"sampler\.n is 1\. What to do: a larger sampler\.n"),
     (
@@ -241,4 +241,5 @@ def test_settings_that_are_refused(tmp_path: Path, changes: Changes, message: st
 def test_settings_that_are_accepted(tmp_path: Path) -> None:
     """Patience of all phases, evaluations of one."""
     patient = HELD | {"evaluate__patience": 2} | phases({}, {"evaluate": {"every": 2}})
-    Trainer(tiny(tmp_path, **patient), tmp_path / "run")
+    trainer = Trainer(tiny(tmp_path, **patient), tmp_path / "run")
+    assert [(p.config.evaluate.patience, p.config.evaluate.every) for p in trainer.phases] == [(2, 0), (2, 2)]

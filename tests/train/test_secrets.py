@@ -121,6 +121,7 @@ def test_a_variable_in_a_list_and_in_the_options_of_an_environment(tmp_path: Pat
     assert made.name == "keyed with value"
     with pytest.raises(Refused) as caught:
         load_environment(EnvironmentConfig(name=name, options={"key": "env:SOME_KEY", "fails": True}))
+    assert "ValueError: no" in str(caught.value)
     assert "value" not in str(caught.value)
 
 

@@ -43,12 +43,20 @@ def test_prompt_hash() -> None:
     assert prompt_hash(MESSAGES) == Prompt(MESSAGES).id != prompt_hash(MESSAGES[1:])
 
 
-@pytest.mark.parametrize("bad", [None, 3, [], ["text"], [{"role": "user"}], {"role": "user", "content": ""}])
-def test_a_prompt_is_text_or_messages(bad: Any) -> None:
-    for make, given in ((Prompt, {"text": bad}), (Sample, {**SAMPLE, "prompt": bad})):
-        said = refused(make, **given)
-        assert "expected text, or a list of messages" in said or "prompt[0]: expected" in said
-        assert repr(bad[0] if isinstance(bad, list) and bad else bad) in said
+EITHER = "prompt: expected text, or a list of messages with 'role' and 'content', got "
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        *((bad, f"{EITHER}{bad}") for bad in (None, 3, [], {"role": "user", "content": ""})),
+        (["text"], "prompt[0]: expected a message with 'role' and 'content' (or 'tool_calls'), got 'text'"),
+        ([{"role": "user"}], "prompt[0]: expected content, a refusal or tool_calls, got {'role': 'user'}"),
+    ],
+)
+def test_a_prompt_is_text_or_messages(bad: Any, words: str) -> None:
+    assert refused(Prompt, text=bad) == f"prompt: {words}"
+    assert refused(Sample, **{**SAMPLE, "prompt": bad}) == f"sample: {words}"
 
 
 def test_a_sample_of_texts_alone() -> None:
@@ -410,7 +418,8 @@ def test_what_a_batch_refuses(changes: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("field", ["ref_logp", "behavior_logp", "old_logp"])
 def test_a_positive_log_prob_outside_of_the_mask_is_no_mistake(field: str) -> None:
-    Batch.of(**THREE, **{field: [[9.0, -1.0, 0.0], [9.0, 9.0, -1.0], None]})
+    batch = Batch.of(**THREE, **{field: [[9.0, -1.0, 0.0], [9.0, 9.0, -1.0], None]})
+    assert getattr(batch, field)[batch.mask].tolist()[:3] == [-1.0, 0.0, -1.0]
 
 
 TENSORS = ("mask", "reward", "group", "response", "weight", "ref_logp", "pairs", "votes", "tokens", "lengths")
