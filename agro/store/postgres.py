@@ -232,11 +232,16 @@ class PostgresDatabase(Database):
             yield
             self._commit()
         except BaseException:
-            self._in_doubt = self._version is not None and not self._locked  # it has only read
+            self._in_doubt = self._reads_alone
             self._rollback()
             raise
         finally:
             self._open, self._pending = False, []
+
+    @property
+    def _reads_alone(self) -> bool:
+        """Whether a transaction has read, and not taken the lock."""
+        return self._version is not None and not self._locked
 
     def _commit(self) -> None:
         if not self._locked and not self._pending:
