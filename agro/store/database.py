@@ -267,8 +267,9 @@ class Database(ABC):
         self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
     ) -> Iterator[list[Row]]:
         """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
-        blocks, within = [self.last_id()], "id <= ?"
-        if ids is not None:
+        if ids is None:
+            blocks, within = [self.last_id()], "id <= ?"
+        else:
             blocks = [self.listed(ids[start : start + PAGE_ROWS]) for start in range(0, len(ids), PAGE_ROWS)]
             within = "id IN (SELECT value FROM json_each(?))"
         for block in blocks:
