@@ -28,7 +28,7 @@ from agro import config as configuration
 from agro.config import NewModel
 from agro.errors import Refused
 from agro.io.files import is_complete_folder, writing
-from agro.io.processes import cores as cores
+from agro.io.processes import cores
 from agro.models.adapters import base_of, is_adapter, merged_with
 
 if TYPE_CHECKING:

@@ -312,7 +312,7 @@ class Loop:
 
     def _enter_learner(self, phase: Phase, resumed: Path | None) -> None:
         """`resumed`: the checkpoint to continue from, of this phase."""
-        began = self.folder.checkpoint(phase.begins) if phase.begins else None  # at the start of the run
+        began = self.folder.checkpoint(phase.begins) if phase.begins else None  # None: the run's start
         self.learner.enter(phase.config, began=began, resumed=resumed)
 
     def go_back(self) -> Position:

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from agro.config import RunConfig
 from agro.io.files import new_run_folder
+from agro.io.processes import cores
 from agro.models.policy import Policy
-from agro.models.pretrained import LARGE, cores, parameters, positions_of
+from agro.models.pretrained import LARGE, parameters, positions_of
 from agro.models.reference import load_reference
 from agro.objectives.ingredients import MEASURED
 from agro.objectives.needs import provided_by
