@@ -21,6 +21,7 @@ from agro.objectives import differentiate, get
 from agro.rollout import Rollout
 from agro.rollout.engines.hf import HF
 from agro.store import Store
+from agro.train.check import check_config
 from agro.train.collate import OVER_KEPT, collate, recording
 from agro.train.phases import Phase
 from agro.train.step import MicroBatch, Passes, backward, streams_of
@@ -182,7 +183,7 @@ def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorde
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
     server = {"kind": "server", "urls": ["http://x"]}
     old = {"name": "grpo", "ratio": "old"}  # both log-probs of this ratio are the trainer's
-    phases = Phase.all(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
+    phases = check_config(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
     assert not recording(phases, phases[0]).sampler.records_kept
 
 
