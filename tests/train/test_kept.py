@@ -13,6 +13,7 @@ from tiny_runs import logp_rounding, metrics, run_tiny, samples_of, tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
+from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import PolicyConfig, SamplerConfig
 from agro.errors import Refused
@@ -182,7 +183,7 @@ def test_without_ratios_log_probs_are_over_the_vocabulary_and_nothing_is_recorde
 def test_a_server_does_not_report_kept_sets(tmp_path: Path) -> None:
     server = {"kind": "server", "urls": ["http://x"]}
     old = {"name": "grpo", "ratio": "old"}  # both log-probs of this ratio are the trainer's
-    phases = Phase.all(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server))
+    phases = Trainer(tiny(tmp_path, sampler__top_p=0.8, objective=old, engine=server)).phases
     assert not recording(phases, phases[0]).sampler.records_kept
 
 
