@@ -164,7 +164,10 @@ def test_a_bad_field_is_named(fields: dict[str, Any], message: str) -> None:
         ({"x": math.inf}, "expected a value that JSON has, got .*: Out of range float values"),
         ({"x": (1, 2)}, "JSON doesn't give this value back as it is: .*no tuples"),
         ({1: "x"}, "JSON doesn't give this value back as it is: .*text as keys"),
-        ({"x": {1, 2}}, "expected a value that JSON has, got .*: Object of type set is not JSON serializable"),
+        (
+            {"x": {1, 2}},
+            "expected a value that JSON has, got .*: Object of type set is not JSON serializable",
+        ),
         ({"x": b""}, "expected a value that JSON has, got .*: Object of type bytes is not JSON serializable"),
     ],
 )
