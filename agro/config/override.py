@@ -11,7 +11,6 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from agro.errors import Refused
 from agro.io import peers
@@ -54,33 +53,11 @@ def check_values(value: Any, location: str, *keys: Any) -> None:
 
 
 def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
-    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected.
-
-    They are of the very type: "3" is no integer, 1 is no truth value. But 1e3 is an integer and "False" is a
-    truth value, as in the rest of a configuration: command lines have them.
-    """
+    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected."""
     try:
-        text = to_json(options, inf_nan_mode="constants")  # tuples as lists, and paths as text
-    except PydanticSerializationError as error:
-        raise Refused(f"{location}: expected values that JSON has, got {options!r:.80}: {error}") from None
-    try:
-        return kind.model_validate_json(text, strict=True)
+        return kind.model_validate(options)
     except ValidationError as error:
-        problems = [problem for problem in error.errors() if not _is_clear(problem)]
-    if not problems:
-        try:
-            return kind.model_validate_json(text)
-        except ValidationError as error:
-            problems = error.errors()
-    raise Refused("\n".join(explain(problem, kind, location) for problem in problems))
-
-
-def _is_clear(problem: ErrorDetails) -> bool:
-    """Whether an error of pydantic's is of what can mean one thing only: 1e3 for an integer, "False"."""
-    value = problem["input"]
-    if problem["type"] == "int_type":
-        return isinstance(value, float) and value.is_integer()
-    return problem["type"] == "bool_type" and value in ("False", "True")
+        raise Refused("\n".join(explain(e, kind, location) for e in error.errors())) from None
 
 
 def explain(

@@ -2,6 +2,7 @@
 
     python benchmarks/code/run.py [--data FOLDER] [--level LEVEL] [--workers N] [--out FILE]
 
+Writes benchmarks/results/code.json, or FILE in its place.
 FOLDER has `code/humaneval.jsonl.gz` and `code/mbpp.jsonl.gz`, whose own solutions have to pass, and
 `generations/humaneval_*.jsonl.gz`, programs of other models with the verdicts of those who logged them.
 """

@@ -3,8 +3,9 @@
     python reproductions/systems/run.py [--only MODULE] [--recorded] [--out FOLDER]
 
 Each module of MEASURED has a function `rows(folder)` that measures what a mechanism changes, in runs of
-seconds. Writes result.json, the measurements by module, and in README.md what is whole, and what the rest
-lacks. With --only the other modules' rows are those of result.json, with --recorded all.
+seconds. Writes result.json, the measurements by module, into --out, and where that is this folder what is
+whole, and what the rest lacks, into README.md. With --only the other modules' rows are those of result.json,
+with --recorded all.
 
 What a recipe lacks stands with the recipe (`missing`); a system is whole where none of its recipes lacks
 anything, nothing is missing in systems.toml, and all that was measured of it holds. Equations are measured by

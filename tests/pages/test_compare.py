@@ -206,7 +206,7 @@ def test_another_metric(tmp_path: Path) -> None:
     assert (found.measure, found.lines[0].finals.tolist()) == ("reward_mean", [0.7])
     assert compare(runs[:1]).measure == "eval_reward"
     assert to_json(found)["measure"] == "reward_mean"
-    with pytest.raises(Refused, match=r"did you mean eval_reward\?"):
+    with pytest.raises(Refused, match=r"did you mean eval_reward or eval_reward_se\?$"):
         compare(runs[:1], "eval_rewards")
 
 

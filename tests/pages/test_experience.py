@@ -87,7 +87,7 @@ def test_sources_have_names() -> None:
         assert source_of(named("policy", "m", True, staleness)) == "this run's earlier samples"
     assert source_of(named("expert", "")) == "expert"
     draws = [named("log", f"s{i}") for i in range(7)]
-    found = RunExperience(Path("x"), draws + draws[3:6])
+    found = RunExperience(draws + draws[3:6])
     assert sorted(set(found.sources)) == ["3 other sources", "s0", "s3", "s4", "s5"]
 
 

@@ -59,6 +59,12 @@ def test_the_answers_of_the_tasks(task) -> None:
     assert {prompt: TASKS[task].answer(prompt) for prompt in examples} == examples
 
 
+def test_each_task_and_each_job_is_declared_whole() -> None:
+    """No rule without a task, and no job that the guide's table puts into a row without a name."""
+    assert tasks.ANSWERS.keys() == TASKS.keys() >= tasks.PROMPTS.keys()
+    assert all(job.kind for job in EVERY)
+
+
 def test_all_tasks_stay_in_their_alphabets() -> None:
     rng = random.Random(0)
     for task in TASKS.values():

@@ -14,6 +14,7 @@ import pytest
 
 from agro import objectives
 from agro.config.recipes import recipes
+from reproductions import harness
 from reproductions.systems import run
 from reproductions.systems.present import sharpe_ratio
 from reproductions.systems.run import MEASURED, SYSTEMS, System, page
@@ -73,7 +74,10 @@ def test_the_page_has_all_systems_and_all_rows() -> None:
         page({"present": [Row("no such system", "m", "c", 0.5, 1.0, "at least")]})
 
 
-def test_a_module_is_measured_and_the_others_are_those_of_before(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_module_is_measured_and_the_others_are_those_of_before(tmp_path: Path, monkeypatch) -> None:
+    begin, end = harness.marks("systems")
+    (tmp_path / "README.md").write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
     (tmp_path / "result.json").write_text(json.dumps({"again": [asdict(HELD)]}))
     measured = SimpleNamespace(rows=lambda folder: iter([FAILED]))
     monkeypatch.setattr(run.importlib, "import_module", lambda name: measured)
@@ -82,7 +86,9 @@ def test_a_module_is_measured_and_the_others_are_those_of_before(tmp_path: Path,
         "again": [asdict(HELD)],
         "present": [asdict(FAILED)],
     }
-    assert "1 of 2 measurements hold" in capsys.readouterr().out
+    text = page({"again": [HELD], "present": [FAILED]})
+    assert "1 of 2 measurements hold" in text
+    assert (tmp_path / "README.md").read_text() == f"before\n{begin}\n\n{text}\n\n{end}\nafter\n"
 
 
 @pytest.mark.parametrize("module", MEASURED)

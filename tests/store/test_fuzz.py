@@ -81,7 +81,7 @@ def test_prompts_with_flipped_bits(tmp_path: Path, pack: Callable[[bytes], bytes
 @pytest.mark.parametrize("depth", [800, 990, 5000, 200_000])
 @pytest.mark.parametrize("value", ["[", '{"a":'])
 def test_deeply_nested_values(into: Store, tmp_path: Path, depth: int, value: str) -> None:
-    """Where 800 are read, in a column that may have any value; a log's tokens are none."""
+    """800 levels are read in a column that may have any value, which the tokens of a log may not."""
     closing = {"[": "]", '{"a":': "}"}[value]
     deep = f"{value * depth}1{closing * depth}"
     path = tmp_path / "x.jsonl"

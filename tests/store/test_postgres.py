@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -209,7 +210,7 @@ def test_ids_of_any_length(store: Store, postgres_url: str, tmp_path: Path) -> N
             assert [s.prompt_id for s in each.samples(prompt_id=names[1])] == [names[1]] * 4
             assert each.experience.find(prompt_id=names[2]) == ids[8:12]
             assert {group.prompt_id for group in each.groups()} >= {*names}
-            with pytest.raises(OtherPrompt, match="to name one prompt"):
+            with pytest.raises(OtherPrompt, match=re.escape(f"expected {names[3]} to name one prompt, ")):
                 each.append([sample("another prompt", prompt_id=names[3])])
             for step in (1, 2):
                 assert {s.prompt_id for s in each.draw(rule, At("r", step, 0, step)).samples} == {*names}

@@ -217,13 +217,13 @@ def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, o
     """Whether it is in the store already or added together; then none of them is added."""
     store.append([sample(known, prompt_id="0")], run="r", step=1)
     store.append([sample(known, "another", prompt_id="0")])
-    for added in (
-        [sample(other, prompt_id="0")],
-        [sample(known, prompt_id="1"), sample(other, prompt_id="1")],
+    for name, added in (
+        ("0", [sample(other, prompt_id="0")]),
+        ("1", [sample(known, prompt_id="1"), sample(other, prompt_id="1")]),
     ):
-        with pytest.raises(OtherPrompt, match=r"prompt_id: expected [01] to name one prompt"):
+        with pytest.raises(OtherPrompt, match=rf"^prompt_id: expected {name} to name one prompt, "):
             store.append(added)
-    with pytest.raises(OtherPrompt, match="prompt_id: expected 0 to name one prompt"):
+    with pytest.raises(OtherPrompt, match=r"^prompt_id: expected 0 to name one prompt, "):
         store.experience.check_prompts([("0", other)])
     store.experience.check_prompts([("0", known), ("2", other)])
     assert store.counts().samples == 2
