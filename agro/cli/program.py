@@ -58,7 +58,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         own = SHARED.get(name) or typer.Option(f"--{name.replace('_', '-')}")
         info = copy(annotations[0] if annotations else own)
         if kind is not typer.Context:
-            info.help = helps.get(name) or info.help  # no help with python -OO
+            info.help = helps.get(name) or info.help  # python -OO has no Args
             kind = Annotated[kind, info]
         parameters.append(parameter.replace(annotation=kind))
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

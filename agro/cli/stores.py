@@ -90,7 +90,7 @@ def score(
     check: bool = False,
     threshold: float | None = None,
     label_threshold: float | None = None,
-    timeout: float = 10.0,
+    timeout: Annotated[float, typer.Option()] = 10.0,  # any: unlike that of an answer
     workers: int = 1,
     as_json: bool = False,
 ) -> None:

@@ -52,7 +52,7 @@ import torch
 from agro.errors import Refused
 from agro.objectives.core import Gradient, Ingredient, Options, ascending, masked, only_with
 from agro.objectives.needs import BEHAVIOR_LOGP, DRAWN_LOGP, OLD_LOGP, REF_LOGP, ColumnNeed, Need
-from agro.objectives.options import Beta, Option
+from agro.objectives.options import Beta, Option, needed_by
 from agro.objectives.reduce import Groups, Pairs, average_tokens
 from agro.types import Batch, Tensor
 
@@ -283,7 +283,7 @@ class KLTerm(Ingredient):
         objective has no `ratio`."""
         needs = super().needs(options)
         if needs and options["unbiased_kl"]:
-            needs.update(ANCHOR_NEEDS[options.get("ratio", "behavior")])
+            needs.update(needed_by({"ratio": (Ratio, "behavior")}, options))
         return needs
 
     def apply(self, options: Options, logp_BT: Tensor, batch: Batch, gradient: Gradient) -> Gradient:
