@@ -370,7 +370,7 @@ WRAPPED = SourceWrapper(Wrong{fields})
         (
             "pass",
             ", needs={'sample_chosen'}",
-            r"needs: .* 'sample_chosen'; did you mean samples_chosen_prompts\?$",
+            r"needs: unknown name 'sample_chosen'; did you mean samples_chosen_prompts\? \(own\.py:16\)$",
         ),
     ],
 )

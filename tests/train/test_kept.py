@@ -13,7 +13,6 @@ from tiny_runs import logp_rounding, metrics, run_tiny, samples_of, tiny
 from torch import Tensor
 from typer.testing import CliRunner
 
-from agro.api.reporting_trainer import Trainer
 from agro.cli import app
 from agro.config import PolicyConfig, SamplerConfig
 from agro.errors import Refused
