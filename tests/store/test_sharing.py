@@ -189,7 +189,7 @@ def test_processes_that_are_killed_are_said_and_nothing_is_lost(tmp_path: Path, 
     whole = imported(tmp_path, [log])
     (tmp_path / "s.db").unlink()
     monkeypatch.setattr(ProcessPoolExecutor, "submit", killing)
-    with pytest.warns(AgroWarning, match=r"ended \(killed, or see what it printed\); this one reads the rest"):
+    with pytest.warns(AgroWarning, match=r"ended \(killed, or see what it printed\); this one reads"):
         shared = imported(tmp_path, [log], workers=2)
     assert shared == whole
 
