@@ -146,11 +146,11 @@ def pool_singletons(batch: Batch) -> Batch:
     alone_G = groups.n == 1
     if not alone_G.any():
         return batch
-    alone_B, count = alone_G[batch.group], int(alone_G.sum())
+    alone_B, together = alone_G[batch.group], groups.weight[alone_G].sum().to(batch.weight.dtype)
     pooled = batch.replace(
         group=torch.where(alone_B, batch.n_groups, batch.group),
         group_names=(*batch.group_names, "groups of one response"),
-        weight=torch.where(alone_B, count * batch.weight, batch.weight),
+        weight=torch.where(alone_B, together, batch.weight),
     )
     return pooled.rows(torch.arange(len(batch.mask), device=batch.mask.device))
 

@@ -93,11 +93,12 @@ def test_groups_too_small_are_left_out_and_counted(
 def test_groups_of_one_response_are_pooled(name: str, options: dict[str, Any], needs: set[str]) -> None:
     """They are one group, which weighs as much as they did together. A single one is left out."""
     for seed in range(4):
-        case = draw_for(needs, seed, groups=8, sizes=(1, 2), weights=False)
+        case = draw_for(needs, seed, groups=8, sizes=(1, 2))
         out = evaluate(case, name, {**options, "singletons": "pool"})
         alone = {g for g in case.group if len({r for r, h in zip(case.response, case.group) if h == g}) == 1}
         assert alone
-        case.weight = [float(len(alone)) if g in alone else 1.0 for g in case.group]
+        together = sum({g: w for g, w in zip(case.group, case.weight) if g in alone}.values())
+        case.weight = [together if g in alone else w for g, w in zip(case.group, case.weight)]
         case.group = ["pool" if g in alone else g for g in case.group]
         agree(out, case, name, options)
         assert out.metrics.get("singletons_dropped", 0.0) == (len(alone) == 1)
