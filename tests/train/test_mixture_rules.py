@@ -158,6 +158,15 @@ def test_a_tracked_value_forgets_and_leaves_out_the_batch(tmp_path: Path) -> Non
         assert own.extra["stored_value"].tolist() == pytest.approx([(0.0 + 0.5) / 1.75])
 
 
+def test_meanings_are_a_column_and_an_unknown_one_is_nan() -> None:
+    found = [logged("a", [-1.0], meta=meta) for meta in ({"meaning": 2.0**40 + 1}, {"meaning": None}, {})]
+    batch = collate(found, 0)
+    assert batch.extra["meaning"].tolist() == pytest.approx(
+        [2.0**40 + 1, math.nan, math.nan], rel=0, nan_ok=True
+    )
+    assert "meaning" not in collate(found[2:], 0).extra
+
+
 def uncertain(store: Store, prompts: str, candidates: int) -> UncertainOrder:
     """Of half-life 2 at version 10."""
     tracked = TrackedValues(store, "r", SampleSummary(), 2.0)
