@@ -176,7 +176,8 @@ class Footprint:
     @classmethod
     def of(cls, config: RunConfig, *, has_reference: bool) -> Footprint:
         """Counted: nothing is loaded. `has_reference`: whether a phase reads it, so that it is in memory."""
-        policy, reward, model = config.policy, config.reward, shape_of(config.policy)
+        policy = config.phase(config.phase_names[0]).policy  # whose model and reference all phases share
+        reward, model = config.reward, shape_of(policy)
         others, copied = [reward.options.get("path")] if reward.name == "model" else [], 0
         if has_reference and policy.reference_model is None:  # bytes of a trained weight in a frozen copy
             copied = itemsize(policy) if policy.lora is None else 4

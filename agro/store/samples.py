@@ -237,7 +237,8 @@ class AppendTransaction:
                     [row] = self._db.run(f"{SELECT} WHERE id = ?", [i])
                     if is_valid_sample(row):
                         [other] = from_rows([row])
-                        known = _GroupPrompt(row[PROMPT], f"sample {i}, of {other.source}")
+                        of_source = f", of {other.source}" if other.source else ""
+                        known = _GroupPrompt(row[PROMPT], f"sample {i}{of_source}")
             known = known or _GroupPrompt(columns)
             if known.columns != columns and prompt_of(known.columns) != prompt_of(columns):
                 raise OtherPrompt(prompt_id, prompt_of(known.columns), known.location, prompt_of(columns))

@@ -323,7 +323,7 @@ def fingerprints(
     if config.policy.chat.template is not None:
         names.append("chat.template")
     digests = {", ".join(f"policy.{name}" for name in names): fingerprint(policy)}
-    if reference is not None and config.policy.reference == "model":
+    if reference is not None and config.phase(config.phase_names[0]).policy.reference == "model":
         digests["policy.reference_model"] = fingerprint(reference)
     for key in ("prompts", "eval_prompts"):
         if paths := config.data.paths(key):

@@ -184,6 +184,10 @@ def test_a_reference_that_no_phase_reads_is_not_there(reference: str) -> None:
     weights = shape("1.7B" if other else "0.6B", None, "bfloat16").weights
     without = Footprint.of(config, has_reference=False).resting
     factor = 1 if other else SPARE
+    in_phases = run(
+        "0.6B", policy={"lora": None}, phases=[{"name": "one", "policy": other | {"reference": reference}}]
+    )
+    assert counted(in_phases).resting == counted(config).resting
     assert counted(config).resting - without == pytest.approx(factor * 2 * weights)
 
 

@@ -223,7 +223,7 @@ def test_an_id_names_one_prompt_whoever_adds_samples(store: Store, known: Any, o
     ):
         with pytest.raises(OtherPrompt, match=rf"^prompt_id: expected {name} to name one prompt, "):
             store.append(added)
-    with pytest.raises(OtherPrompt, match=r"^prompt_id: expected 0 to name one prompt, "):
+    with pytest.raises(OtherPrompt, match=r"^prompt_id: expected 0 to name one prompt, .*\(sample [12]\)"):
         store.experience.check_prompts([("0", other)])
     store.experience.check_prompts([("0", known), ("2", other)])
     assert store.counts().samples == 2

@@ -28,6 +28,7 @@ from agro.rollout import Activity
 from agro.rollout.engines.connection import ServedReference
 from agro.store import Store
 from agro.train.check import check_config
+from agro.train.inputs import fingerprints
 from agro.train.learner import Learner
 from agro.train.publications import ProcessReport, Publications
 
@@ -229,6 +230,7 @@ def test_phases_may_name_the_teacher_on_a_server(tmp_path: Path, teacher: str) -
         config = tiny(tmp_path, objective=objective, evaluate={"kl": False}, train__steps=3, phases=[taught])
         with Trainer(config, tmp_path / "run").loaded() as machine:
             assert isinstance(machine.reference, ServedReference)
+            assert "policy.reference_model" in fingerprints(config, machine.policy, machine.reference, {})
 
 
 def test_a_log_prob_of_a_teacher_above_0_is_refused(tmp_path: Path, teacher: str, monkeypatch) -> None:
