@@ -51,9 +51,9 @@ def marks(name: str = MADE) -> tuple[str, str]:
 def put(readme: Path, text: str, name: str = MADE) -> None:
     """Put a text between the marks of this name."""
     begin, end = marks(name)
-    before, found, rest = readme.read_text(encoding="utf-8").partition(begin)
-    assert found, f"{readme} has no {begin}"
-    after = rest.partition(end)[2]
+    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    assert ended, f"{readme} has no {begin} with {end} after it"
     readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
