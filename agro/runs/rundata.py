@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
-from agro.config import RunConfig
+from agro.config import PolicyConfig, RunConfig
 from agro.errors import Refused
 from agro.io.files import write
 from agro.io.numbers import count, fixed
@@ -144,6 +144,11 @@ class RunData:
     def config_of(self, span: PhaseSpan) -> RunConfig:
         """Of a phase; the run's where it names no such phase."""
         return self.config.phase(span.name) if span.name in self.config.phase_names else self.config
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """Of the last phase so far."""
+        return self.config_of(self.spans[-1]).policy
 
     @property
     def averages(self) -> str:

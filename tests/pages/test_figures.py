@@ -12,6 +12,7 @@ from markupsafe import escape
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+from agro.config import RunConfig
 from agro.pages.run.figures import (
     FIRST,
     SECOND,
@@ -24,7 +25,7 @@ from agro.pages.run.figures import (
     smoothing,
     svg,
 )
-from agro.pages.run.page import learning
+from agro.pages.run.page import REFERENCES, learning, nearness
 from agro.runs.rundata import RunData, load_run
 
 
@@ -203,7 +204,9 @@ def test_reward_against_kl_is_of_rows_that_know_both(run):
 
 def test_phases_with_references_of_their_own_have_paths_of_their_own(run):
     assert len(lines(against_kl(run), SECOND)) == 1
-    policy = run.config.policy.model_copy(update={"reference": "phase"})
-    config = run.config.model_copy(update={"policy": policy})
-    figure = against_kl(dataclasses.replace(run, config=config))
-    assert [len(path) for path in lines(figure, SECOND)] == [4, 6, 2]
+    config = run.config.record()
+    for phase in config["phases"][1:]:
+        phase["policy"] = {"reference": "phase"}
+    run = dataclasses.replace(run, config=RunConfig.of(config))
+    assert [len(path) for path in lines(against_kl(run), SECOND)] == [4, 6, 2]
+    assert nearness(run)["facts"][0].value == REFERENCES["phase"]

@@ -149,7 +149,7 @@ def heldout(run: RunData, metric: str, label: str = "held-out", color: str = SEC
     """A metric of the steps that evaluate, with its standard error where there is one."""
     error = f"{metric}_se"
     se = run.column(error) if error in METRICS else None
-    split = metric == "eval_kl_ref" and run.config.policy.reference == "phase"
+    split = metric == "eval_kl_ref" and run.policy.reference == "phase"
     return Series(label, run.column(metric), color, se, points=True, split=split, mark=run.mark(metric))
 
 
@@ -330,7 +330,7 @@ def against_kl(run: RunData, size: Size = WIDE) -> Figure:
     style_axes(axes)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=NICE))
     paths = [np.full(len(run.rows), True)]
-    if run.config.policy.reference == "phase":
+    if run.policy.reference == "phase":
         paths = [rows_of_phase(run, span) for span in run.spans]
     together = math.ceil(len(run.rows) / DOTS)
     for s, kl in pairs:

@@ -198,7 +198,7 @@ def learning(run: RunData) -> dict[str, Any]:
         "evaluated": run.heldout(0, run.steps) is not None,
         "ring": ring(run, run.mark("eval_reward")),
         "averages": run.averages,
-        "reference": REFERENCES[run.config.policy.reference],
+        "reference": REFERENCES[run.policy.reference],
         "phases": phases,
         "panels": drawn,
     }
@@ -225,7 +225,7 @@ def _parts(run: RunData, metric: str, title: str) -> list[Panel]:
 
 def nearness(run: RunData) -> dict[str, Any]:
     """What the template's section about the reference shows: did it stay near?"""
-    policy, held_out = run.config.policy, run.config.asks_held_out
+    policy, held_out = run.policy, run.config.asks_held_out
     reference = REFERENCES[policy.reference]
     if policy.reference_model:
         reference += f": {policy.reference_model}"
