@@ -150,7 +150,7 @@ class LedgerSample(NamedTuple):
     id: int
     version: int  # the oldest of its tokens; -1: unknown
     has_reward: bool
-    actions: int  # tokens that were sampled; 0 where they aren't known
+    actions: int | None  # tokens that were sampled; None: unknown
 
 
 class OtherPrompt(Refused):
@@ -375,7 +375,7 @@ class Experience:
             [ledger, self._db.listed(numbers)],
         )
         return [
-            LedgerSample(number, i, version, bool(scored), count_actions(action) or 0)
+            LedgerSample(number, i, version, bool(scored), count_actions(action))
             for number, i, version, scored, action in rows
         ]
 

@@ -371,6 +371,6 @@ class CollectorSource:
         return CollectResult(
             tuple(sample.id for sample in samples),
             failed=sum(not sample.has_reward for sample in samples),
-            tokens=sum(sample.actions for sample in samples),
+            tokens=sum(sample.actions for sample in samples if sample.actions is not None),
             too_stale=skipped,
         )

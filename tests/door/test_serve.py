@@ -240,10 +240,8 @@ def test_who_leaves_ends_the_request(url, tmp_path) -> None:
 
 
 def test_an_answer_has_a_time_limit(serving) -> None:
-    with serving(seconds=0.05) as url:
-        reply = post(url, max_tokens=1900, temperature=0)
-    assert reply.status_code in (200, 504)  # 200: the model ended sooner
-    assert reply.status_code == 504 or reply.json()["usage"]["completion_tokens"] < 1900
+    with serving(seconds=1e-6) as url:
+        assert post(url).status_code == 504
 
 
 WRONG_FIELDS = [
