@@ -385,7 +385,7 @@ class SqliteDatabase(Database):
                 self.run("PRAGMA synchronous = FULL")
 
     def listed(self, values: Iterable[Any]) -> Any:
-        return json.dumps(list(values))
+        return json.dumps(list(values), default=int)  # NumPy's integers too
 
     def now(self) -> float:
         return time.time()

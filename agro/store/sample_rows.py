@@ -195,7 +195,7 @@ class SampleRow:
         `prompt_columns`. Without an `origin` it keeps its own."""
         row = [*self.values[:-1]]
         row[0], row[PROMPT] = i, prompt
-        row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), step, 0
+        row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), encode_text(step), 0
         if origin is not None:
             row[_FILE : _PART + 1] = map(encode_text, origin)
         return (*row, sample_checksum(row))
@@ -271,9 +271,9 @@ class Wtf8(bytes):
 
 
 def encode_text(value: Any) -> Any:
-    """The value that SQLite stores for a text; any other value as it is."""
+    """The value that SQLite stores for a text or NumPy's integer; any other value as it is."""
     if not isinstance(value, str):
-        return value
+        return int(value) if isinstance(value, np.integer) else value  # else SQLite stores its bytes
     try:
         if not value.isascii():
             value.encode()

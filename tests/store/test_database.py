@@ -189,12 +189,13 @@ def test_a_checksum_is_the_same_in_all_versions_of_python() -> None:
     assert checksum((7, 1, 0.5, None, "é", b"\0a", 2**40)) == 332679212929506770
 
 
-def test_a_name_of_numpys_is_stored_as_text(path: Path) -> None:
-    name = np.str_("ré")  # a str too, which marshal writes as bytes
+def test_names_and_integers_of_numpy_are_stored_as_text_and_integers(path: Path) -> None:
+    name, one = np.str_("ré"), np.int64(1)  # marshal writes the text as bytes, SQLite the integer
     with Store.open(path) as store:
-        [i] = store.append([sample(role=np.str_("log"))], run=name, step=1)
-        store.draws.record(name, 1, [i])
-        store.ledger.commit(name, 1, "digest")
+        [i] = store.append([sample(role=np.str_("log"))], run=name, step=one)
+        store.draws.record(name, one, [np.int64(i)])
+        store.ledger.commit(name, one, "digest")
+        assert store.tables.run("SELECT typeof(step) FROM samples WHERE step = 1") == [("integer",)]
         assert not store.tables.damage()
         assert store.ledger.committed("ré") == store.ledger.committed(name)
         assert [use.run for use in store.draws.trained([i])] == ["ré"]
