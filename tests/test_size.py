@@ -7,8 +7,9 @@ from budgets import budgets, main, sizes
 
 def test_nothing_is_larger_than_it_may_be() -> None:
     found, allowed = sizes(), budgets()
-    assert found.keys() == allowed.keys()
-    over = {name: (found[name], now["now"]) for name, now in allowed.items() if found[name] > now["now"]}
+    by_a_run = {name for name in allowed if name.split(".")[0] in ("functions", "files")}
+    assert found.keys() == allowed.keys() - by_a_run
+    over = {name: (size, allowed[name]["now"]) for name, size in found.items() if size > allowed[name]["now"]}
     assert over == {}, "make it smaller, or raise `now` in tools/budgets.toml with the reason beside it"
 
 
