@@ -25,7 +25,7 @@ from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
 from agro.train.learner import Local
 from agro.train.measure import change, gain_of
-from agro.train.phases import KEPT, TRIED, Position, loss_of, lowered, recalled, speed_of, step_bound
+from agro.train.phases import DECAY, FIRST_RATE, Position, loss_of, lowered, recalled, speed_of, step_bound
 from agro.train.step import MicroBatch, Step
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch
@@ -82,7 +82,7 @@ def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
     speed = speed_of(0.02, 0.01)
     assert speed == pytest.approx(20.0, rel=1e-12)
     assert (recalled(speed, None), recalled(speed, 5.0)) == (speed, speed)
-    assert recalled(speed, 50.0) == pytest.approx(KEPT * 50 + (1 - KEPT) * 20, rel=1e-12)
+    assert recalled(speed, 50.0) == pytest.approx(DECAY * 50 + (1 - DECAY) * 20, rel=1e-12)
     assert recalled(None, None) is None
 
 
@@ -149,7 +149,7 @@ def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     """Then the gradient is 0 at the reference, and nothing moves."""
     rule = {"train__lr": "auto", "train__gain_ratio": 0.75, "train__steps": 2}
     rows = metrics(run_tiny(tmp_path, reward__name=f"{REWARDS}:alike", **rule))
-    assert [row["lr"] for row in rows] == [TRIED, TRIED]
+    assert [row["lr"] for row in rows] == [FIRST_RATE, FIRST_RATE]
 
 
 def test_the_gain_of_an_exact_kl_isn_t_measured(tmp_path: Path) -> None:
