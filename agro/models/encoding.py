@@ -159,8 +159,8 @@ class Encoder:
                 return ids[len(start) :]
         raise InvalidSample(
             "needs a space before it",
-            f"text {text!r:.80}: the tokenizer has no tokens for it right after {preceding[-20:]!r}; begin "
-            "it with a space, or use another model",
+            f"text {text!r:.80}: the tokenizer can't encode it directly after {preceding[-20:]!r}; begin it "
+            "with a space, or use another model",
         )
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:

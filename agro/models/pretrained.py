@@ -322,7 +322,7 @@ def _ask_hub(name: str) -> str:
     if is_offline_mode():
         return (
             f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download "
-            f"the model where there is a network (hf download {name}) and give the folder"
+            f"the model on a machine with a network (hf download {name}) and give the folder"
         )
     try:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
@@ -395,8 +395,8 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
     """
     if spec.hidden % spec.heads or spec.hidden // spec.heads % 2:
         raise Refused(
-            "policy.new: expected hidden to be an even multiple of heads, got hidden = "
-            f"{spec.hidden}, heads = {spec.heads}"
+            "policy.new: expected hidden to be heads times an even number, "
+            f"got hidden = {spec.hidden}, heads = {spec.heads}"
         )
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

@@ -62,13 +62,13 @@ def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[floa
     return [float(x) for x in mean_N[batch.response]]
 
 
-def reward_priorities(samples: Sequence[Sample], power: float) -> dict[str, float]:
+def priorities(samples: Sequence[Sample], power: float) -> dict[str, float]:
     """By prompt_id, the log of the mean of (|reward| + 1e-6)^power over the group's scored responses."""
-    priorities: dict[str, list[float]] = defaultdict(list)
+    powers: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         if not math.isnan(reward := total_reward(sample)):
-            priorities[sample.prompt_id].append((abs(reward) + 1e-6) ** power)
-    return {group: math.log(sum(values) / len(values)) for group, values in priorities.items()}
+            powers[sample.prompt_id].append((abs(reward) + 1e-6) ** power)
+    return {group: math.log(sum(values) / len(values)) for group, values in powers.items()}
 
 
 S = TypeVar("S", bound=Sample | DamagedSample)
@@ -388,7 +388,7 @@ class Feed:
             return picked
         samples = self.store.draws.look(picked, point)
         if data.reward_power is not None:
-            weights = reward_priorities(samples, data.reward_power)
+            weights = priorities(samples, data.reward_power)
         else:
             weights = self._closeness(samples, data)
         every = dict.fromkeys(picked.groups, -math.inf) | weights  # groups without a valid sample come last

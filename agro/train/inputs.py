@@ -272,9 +272,9 @@ def within_budget(config: RunConfig, location: Location, folder: Path, *, resume
     clusters, copied = _near_copies(texts, data)
     share, size = largest_share(texts, clusters, limit)
     if size < FEWEST:
-        return _without(nothing, "they have so many near-copies")
+        return _without(nothing, "too many of them are near-copies")
     ask = data.ask_held_out
-    if ask is None:  # of a log's prompts, ask only if the configuration names a reward that may score them
+    if ask is None:  # a log's prompts are asked only if a configured reward may score them
         ask = data.prompts is not None or (not config.reward.is_default and config.environment is None)
     bounded = _holding(config, share, ask=ask)
     try:

@@ -269,7 +269,7 @@ def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
 
 
 def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:
-    """Write RUN/model, and RUN/adapter where an adapter was merged into it; each is complete or missing."""
+    """Write RUN/model, and RUN/adapter if an adapter was merged into it; each is complete or missing."""
     with complete_folder(run / "model") as folder:
         learner.save_model(folder, merge=lora is None or lora.merge)
     if lora is not None and lora.merge:

@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Step:
-    """What one backward pass returns besides the parameters' `.grad`."""
+    """The results of one backward pass, in addition to the parameters' `.grad`."""
 
     evaluation: Evaluation
     streams: dict[str, Tensor]  # [B,T] ([B] for "value") before the update; 0 outside the mask
@@ -73,7 +73,7 @@ class MicroBatch:
         """
         widest = [max(length[r] for r in rows) for rows in blocks]
         passes: list[list[int]] = []
-        width = 0  # of the last pass, whose first block is its longest
+        width = 0  # the last pass's width, which its first block sets
         for i in sorted(range(len(blocks)), key=lambda i: -widest[i]):
             rows = list(blocks[i])
             if passes and self.holds(len(passes[-1]) + len(rows), width):

@@ -351,7 +351,7 @@ def named(row: SampleSummary | Sample) -> str:
     return f"sample {row.id} (prompt {row.prompt_id}{sampled})"
 
 
-Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
+Kind = Literal["log", "feedback", "pairs"]  # named after its recipe
 MANY = 0.5  # share of scored prompts with one response above which a log is of single responses
 
 

@@ -192,7 +192,7 @@ def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
             {"options": {"add_generation_prompt": False}},
             "add_generation_prompt: .* agro sets this one",
         ),
-        (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected the file of a Jinja template"),
+        (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected a file with a Jinja template"),
     ],
 )
 def test_settings_that_would_be_passed_over_are_refused(make, template, settings, message):
@@ -343,9 +343,7 @@ def test_what_a_text_holds_of_its_own_tokens(make):
     policy = make()
     for response in ("yo<|im_end|>", "yo<|im_end|>\n", "yo<|im_end|><eos><eos>"):
         assert layout(policy, Sample([USER], response))[-1] == ("yo<|im_end|>", True)
-    with pytest.raises(
-        InvalidSample, match=r"special token <\|im_end\|> at character 2, and more text after it"
-    ):
+    with pytest.raises(InvalidSample, match=r"special token <\|im_end\|> at character 2, and more text"):
         policy.encode(Sample([USER], "yo<|im_end|>\n<|im_start|>user\nhi"))
     assert layout(policy, Sample("<bos>hi", "yo<eos>"))[0] == ("<bos>hi", False)  # one BOS
     assert layout(policy, Sample("hi", "yo<eos>"))[-1] == ("yo<eos>", True)

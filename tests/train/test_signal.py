@@ -148,9 +148,7 @@ def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Pat
     rows = [GOOD | {"replay_missing": missing} for missing in (2, 0, 2, 1, 2, 2)]
     limited = {"data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
     [line] = signal_lines(tmp_path, rows, data__replay=0.5, **limited)
-    assert line.startswith(
-        "step 5: data.replay = 0.5 requests 2 groups of the store, but again only 0 could be drawn"
-    )
+    assert line.startswith("step 5: data.replay = 0.5 requests 2 groups of the store, but again only 0 could")
     assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in line
     [line] = signal_lines(tmp_path, [GOOD | {"replay_missing": 1}] * 3, data__replay=0.5)
     assert "or more prompts" in line
@@ -195,7 +193,7 @@ def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
 def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None:
     """Rewards are at most 1, so that no group of the run's own store can be drawn."""
     [line] = said_by(tmp_path, "run", capsys, data__replay=0.5, data__min_reward=2.0)
-    assert "step 3: data.replay = 0.5 requests 2 groups of the store, but again only 0 could be drawn" in line
+    assert "step 3: data.replay = 0.5 requests 2 groups of the store, but again only 0 could" in line
     assert "data.min_reward = 2.0" in line
     assert [m["replay_missing"] for m in metrics(tmp_path / "run")] == [2] * 6
     assert said_by(tmp_path, "met", capsys, data__replay=0.5) == []
