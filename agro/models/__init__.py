@@ -1,1 +1,1 @@
-"""Everything that touches a model: policy, reference, chat templates, encoding, adapters, log-probs."""
+"""Models: policy, reference, chat templates, encoding, adapters, log-probs."""

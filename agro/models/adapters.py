@@ -11,20 +11,20 @@ from agro import config as configuration
 from agro.errors import Refused
 
 TIED = (
-    "policy.lora: expected an adapter that can be merged, got one of the embedding of a model whose output "
-    "layer is the same matrix (tie_word_embeddings), which the merged weights would change too. What to do: "
-    "other policy.lora.targets, or policy.lora.merge = false, and sampling in the trainer's process"
+    "policy.lora: expected an adapter that can be merged, got one on the embedding of a model whose output "
+    "layer is the same matrix (tie_word_embeddings), so merging would change both. What to do: other "
+    "policy.lora.targets, or policy.lora.merge = false and sampling in the trainer's process"
 )
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether `name` is the folder of an adapter and not of a model."""
+    """Whether `name` is the folder of an adapter rather than a model."""
     return (Path(name).expanduser() / CONFIG).is_file()
 
 
 def base_of(folder: str) -> str:
-    """Folder or hub name of the model that an adapter belongs to."""
+    """Folder or hub name of the model to which an adapter belongs."""
     path = Path(folder).expanduser() / CONFIG
     try:
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -38,9 +38,9 @@ def base_of(folder: str) -> str:
 
 
 def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
-    """A peft model around `model`, whose linear layers change in place. Only the adapter is trained.
+    """A peft model around `model`, whose linear layers are replaced in place. Only the adapter is trained.
 
-    `name`: folder or hub name of the base model, which is written to the adapter's configuration.
+    `name`: folder or hub name of the base model, for the adapter's configuration.
     """
     peft = _peft()
     folder = Path(name).expanduser()
@@ -66,14 +66,14 @@ def adapted(model: Any, name: str, config: configuration.LoRA) -> Any:
 
 
 def merged_with(model: Any, folder: str) -> Any:
-    """`model` with the adapter of `folder` added to its weights."""
+    """`model` with the adapter of `folder` merged into its weights."""
     return merged(_with_adapter(model, folder, trainable=False))
 
 
 def merged(adapter: Any) -> Any:
-    """A model with the merged weights of a peft model and its adapter. The peft model does not change.
+    """A model with a peft model's merged weights. The peft model stays unchanged.
 
-    Sums are float64, so that a merged weight is the exact one, rounded once to the model's type.
+    Sums are float64, so that a merged weight is the exact sum, rounded once to the model's type.
     """
     if getattr(adapter.get_base_model(), "is_quantized", False):
         raise Refused(
@@ -98,7 +98,7 @@ def _is_adapted(layer: Any) -> bool:
 
 
 def _is_tied(adapter: Any) -> bool:
-    """Whether the adapter changes an embedding that is the output layer too."""
+    """Whether the adapter changes an embedding that is also the output layer."""
     model = adapter.get_base_model()
     is_shared = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     return is_shared and _is_adapted(model.get_input_embeddings())

@@ -1,4 +1,4 @@
-"""Samples as tokens: those of the prompt, those that the policy chose, and why a sample is invalid."""
+"""Encodes samples as tokens, marks those that the policy chose, and says why a sample is invalid."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agro.models.chat import Chat
 from agro.models.template import NotShown
 from agro.types import UNKNOWN_VERSION, Prompt, Sample, Text, check_turns
 
-_CONTEXTS = ("=", "0", "a", ".")  # a text may follow without becoming one token with them
+_CONTEXTS = ("=", "0", "a", ".")  # texts that need not merge with the next one into a token
 
 
 class InvalidSample(Refused):
-    """A sample that a policy can't be trained on. Such samples are counted by `reason`, a few words."""
+    """A sample that a policy can't be trained on. Such samples are counted by `reason`, a short text."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -28,8 +28,8 @@ class InvalidSample(Refused):
 class Encoder:
     """Encodes prompts and samples for a policy.
 
-    `eos_ids`: the tokens that end a response; the first one is appended to plain text. `context`: in tokens.
-    `name`: the model's, for messages.
+    `eos_ids`: tokens that end a response; plain text gets the first one. `context`: in tokens. `name`: the
+    model's, for messages.
     """
 
     chat: Chat
@@ -48,21 +48,21 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Of what decides a text's tokens; see `Chat.fingerprint`."""
+        """The fingerprint of all that determines a text's tokens; see `Chat.fingerprint`."""
         return self.chat.fingerprint
 
     @cached_property
     def _marks_start(self) -> bool:
-        """Whether a text has other tokens where it starts than inside a text.
+        """Whether a text has other tokens at the start than after other text.
 
-        SentencePiece puts a space before the start of a text, and removes it when it decodes.
+        SentencePiece puts a space before the start of a text, and removes it when decoding.
         """
         return any(self._text(self.ids(c) * 2) != self._text(self.ids(c * 2)) for c in _CONTEXTS)
 
     def decode(self, ids: Sequence[int], preceding: Sequence[int] = ()) -> str:
-        """Text without special tokens.
+        """Decode ids as text without special tokens.
 
-        It continues the tokens `preceding`, unless these end with a special token.
+        The text continues the tokens `preceding`, unless these end with a special token.
         """
         if preceding and self._marks_start:
             beginning, text = self._text(preceding[-1:]), self._text([preceding[-1], *ids])
@@ -78,7 +78,7 @@ class Encoder:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Tokens that `decode` leaves out."""
+        """Tokens that `decode` omits."""
         added = self.chat.tokenizer.added_tokens_decoder
         return frozenset(self.chat.tokenizer.all_special_ids) | {i for i in added if added[i].special}
 
@@ -86,18 +86,18 @@ class Encoder:
         """Ids of a prompt, with the tokens that the tokenizer adds before it (such as a BOS), without those
         after it.
 
-        An empty text is the BOS alone, or the EOS where the tokenizer has no BOS. Messages (and texts, with
-        policy.chat.wrap) are rendered by the chat template, with its generation prompt.
+        An empty text is the BOS alone, or the EOS if the tokenizer has no BOS. The chat template renders
+        messages (and texts, with policy.chat.wrap), with its generation prompt.
         """
         return self._rendered_ids(self.render(text), text)
 
     def checked_prompt(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt. Raises `InvalidSample` where the chat template doesn't show it, the tokenizer
-        doesn't know a character, or they leave no room for a response."""
+        """Ids of a prompt. Raises `InvalidSample` if the chat template doesn't show it, the tokenizer doesn't
+        know a character, or there is no room for a response."""
         try:
             ids = self.prompt(prompt.text)
         except NotShown as error:
-            raise InvalidSample(error.what, f"prompt {prompt.id}: {error}") from None
+            raise InvalidSample(error.kind, f"prompt {prompt.id}: {error}") from None
         self._check_known(self.render(prompt.text), ids, f"prompt {prompt.id}")
         if len(ids) >= self.context:
             raise InvalidSample(
@@ -108,21 +108,21 @@ class Encoder:
         return ids
 
     def turn(self, tokens: Sequence[int]) -> tuple[str, str]:
-        """What the policy wrote in a turn, and the text of the end token after it, "" where it has none."""
+        """What the policy wrote in a turn, and the text of its end token, "" if it has none."""
         decode = self.chat.tokenizer.decode
         is_closed = tokens[-1] in self.eos_ids
         written = decode(tokens[:-1] if is_closed else tokens, clean_up_tokenization_spaces=False)
         return written, decode(tokens[-1:]) if is_closed else ""
 
     def render(self, text: Text) -> str:
-        """The text of a prompt: plain, or rendered by the chat template up to the start of the response."""
+        """The text of a prompt, plain or rendered by the chat template up to the start of the response."""
         if self.chat.is_text(text):
             assert isinstance(text, str)
             return text
         return self.chat.prompt(self.chat.messages(text))
 
     def _rendered_ids(self, rendered: str, prompt: Text) -> list[int]:
-        """Ids of a rendered `prompt`, with which a sequence starts."""
+        """Ids of a rendered `prompt` at the start of a sequence."""
         ids = self.ids(rendered)
         if self.chat.is_text(prompt) and ids[: len(self._prefix)] != self._prefix:
             ids = self._prefix + ids
@@ -131,10 +131,10 @@ class Encoder:
         for start in (self.chat.tokenizer.bos_token_id, *self.eos_ids):
             if start is not None:
                 return [start]
-        raise Refused(f"{self.name}: an empty prompt, and a tokenizer with neither BOS nor EOS to start from")
+        raise Refused(f"{self.name}: an empty prompt needs a BOS or EOS, but the tokenizer has neither")
 
     def ids(self, text: str) -> list[int]:
-        """Ids of the text alone, without special tokens around it."""
+        """Ids of the text, without special tokens around it."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -146,7 +146,7 @@ class Encoder:
     def following(self, preceding: str, text: str) -> list[int]:
         """Ids of `text` after the text `preceding`: without the space that SentencePiece puts before a text.
 
-        Raises `InvalidSample` where the tokenizer can't write it without that space.
+        Raises `InvalidSample` if the tokenizer can't encode it without that space.
         """
         alone = self.ids(text)
         if not (preceding and alone and self._marks_start):
@@ -159,33 +159,33 @@ class Encoder:
                 return ids[len(start) :]
         raise InvalidSample(
             "needs a space before it",
-            f"text {text!r:.80}: the tokenizer has no tokens for it right after {preceding[-20:]!r}; begin "
-            "it with a space, or use another model",
+            f"text {text!r:.80}: the tokenizer can't encode it directly after {preceding[-20:]!r}; begin it "
+            "with a space, or use another model",
         )
 
     def encode(self, sample: Sample, max_length: int | None = None) -> Sample:
-        """`rows` of a sample that is one; raises `InvalidSample` for others."""
+        """The only one of the sample's `rows`; raises `InvalidSample` if there are several."""
         rows = self.rows(sample, max_length)
         if len(rows) == 1:
             return rows[0]
         raise InvalidSample(
             "several sequences",
             f"{_label(sample)}: the chat template of {self.name} changes earlier turns, so its {len(rows)} "
-            "turns are sequences of their own, which count as one response only where a policy is trained",
+            "turns are separate sequences, which only training treats as one response",
         )
 
     def rows(self, sample: Sample, max_length: int | None = None) -> list[Sample]:
         """The sample with `tokens`, `action` and `tokenizer` of this encoding.
 
         Tokens of the same tokenizer are kept. Otherwise prompt and response are encoded separately, and an
-        end token is appended unless there is one, or the response was cut (`Sample.end`).
-        Where `meta["continuation"]` is the response as a list of turns, with user and tool messages between
+        end token is appended unless there is one or the response was cut (`Sample.end`).
+        If `meta["continuation"]` has the response as a list of turns, with user and tool messages between
         the assistant's, each turn is encoded separately, and the actions are the assistant's tokens with
-        their end tokens. Values per token of another encoding (`learn`, `behavior_logp`, kept sets,
+        their end tokens. Per-token values of another encoding (`learn`, `behavior_logp`, kept sets,
         `token_reward`, versions) become unknown, unless both encodings are equal.
 
-        A template that renders earlier turns differently once others follow, as those of reasoning models do,
-        makes several rows of a conversation, as it does of a fresh episode: each with its own context, all of
+        If the template changes earlier turns once others follow, as those of reasoning models do, a
+        conversation becomes several rows, as a fresh episode does: each row has its own context, and all have
         one `episode`, so that they count as one response.
 
         Raises `InvalidSample` with a `reason`: longer than `max_length` or the model's context, characters
@@ -199,7 +199,7 @@ class Encoder:
             try:
                 texts = self._texts(sample, label)
             except NotShown as error:
-                raise InvalidSample(error.what, f"{label}: {error}") from None
+                raise InvalidSample(error.kind, f"{label}: {error}") from None
             rows = [self._row(sample, parts, label, is_last=parts is texts[-1]) for parts in texts]
         if len(rows) > 1:
             episode = sample.episode or f"turns of {_label(sample)}"
@@ -227,7 +227,7 @@ class Encoder:
         return rows
 
     def _row(self, sample: Sample, parts: list[tuple[str, bool]], label: str, *, is_last: bool) -> Sample:
-        """The sample with the tokens of these parts: (text, whether the policy chose it)."""
+        """The sample with the tokens of `parts`: (text, whether the policy chose it)."""
         pieces: list[list[int]] = []
         preceding = ""
         for text, chosen in parts:
@@ -248,7 +248,7 @@ class Encoder:
         tokens = np.concatenate([np.array(piece, np.int32) for piece in pieces])
         action = np.repeat([chosen for _, chosen in parts], [len(piece) for piece in pieces])
         stored = ((sample.tokens, tokens), (sample.action, action))
-        if all(known is not None and np.array_equal(known, x) for known, x in stored):
+        if all(previous is not None and np.array_equal(previous, x) for previous, x in stored):
             return sample.replace(tokenizer=self.chat.fingerprint)
         version = sample.version if isinstance(sample.version, int) else UNKNOWN_VERSION
         return sample.replace(
@@ -264,7 +264,7 @@ class Encoder:
         )
 
     def _texts(self, sample: Sample, label: str) -> list[list[tuple[str, bool]]]:
-        """The rows of a sample as texts: of each its parts, with whether the policy chose them."""
+        """The rows of a sample as lists of parts: (text, whether the policy chose it)."""
         turns = sample.meta.get("continuation")
         if turns is not None:
             turns = check_turns(turns, f"{label}: meta.continuation")
@@ -274,8 +274,8 @@ class Encoder:
             raise InvalidSample(
                 "turns of another tokenizer",
                 f"{label}: the response has tokens that the policy didn't choose, or another context than "
-                "the prompt, and this is known for the tokens of another tokenizer only; use a model with "
-                "that tokenizer, or remove the sample",
+                "the prompt, and only its tokens, which are another tokenizer's, show which; use a model "
+                "with that tokenizer, or remove the sample",
             )
         ends = [self.chat.tokenizer.convert_ids_to_tokens(i) for i in self.eos_ids]
         if self.chat.is_text(sample.prompt):
@@ -291,7 +291,7 @@ class Encoder:
         turns = turns or [{"role": "assistant", "content": sample.response}]
         rows: list[list[tuple[str, bool]]] = []
         so_far = ""
-        for i, turn in enumerate(turns):  # as if the policy wrote them now
+        for i, turn in enumerate(turns):  # encode each as if the policy wrote it now
             if turn["role"] == "assistant":
                 closed = sample.end != "cut" or i < len(turns) - 1
                 context, written = self.chat.reply(history, turn, ends, closed=closed)
@@ -304,7 +304,7 @@ class Encoder:
         return rows
 
     def end_of(self, prompt: Text) -> list[int]:
-        """The end token of a response: for messages the chat template's, for text the first one."""
+        """The end token of a response: the chat template's for messages, the first one for text."""
         if not self.chat.is_text(prompt) and self.chat.end_id is not None:
             return [self.chat.end_id]
         return list(self.eos_ids[:1])
@@ -329,6 +329,6 @@ class Encoder:
 
 
 def _label(sample: Sample) -> str:
-    """Of a sample, for messages."""
+    """Name a sample in messages."""
     prompt = f"prompt {sample.prompt_id}"
     return prompt if sample.id is None else f"sample {sample.id} of {prompt}"

@@ -1,30 +1,30 @@
-"""Token log-probs, entropy and exact KL from hidden states, a tile of logits at a time: [B,T,V] never exists.
+"""Token log-probs, entropy and exact KL from hidden states, tile by tile: logits [B,T,V] never exist.
 
-The hidden state at t-1 predicts tokens[t]. The forward pass adds up sums over tiles: some positions, some of
-the vocabulary. The backward pass computes each tile once more, turns it into its gradient in place, and adds
+The hidden state at t-1 predicts tokens[t]. The forward pass adds up sums over tiles, of some positions and
+some of the vocabulary. The backward pass recomputes each tile, turns it into its gradient in place, and adds
 that to the gradients of the hidden states and of the head. So neither pass has more than a few tiles in
-memory (and of some positions the logits, `KEPT` of them), the weights of the head are read once for many
-positions, and their gradient exists once.
-Where tokens have kept sets (see `agro.types.kept_sets`), log π is over them: z is -inf outside. The other
-streams remain over the vocabulary; logits are computed once more for them.
+memory (plus up to `MAX_KEPT_LOGITS` logits), the weights of the head are read once for many positions, and
+their gradient exists once.
+For tokens with kept sets (see `agro.types.kept_sets`), log π is over these: z is -inf outside. The other
+streams are over the vocabulary; their logits are computed separately.
 
 With z [V] the logits at temperature τ, log π = z - logsumexp z, H = -Σ π log π and
 KL = Σ π (log π - log π_ref), the gradients with respect to z are
 
     d log π(a) = 1_a - π        d H = -π (log π + H)        d KL = π (log π - log π_ref - KL)
 
-and of q = softmax(z/κ), a constant, d Σ q log π = q - π; of the normalizer logsumexp z it is π. Under the
+For q = softmax(z/κ), a constant, d Σ q log π = q - π; for the normalizer, d logsumexp z = π. Under the
 reference, with ρ = log π - log π_ref,
 
     d Σ π_ref ρ = π_ref - π        d ½ Σ π_ref ρ² = π_ref ρ - π Σ π_ref ρ
 
 All of them follow from sums of e^(z - m) and of its multiples, which are added up tile by tile, with m the
-largest logit so far; they are rescaled where m grows (the online softmax of Milakov and Gimelshein,
+largest logit so far; they are rescaled when m grows (the online softmax of Milakov and Gimelshein,
 arXiv:1805.02867).
 
-In place of q, K tokens may be drawn from it at each position: where uniform numbers fall in its distribution
-function, in another pass over the tiles. A number is a hash of the tokens before a position and of a seed. So
-both passes of a step draw the same tokens, in micro-batches of any size, and so do equal beginnings with the
+Instead of q, K tokens may be drawn from it at each position by inverting its distribution function at uniform
+numbers, in another pass over the tiles. Each number is a hash of a seed and the tokens before the position.
+So both passes of a step draw the same tokens, in micro-batches of any size, and so do equal prefixes with the
 same seed.
 """
 
@@ -44,17 +44,17 @@ from torch.autograd.function import once_differentiable
 from agro.errors import Refused
 from agro.types import KeptSets
 
-TILE = 1024  # tokens of the vocabulary whose logits are computed at once
-KEPT = 1 << 27  # logits that a pass keeps for its backward pass at most, 512 MiB; others are computed twice
+TILE = 1024  # vocabulary entries whose logits are computed at once
+MAX_KEPT_LOGITS = 1 << 27  # kept for a backward pass, 512 MiB; further logits are computed twice
 UNDER_REFERENCE = frozenset({"ref_mean", "ref_square"})  # expectations over π_ref
-OF_REFERENCE = frozenset({"kl"}) | UNDER_REFERENCE  # streams that need its logits
+OF_REFERENCE = frozenset({"kl"}) | UNDER_REFERENCE  # streams that need the reference's logits
 PROPOSALS = frozenset({"proposal", "proposal_mean"})
 LOWEST = torch.finfo(torch.float32).min  # below any logit; finite, since -inf - -inf is NaN
 
 
 @dataclass(frozen=True)
 class Head:
-    """The output layer: logits = cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh where cap is None."""
+    """The output layer: logits = cap · tanh(scale · (h Wᵀ + b) / cap), without the tanh if cap is None."""
 
     weight: Tensor  # [V,H]
     bias: Tensor | None = None  # [V]
@@ -63,7 +63,7 @@ class Head:
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """The head of a transformers causal language model; `Refused` where it isn't linear."""
+        """The head of a transformers causal language model; raises `Refused` if it isn't linear."""
         linear = model.get_output_embeddings()
         if not isinstance(linear, nn.Linear):
             raise Refused(
@@ -93,14 +93,14 @@ class Head:
 
 
 def sum_dtype(weight: Tensor) -> torch.dtype:
-    """The type of logits and sums that are computed from weights: float64 from float64, else float32."""
+    """The type of logits and sums: float64 for float64 weights, else float32."""
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 class ByTile(NamedTuple):
-    """Pairs of a row and a token of the vocabulary in the order of the tokens: those of a tile are a slice.
+    """Pairs of a row and a vocabulary token, ordered by token, so that each tile's pairs are a slice.
 
-    The bounds of the slices are known on the CPU, so no tile waits for a GPU to say which rows it has.
+    The CPU has the bounds of the slices, so no tile waits for a GPU.
     """
 
     rows: Tensor  # [K]
@@ -109,7 +109,7 @@ class ByTile(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor, tokens: Tensor, vocabulary: int, device: torch.device) -> ByTile:
-        """Of tensors [K] on the CPU; pairs are kept on `device`."""
+        """Sort pairs from tensors [K] on the CPU, and store them on `device`."""
         ordered, order = tokens.sort()
         bounds = torch.searchsorted(ordered, torch.arange(0, vocabulary + TILE, TILE)).tolist()
         ordered, rows = (x.to(device, non_blocking=True) for x in (ordered, rows[order]))
@@ -129,16 +129,16 @@ class Plan:
     head: Head
     reference: Head | None
     temperature: float
-    size: int  # positions of a tile
+    size: int  # positions per tile
     want: frozenset[str]
-    tokens: Tensor  # [N] those that are chosen, on the CPU
+    tokens: Tensor  # [N] the chosen tokens, on the CPU
     kappa: float = 1.0  # of q ∝ π^(1/κ)
-    kept: KeptSets | None = None  # [N], of log π, on the CPU
-    draws: Tensor | None = None  # [N,K] uniform numbers, for K tokens in place of q; None: q itself
-    keeps: int = 0  # logits that are kept for the backward pass, at most
+    kept_sets: KeptSets | None = None  # [N], of log π, on the CPU
+    draws: Tensor | None = None  # [N,K] uniform numbers that draw K tokens from q; None: q itself
+    max_kept_logits: int = 0  # for the backward pass
 
     def blocks(self) -> list[Block]:
-        """The positions, `size` at a time."""
+        """Blocks of `size` positions."""
         return [Block(self, slice(i, i + self.size)) for i in range(0, len(self.tokens), self.size)]
 
     def tiles(self) -> Iterator[slice]:
@@ -148,35 +148,35 @@ class Plan:
             yield slice(i, min(i + TILE, vocab))
 
     def logits(self, head: Head, h: Tensor, tile: slice) -> Tensor:
-        """[n,v] logits of a tile at the temperature, of π or of π_ref."""
+        """[n,v] logits of π or π_ref for a tile, at the temperature."""
         bias = None if head.bias is None else head.bias[tile]
         z = replace(head, weight=head.weight[tile], bias=bias).logits(h).to(sum_dtype(self.head.weight))
         return z if self.temperature == 1 else z.div_(self.temperature)
 
 
 class Block:
-    """Positions whose logits exist at once, a tile at a time, and the sums over their tiles."""
+    """Positions whose logits are computed together, one tile at a time, and the sums over their tiles."""
 
-    def __init__(self, plan: Plan, at: slice) -> None:
-        """`at`: of all positions."""
-        tokens, vocabulary, device = plan.tokens[at], len(plan.head.weight), plan.head.weight.device
-        self.plan, self.at = plan, at
+    def __init__(self, plan: Plan, positions: slice) -> None:
+        """`positions`: a slice of all positions."""
+        tokens, device = plan.tokens[positions], plan.head.weight.device
+        self.plan, self.positions, vocabulary = plan, positions, len(plan.head.weight)
         self.chosen = ByTile.of(torch.arange(len(tokens)), tokens, vocabulary, device)
-        self.sets: ByTile | None = None  # the tokens that each position may choose, where it is limited
-        if plan.kept is not None:
-            kept = plan.kept.part(at)
-            rows = torch.arange(len(tokens)).repeat_interleave(kept.count)
-            self.limited = (kept.count > 0).to(device, non_blocking=True)  # [n]
-            self.sets = ByTile.of(rows, kept.ids, vocabulary, device)
+        self.sets: ByTile | None = None  # the kept tokens of each position that has a kept set
+        if plan.kept_sets is not None:
+            part = plan.kept_sets.part(positions)
+            rows = torch.arange(len(tokens)).repeat_interleave(part.count)
+            self.limited = (part.count > 0).to(device, non_blocking=True)  # [n]
+            self.sets = ByTile.of(rows, part.ids, vocabulary, device)
         self.sums = Sums.empty(len(tokens), device)
-        self.logits: list[Tensor] = []  # of the first tiles, which are kept for the backward pass
+        self.logits: list[Tensor] = []  # of the first tiles, kept for the backward pass
 
     def tile_logits(self, h: Tensor, tile: slice) -> Tensor:
-        """[n,v] logits of a tile, -inf outside of the kept sets; they may be overwritten."""
+        """[n,v] logits of a tile, -inf outside the kept sets; they may be overwritten."""
         number = tile.start // TILE
         if number < len(self.logits):
-            kept: Tensor = self.logits[number].clone()
-            return kept
+            logits: Tensor = self.logits[number].clone()
+            return logits
         z = self.plan.logits(self.plan.head, h, tile)
         if self.sets is not None:
             outside = self.limited[:, None].repeat(1, z.shape[1])
@@ -186,7 +186,7 @@ class Block:
 
 
 class Sums(NamedTuple):
-    """Of the tiles so far, each [n] in float64, with x = z - largest."""
+    """Sums over the tiles so far, each [n] in float64, with x = z - largest."""
 
     largest: Tensor
     total: Tensor  # Σ e^x
@@ -200,11 +200,11 @@ class Sums(NamedTuple):
     q_token: Tensor  # e^(x/κ) of the token, after the last tile
     gap_sum: Tensor  # Σ e^x_ref u, u = x - x_ref
     gap_squares: Tensor  # Σ e^x_ref u²
-    drawn_tokens: Tensor | None = None  # [n,K] tokens; then q_total is K, and the sums of q count them
+    drawn_tokens: Tensor | None = None  # [n,K]; if set, q_total is K and the sums of q count these tokens
 
     @classmethod
     def empty(cls, n: int, device: torch.device) -> Sums:
-        """Of n positions, before the first tile."""
+        """The sums of n positions before the first tile."""
         sums = cls(*torch.zeros((len(cls._fields) - 1, n), dtype=torch.float64, device=device))
         sums.largest.fill_(LOWEST)
         sums.ref_largest.fill_(LOWEST)
@@ -220,7 +220,7 @@ class Sums(NamedTuple):
 
     @property
     def log_totals(self) -> Tensor:
-        """u less this is ρ = log π - log π_ref."""
+        """The difference u - ρ, where ρ = log π - log π_ref."""
         return self.total.log() - self.ref_total.log()
 
     @property
@@ -236,7 +236,7 @@ class Sums(NamedTuple):
 
 
 def add_tile(block: Block, z: Tensor, h_ref: Tensor | None, tile: slice) -> None:
-    """Add a tile with the logits z [n,v] to the sums of a block, in place; z is overwritten."""
+    """Add a tile with logits z [n,v] to the sums of a block, in place; z is overwritten."""
     plan, sums = block.plan, block.sums
     rise = _raise_largest(sums.largest, z)
     x = _minus(z, sums.largest)
@@ -270,7 +270,7 @@ def _add_proposal(sums: Sums, x: Tensor, rise: Tensor, kappa: float) -> None:
 
 
 def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Tensor) -> None:
-    """Add a tile's sums under the reference, whose total is still that of the tiles before; each u of those
+    """Add a tile's sums under the reference, whose total is still that of the previous tiles; each u of those
     tiles grows by `grows` [n]."""
     e_ref, gap = x_ref.exp(), x - x_ref
     shrink = (-ref_rise).exp()
@@ -280,37 +280,37 @@ def _add_gaps(sums: Sums, x: Tensor, x_ref: Tensor, grows: Tensor, ref_rise: Ten
 
 
 def add_draws(block: Block, h: Tensor) -> None:
-    """Complete the sums of q after the last tile: of the distribution itself, or of K tokens drawn from it.
+    """Complete the sums of q after the last tile, over all of q or over K tokens drawn from it.
 
-    They are those that [n,K] targets fall on as the masses of the tiles come by in another pass, in order.
-    What rounding leaves beyond the last tile falls on its end.
+    Another pass over the tiles accumulates their masses; each of the [n,K] targets draws the token at which
+    the mass exceeds it. Targets that rounding leaves beyond the last tile draw its last token.
     """
     plan, sums = block.plan, block.sums
     if plan.draws is None:
         block.sums = sums._replace(q_token=(sums.token / plan.kappa).exp())
         return
-    targets = plan.draws[block.at] * sums.q_total[:, None]
-    drawn = torch.full_like(targets, -1, dtype=torch.long)
+    targets = plan.draws[block.positions] * sums.q_total[:, None]
+    samples = torch.full_like(targets, -1, dtype=torch.long)
     values, reached = torch.zeros_like(targets), torch.zeros_like(targets[:, :1])
     for tile in plan.tiles():
         x = _minus(plan.logits(plan.head, h, tile), sums.largest)
         ends = reached + (x / plan.kappa).exp_().cumsum(1, dtype=torch.float64)
         column = torch.searchsorted(ends, targets, right=True).clamp(max=x.shape[1] - 1)
         here = targets >= reached
-        drawn = torch.where(here, tile.start + column, drawn)
+        samples = torch.where(here, tile.start + column, samples)
         values = torch.where(here, x.gather(1, column).double(), values)
         reached = ends[:, -1:].contiguous()
-    tokens = plan.tokens[block.at].to(h.device, non_blocking=True)
+    tokens = plan.tokens[block.positions].to(h.device, non_blocking=True)
     block.sums = sums._replace(
         q_total=torch.full_like(sums.q_total, targets.shape[1]),
         q_sum=values.sum(1),
-        q_token=(drawn == tokens[:, None]).double().sum(1),
-        drawn_tokens=drawn,
+        q_token=(samples == tokens[:, None]).double().sum(1),
+        drawn_tokens=samples,
     )
 
 
 def _raise_largest(largest: Tensor, z: Tensor) -> Tensor:
-    """Raise `largest` [n] to the largest of z [n,v], in place; returns by how much, 0 for a first tile."""
+    """Raise `largest` [n] to the largest of z [n,v], in place; return the increase, 0 for a first tile."""
     previous = largest.clone()
     torch.maximum(largest, z.amax(1).double(), out=largest)
     return (largest - previous).masked_fill_(previous == LOWEST, 0)
@@ -322,8 +322,8 @@ def _minus(z: Tensor, largest: Tensor) -> Tensor:
 
 
 def fill(values: Tensor, block: Block) -> None:
-    """Write the streams of a block to `values` [8,N], as far as they are wanted."""
-    values, sums, want = values[:, block.at], block.sums, block.plan.want
+    """Write the requested streams of a block to `values` [8,N]."""
+    values, sums, want = values[:, block.positions], block.sums, block.plan.want
     values[0] = sums.token - sums.total.log()
     if "entropy" in want:
         values[1] = sums.entropy
@@ -339,10 +339,10 @@ def fill(values: Tensor, block: Block) -> None:
 
 
 class Slopes(NamedTuple):
-    """Factors of the gradient of z, each [n,1], None where it is 0.
+    """Factors of the gradient of z, each [n,1]; None stands for 0.
 
     The gradient is e^x (x_factor x + ref_factor x_ref + constant) + q_factor e^(x/κ) + e^x_ref (gap_factor
-    u + gap_constant), and `token_factor` more at the token. Where tokens were drawn, q_factor is added at
+    u + gap_constant), plus `token_factor` at the token. If tokens were drawn from q, q_factor is added at
     each of them instead.
     """
 
@@ -356,7 +356,7 @@ class Slopes(NamedTuple):
 
     @classmethod
     def of(cls, grads: list[Tensor | None], sums: Sums, dtype: torch.dtype) -> Slopes:
-        """From the gradients of the streams."""
+        """The factors for the gradients of the streams."""
         zero = torch.zeros_like(sums.total)
         d_logp, d_entropy, d_kl, _, d_mean, d_ref_mean, d_ref_square, d_normalizer = (
             zero if g is None else g.double() for g in grads
@@ -381,7 +381,7 @@ class Slopes(NamedTuple):
 
 
 def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile: slice) -> Tensor:
-    """Gradient with respect to h Wᵀ + b [n,v] of a tile with the logits z, from the sums over all tiles.
+    """Gradient with respect to h Wᵀ + b [n,v] of a tile with logits z, from the sums over all tiles.
 
     z is overwritten.
     """
@@ -408,9 +408,9 @@ def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile
         d.mul_(e)
     for part in added:
         d.add_(part)
-    if slopes.q_factor is not None and (drawn := sums.drawn_tokens) is not None:
-        in_tile = (drawn >= tile.start) & (drawn < tile.stop)
-        column = (drawn - tile.start).clamp(0, d.shape[1] - 1)
+    if slopes.q_factor is not None and (samples := sums.drawn_tokens) is not None:
+        in_tile = (samples >= tile.start) & (samples < tile.stop)
+        column = (samples - tile.start).clamp(0, d.shape[1] - 1)
         d.scatter_add_(1, column, slopes.q_factor * in_tile.to(d.dtype))
     rows, columns = block.chosen.at(tile)
     d[rows, columns] += slopes.token_factor[rows, 0]
@@ -420,7 +420,7 @@ def d_logits(block: Block, slopes: Slopes, z: Tensor, h_ref: Tensor | None, tile
 
 
 def _ref_x(plan: Plan, sums: Sums, h_ref: Tensor | None, tile: slice) -> Tensor:
-    """[n,v] of π_ref."""
+    """[n,v] x of π_ref."""
     assert plan.reference is not None
     assert h_ref is not None
     return _minus(plan.logits(plan.reference, h_ref, tile), sums.ref_largest)
@@ -438,7 +438,7 @@ def mixed(x: Bits) -> Bits:
 
 
 def keys(tokens: Tensor, seed: float) -> Bits:
-    """[B,T]: for each token a hash of those before it and of the seed; of rows [B,T] of tokens."""
+    """[B,T] for each token, a hash of the seed and the tokens before it; `tokens`: [B,T]."""
     position = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
     parts = mixed(mixed(tokens.numpy().astype(np.uint64) + np.uint64(1)) + GAMMA * position)
     prefix = parts.cumsum(1) - parts
@@ -446,7 +446,7 @@ def keys(tokens: Tensor, seed: float) -> Bits:
 
 
 def uniforms(key: Bits, count: int) -> Tensor:
-    """[n,count] numbers in [0,1) in float64, of keys [n]."""
+    """[n,count] numbers in [0,1) in float64 from keys [n]."""
     bits = mixed(np.add.outer(key, GAMMA * np.arange(1, count + 1, dtype=np.uint64)))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
@@ -455,11 +455,11 @@ STREAMS = ("logp", "entropy", "kl", "proposal", "proposal_mean", "ref_mean", "re
 
 
 class Outputs(NamedTuple):
-    """What a model's log-probs are computed from."""
+    """A model's outputs, from which log-probs are computed."""
 
     hidden: Tensor  # [B,T,H] last hidden states
     head: Head
-    kept: KeptSets | None = None  # what log-probs are normalized over; None: the vocabulary
+    kept_sets: KeptSets | None = None  # log-probs are normalized over these; None: over the vocabulary
 
 
 def token_streams(
@@ -472,20 +472,20 @@ def token_streams(
     chunk: int = 512,
     reference: Outputs | None = None,
 ) -> dict[str, Tensor]:
-    """What `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `outputs`.
+    """The streams that `want` names, at the positions of `mask`; NaN elsewhere; differentiable in `outputs`.
 
     Args:
         outputs: hidden states and head of π.
-        tokens, mask: [B,T], best on the CPU, where it is decided which positions to compute. The first column
+        tokens, mask: [B,T], preferably on the CPU, which decides the positions to compute. The first column
             of `mask` is false, since a first token has no log-prob.
         want: of "logp" (nats), "entropy" (of π), "kl" (exact, of π from the reference), "proposal" (q of the
-            token, without gradient) and "proposal_mean" (of log π over q, which has no gradient itself). q ∝
-            π^(1/κ), κ the `temperature` of such a name where it has one (`agro.objectives.needs.PROPOSAL`);
-            where its `draws` isn't 0, the shares of so many tokens drawn from q stand for q (see
-            `agro.models.logprobs`); "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ²,
-            ρ = log π/π_ref); "normalizer" (log Σ exp of the logits).
+            token, without gradient) and "proposal_mean" (of log π over q; q has no gradient). q ∝ π^(1/κ), κ
+            the `temperature` of such a name if it has one (`agro.objectives.needs.PROPOSAL`); if its `draws`
+            isn't 0, the frequencies of that many tokens drawn from q replace q (see `agro.models.logprobs`);
+            "ref_mean" and "ref_square" (Σ π_ref ρ and ½ Σ π_ref ρ², ρ = log π/π_ref); "normalizer" (log Σ exp
+            of the logits).
         temperature: divides the logits of both policies.
-        chunk: positions of a tile, at most; it has `TILE` tokens.
+        chunk: largest number of positions per tile; a tile has `TILE` vocabulary entries.
         reference: hidden states and head of π_ref, for `OF_REFERENCE`. They receive no gradient.
     Returns:
         name -> [B,T], float32 (float64 for float64 weights), on the device of the hidden states.
@@ -496,7 +496,7 @@ def token_streams(
     tokens, mask = tokens.cpu(), mask.cpu()
     if mask[:, 0].any():
         raise ValueError("mask: the first token is in the mask, but a first token has no log-prob")
-    hidden, head, kept = Outputs(*outputs)
+    hidden, head, kept_sets = Outputs(*outputs)
     needing = OF_REFERENCE & set(want)
     if needing and reference is None:
         raise ValueError(f"streams: {', '.join(sorted(needing))} needs a reference")
@@ -524,13 +524,13 @@ def token_streams(
         tokens=tokens.flatten()[masked].long(),
         kappa=getattr(proposal, "temperature", 1.0),
         draws=draws,
-        keeps=KEPT if torch.is_grad_enabled() else 0,
+        max_kept_logits=MAX_KEPT_LOGITS if torch.is_grad_enabled() else 0,
     )
     parts = [plan]
-    if kept is not None:  # log-probs are over the kept sets, the other streams over the vocabulary
-        limited = kept.to("cpu").masked(mask)
+    if kept_sets is not None:  # log-probs are over the kept sets, the other streams over the vocabulary
+        limited = kept_sets.to("cpu").masked(mask)
         parts = [
-            replace(plan, want=plan.want & {"logp"}, kept=limited),
+            replace(plan, want=plan.want & {"logp"}, kept_sets=limited),
             replace(plan, want=plan.want - {"logp"}),
         ]
     states = hidden.flatten(0, 1).index_select(0, predicts)
@@ -549,9 +549,9 @@ def token_streams(
 
 
 class _Streams(torch.autograd.Function):
-    """N positions -> the `STREAMS`, each [N], or None where it isn't in `want`.
+    """N positions -> the `STREAMS`, each [N], or None if it isn't in `want`.
 
-    The function that handles a tile frees what it allocated: nothing of its size outlives it.
+    The function that handles a tile frees all tensors of the tile's size.
     """
 
     @staticmethod
@@ -560,20 +560,20 @@ class _Streams(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         values = torch.empty((len(STREAMS), len(hidden)), dtype=sum_dtype(weight), device=hidden.device)
         blocks = plan.blocks()
-        spare = plan.keeps if any(ctx.needs_input_grad) else 0
+        spare = plan.max_kept_logits if any(ctx.needs_input_grad) else 0
         for block in blocks:
-            h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
-            kept: list[Tensor] = []
+            h, h_ref = hidden[block.positions], None if ref is None else ref[block.positions]
+            logits: list[Tensor] = []
             for number, tile in enumerate(plan.tiles()):
                 z = block.tile_logits(h, tile)
-                if number == len(kept) and z.numel() <= spare:  # none after one that didn't fit
+                if number == len(logits) and z.numel() <= spare:  # none after one that didn't fit
                     spare -= z.numel()
-                    kept.append(z)
+                    logits.append(z)
                     z = z.clone()
                 add_tile(block, z, h_ref, tile)
             if PROPOSALS & plan.want:
                 add_draws(block, h)
-            block.logits = kept
+            block.logits = logits
             fill(values, block)
         ctx.blocks = blocks
         ctx.plan = plan
@@ -590,25 +590,25 @@ class _Streams(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=sum_dtype(weight)) if ctx.needs_input_grad[1] else None
         d_bias = torch.zeros_like(bias, dtype=sum_dtype(weight)) if ctx.needs_input_grad[2] else None
         for block in ctx.blocks:
-            h, h_ref = hidden[block.at], None if ref is None else ref[block.at]
-            block_grads = [None if g is None else g[block.at] for g in grads]
+            h, h_ref = hidden[block.positions], None if ref is None else ref[block.positions]
+            block_grads = [None if g is None else g[block.positions] for g in grads]
             slopes = Slopes.of(block_grads, block.sums, sum_dtype(weight))
             for tile in plan.tiles():
                 d = d_logits(block, slopes, block.tile_logits(h, tile), h_ref, tile).to(weight.dtype)
                 if d_hidden is not None:
-                    _add_product(d_hidden[block.at], d, weight[tile])
+                    _add_product(d_hidden[block.positions], d, weight[tile])
                 if d_weight is not None:
                     _add_product(d_weight[tile], d.T, h)
                 if d_bias is not None:
                     d_bias[tile] += d.sum(0)
                 del d
-            block.logits.clear()  # half a GB that the layers' backward pass would have beside its own
+            block.logits.clear()  # frees half a GB before the layers' backward pass
         totals = (d_hidden, d_weight, d_bias)
         return *(None if d is None else d.to(weight.dtype) for d in totals), None, None
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, in place; of half precision the products are added up in float32."""
+    """total += a b, in place; half-precision products are added up in float32."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

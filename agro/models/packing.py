@@ -1,9 +1,9 @@
-"""Sequences in one pass without padding, and with each common beginning computed once.
+"""Packs sequences into one pass without padding, and computes each common prefix once.
 
-In a causal model a hidden state depends on the tokens before it alone, so sequences that begin alike (the
-responses to a prompt, the turns of an episode, prompts with the same instructions) share states there. All
-layers except attention compute one position at a time, so they get the N different positions of a pass as one
-row. Attention gets queries, keys and values as padded sequences, [B,T], each copied to where it is needed.
+In a causal model a hidden state depends only on its own and earlier tokens, so sequences with a common prefix
+(the responses to a prompt, the turns of an episode, prompts with the same instructions) share its states. All
+layers except attention compute each position independently, so they get the N distinct positions of a pass as
+one row. Attention gets queries, keys and values as padded sequences, [B,T], copied to where they are needed.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from agro.models.logprobs import Head
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache
 
-NAME = "agro_packed"  # of the attention function
-WORTH = 0.9  # share of the padded positions from which copying costs more than it saves
+NAME = "agro_packed"  # the attention function's name
+WORTH = 0.9  # largest share of distinct among padded positions at which packing saves time
 
 
 class PackedRows(NamedTuple):
-    """The different positions of B sequences."""
+    """The distinct positions of B sequences."""
 
-    number: Tensor  # [B,T] number of the position, 0 … N-1; any where the sequence is padded
-    source: Tensor  # [N] index into B·T of a sequence that has the position
+    number: Tensor  # [B,T] number of the position, 0 … N-1; arbitrary in the padding
+    source: Tensor  # [N] index into B·T of one occurrence of the position
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Tensor) -> PackedRows:
-        """From right-padded tokens [B,T] of lengths [B], on the CPU."""
+        """Find the distinct positions of right-padded tokens [B,T] of lengths [B], on the CPU."""
         ids, counts = tokens.numpy(), lengths.tolist()
         rows = [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
         index, source = np.zeros(ids.shape, np.int64), []
         previous, total = None, 0
-        for row in sorted(range(len(rows)), key=rows.__getitem__):  # so neighbors begin alike
+        for row in sorted(range(len(rows)), key=rows.__getitem__):  # so neighbors share prefixes
             begin = 0
             if previous is not None:
                 begin = min(counts[previous], counts[row])
                 differing = np.flatnonzero(ids[previous, :begin] != ids[row, :begin])
                 begin = int(differing[0]) if len(differing) else begin
                 index[row, :begin] = index[previous, :begin]
-            columns = np.arange(begin, counts[row])  # those that no row before has
+            columns = np.arange(begin, counts[row])  # positions that no previous row has
             index[row, begin : counts[row]] = total + columns - begin
             source.append(row * ids.shape[1] + columns)
             previous, total = row, total + len(columns)
@@ -64,18 +64,18 @@ class PackedRows(NamedTuple):
 
 
 def last_hidden(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> Tensor:
-    """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences, packed where it pays.
+    """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences, packed if it pays.
 
     Causal attention doesn't use later tokens, so padding needs no mask, and attention without a mask has the
-    fastest kernel. Of float64 weights they are always padded: transformers' norms round to float32, so the
-    gradients of a shared position would differ by more than the rounding of float64.
+    fastest kernel. For float64 weights they are always padded: transformers' norms round to float32, so the
+    gradients of a shared position would differ by more than float64's rounding.
     """
     states, packed = _states(model, tokens, lengths, packs)
     return states if packed is None else packed.spread(states[0])
 
 
 def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) -> ReadPrompts:
-    """The keys and values of [B,T] right-padded tokens on the CPU, packed where it pays."""
+    """Compute the keys and values of [B,T] right-padded tokens on the CPU, packed if it pays."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
@@ -83,26 +83,26 @@ def read_prompts(model: Any, tokens: Tensor, lengths: Tensor, *, packs: bool) ->
 
 
 class ReadPrompts(NamedTuple):
-    """What the layers keep of B prompts."""
+    """The layers' keys and values of B prompts."""
 
     cache: DynamicCache
     packed: PackedRows | None
 
-    def at(self, kept: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """Keys or values of one layer, of tokens `places` [R,L] of prompts `rows` [R]: [R,heads,L,width]."""
+    def at(self, states: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """One layer's keys or values of tokens `places` [R,L] of prompts `rows` [R]: [R,heads,L,width]."""
         if self.packed is None:
-            found = kept[rows[:, None], :, places]
+            selected = states[rows[:, None], :, places]
         else:
-            found = kept[0].transpose(0, 1)[self.packed.number[rows[:, None], places]]
-        return found.transpose(1, 2)
+            selected = states[0].transpose(0, 1)[self.packed.number[rows[:, None], places]]
+        return selected.transpose(1, 2)
 
 
 def _states(
     model: Any, tokens: Tensor, lengths: Tensor, packs: bool, cache: DynamicCache | None = None
 ) -> tuple[Tensor, PackedRows | None]:
-    """Last hidden states, and on the model's device how they are packed.
+    """Last hidden states, and how they are packed, on the model's device.
 
-    They aren't where the sequences have too little in common, or the weights are float64.
+    They aren't packed if the sequences have too little in common, or if the weights are float64.
     """
     places = torch.arange(tokens.shape[1]).expand(tokens.shape)
     packed = PackedRows.of(tokens, lengths) if packs and model.dtype != torch.float64 else None
@@ -112,9 +112,9 @@ def _states(
     else:
         packed = None
     tokens, places = (x.to(model.device, non_blocking=True) for x in (tokens, places))
-    # A mask of ones, since None makes transformers look for packed sequences. It reads all of them to see
-    # that it needs no mask, which waits for a GPU; one of four dimensions it hands on to our attention
-    # unread.
+    # A mask of ones, since None makes transformers search for packed sequences. It reads all of the mask to
+    # see that it isn't needed, which synchronizes with a GPU. A mask of four dimensions is passed to our
+    # attention unread.
     ours = model.config.get_text_config()._attn_implementation == NAME
     output = model.base_model(
         input_ids=tokens,
@@ -129,17 +129,17 @@ def _states(
 
 
 def kinds_of_cache(model: Any) -> set[type]:
-    """Those of the layers."""
+    """The kinds of the layers' caches."""
     from transformers.cache_utils import DynamicCache
 
     return {type(layer) for layer in DynamicCache(config=model.config).layers}
 
 
 def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
-    """Whether log-probs of two sequences that begin alike differ by no more than `allowed` when packed.
+    """Whether packing changes the log-probs of two sequences with a common prefix by at most `allowed`.
 
-    `row` is one of them. Attention must be over all tokens before, and a function that can be replaced; where
-    the answer is yes, it was.
+    `row` is one of them. Attention must cover all earlier tokens and be a replaceable function; if the answer
+    is yes, it has been replaced.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.cache_utils import DynamicLayer
@@ -161,11 +161,11 @@ def can_pack(model: Any, row: Tensor, allowed: float) -> bool:
             for packs in (False, True)
         )
         difference = (packed - padded).abs()
-        if torch.finfo(model.dtype).bits <= 16:  # of what the model would write
+        if torch.finfo(model.dtype).bits <= 16:  # weighted by the model's probabilities
             difference = (difference * padded.exp()).sum(-1).mean()
         alike = bool(difference.max() <= allowed)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        alike = False  # its layers don't hand on arguments to attention, for example
+        alike = False  # for example, its layers don't pass arguments on to attention
     if not alike:
         config._attn_implementation = "sdpa"
     return alike
@@ -183,7 +183,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attention of [1,heads,N,width] over the sequences -> [1,N,heads,width]; transformers' own if padded.
 
-    An empty mask stands for none.
+    An empty mask means no mask.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

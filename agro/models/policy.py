@@ -27,15 +27,15 @@ from agro.types import KeptSets, Sample
 
 __all__ = ["InvalidSample", "Policy", "new_model"]
 
-VALUES = frozenset({"prefix_value", "value"})  # the streams of a value head
+VALUES = frozenset({"prefix_value", "value"})  # a value head's streams
 
 
 class ValueHead(nn.Module):
     """V(y_<t) in units of reward, linear in the direction of the last hidden state.
 
     Hidden states are scaled to length 1, so that a learning rate has the same effect at every width: a step
-    of Adam moves V by at most lr · √H. V is 0 at first. Hidden states are detached: the policy isn't trained
-    through its value.
+    of Adam moves V by at most lr · √H. V starts at 0. Hidden states are detached: the value's loss doesn't
+    train the policy.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -53,7 +53,7 @@ class ValueHead(nn.Module):
     def streams(self, hidden: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """The streams "prefix_value" [B,T] and "value" [B].
 
-        "prefix_value" is V of the tokens before each token, NaN outside the mask. "value" is that of the
+        "prefix_value" is V of the prefix before each token, NaN outside the mask. "value" is V before the
         first token in the mask.
         """
         values = torch.full(mask.shape, torch.nan, dtype=self.linear.weight.dtype, device=mask.device)
@@ -66,7 +66,7 @@ class Masters:
     """Float32 copies of bfloat16 weights, which the optimizer updates (`policy.dtype = "mixed"`).
 
     An update smaller than a 256th of a weight rounds away in bfloat16, and so does a small gradient in a sum
-    over passes. So weights and sums of gradients are float32, and products are computed from their rounding.
+    over passes. So weights and sums of gradients are float32, and products use the rounded weights.
     """
 
     def __init__(self, live: Mapping[str, Tensor]) -> None:
@@ -80,7 +80,7 @@ class Masters:
             self.hooks.append(p.register_post_accumulate_grad_hook(partial(self._take_gradient, name)))
 
     def _take_gradient(self, name: str, p: Tensor) -> None:
-        """Add the gradient of one backward pass to that of the float32 weight, and free it."""
+        """Add the gradient of one backward pass to the float32 weight's, and free it."""
         assert p.grad is not None
         master = self.weights[name]
         if master.grad is None:
@@ -100,7 +100,7 @@ class Masters:
             p.copy_(self.weights[name])
 
     def give_back(self) -> None:
-        """Make the model's weights float32 again, for FSDP, which rounds what it gathers."""
+        """Make the model's weights float32 again, for FSDP, which rounds the weights that it gathers."""
         for hook in self.hooks:
             hook.remove()
         for name, p in self.live.items():
@@ -109,7 +109,7 @@ class Masters:
 
 @contextmanager
 def recomputing(model: Any, active: bool) -> Iterator[None]:
-    """Gradient checkpointing, switched off again at the end: it excludes the cache of a sampler."""
+    """Enable gradient checkpointing within the context; outside, it would rule out a sampler's cache."""
     if not active:
         yield
         return
@@ -125,11 +125,11 @@ def recomputing(model: Any, active: bool) -> Iterator[None]:
 class Policy:
     """A causal language model with its tokenizer.
 
-    Nothing in the model is random, so training and sampling have the same log-probs: those in eval mode. All
+    Nothing in the model is random, so training and sampling have the same log-probs, those of eval mode. All
     log-probs are in nats, at `temperature`.
     """
 
-    served: str | None = None  # the name of the model on the server that computes log-probs in its place
+    served: str | None = None  # the model's name on a server that computes the log-probs instead
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class Policy:
         """Raises `Refused` for a model whose log-probs agro can't compute exactly.
 
         Args:
-            chunk: positions whose logits exist at once, for 1,024 tokens of the vocabulary at a time.
-            adapter: the peft model around `model`, where only the adapter is trained.
+            chunk: number of positions whose logits exist at once, for 1,024 vocabulary entries at a time.
+            adapter: the peft model around `model`, if only the adapter is trained.
         """
         self.model = model
         for module in model.modules():
-            if isinstance(module, nn.Embedding):  # else a padding token that was sampled has no gradient
+            if isinstance(module, nn.Embedding):  # else a sampled padding token would have no gradient
                 module.padding_idx = None
         self.adapter = adapter
         self.tokenizer = tokenizer
@@ -162,12 +162,12 @@ class Policy:
         self.eos_ids = end_tokens(model, self.chat)
         if len(tokenizer) > self.vocab_size:
             raise Refused(
-                f"{self.name}: the tokenizer has {len(tokenizer)} tokens, the model's output layer "
+                f"{self.name}: the tokenizer has {len(tokenizer)} tokens, but the model's output layer has "
                 f"{self.vocab_size}; use the tokenizer that was saved with the model, or resize the model's "
                 "embeddings and train them first"
             )
         self.recompute = False  # gradient checkpointing
-        self.packs = False  # whether passes compute common beginnings once, without padding
+        self.packs = False  # whether passes compute common prefixes once, without padding
         self.value: ValueHead | None = None
         self.masters: Masters | None = None
         self.fingerprint = self.chat.fingerprint
@@ -177,11 +177,11 @@ class Policy:
 
     @classmethod
     def load(cls, config: configuration.PolicyConfig, *, seed: int = 0) -> Policy:
-        """The model of the configuration, by folder or hub name, or a new one.
+        """Load the configuration's model by folder or hub name, or create a new one.
 
-        `seed` is for random weights, of an adapter too. Only safetensors are loaded. Sets the number of CPU
-        threads of the process where the configuration has one: torch uses all cores by default, and on models
-        of a few million parameters the threads wait for each other.
+        `seed`: for random weights, also an adapter's. Only safetensors are loaded. Sets the process's number
+        of CPU threads if the configuration has one: torch uses all cores by default, and on models of a few
+        million parameters the threads wait for each other.
         """
         config.check_weights()
         device = device_of(config.device)
@@ -189,7 +189,7 @@ class Policy:
             if config.new is not None:
                 new_model(folder, config.new, seed)
             model, tokenizer = pretrained(config.model or folder, config)
-        if config.quantize is None:  # else it is there already
+        if config.quantize is None:  # quantized weights are there already
             model.to(device)
         adapter = None
         if config.lora is not None:
@@ -200,7 +200,7 @@ class Policy:
         if config.dtype == "mixed" and adapter is None:
             masters = Masters(dict(model.named_parameters()))
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # to probe few tokens: on a busy machine others would spin at each product
+        torch.set_num_threads(1)  # the probe has few tokens, and more threads would spin on a busy machine
         try:
             policy = cls(
                 model,
@@ -224,22 +224,22 @@ class Policy:
         return {n: p for n, p in self.model.named_parameters() if self.adapter is None or p.requires_grad}
 
     def trained(self) -> dict[str, Tensor]:
-        """What the optimizer updates: `weights`, or float32 copies of them where policy.dtype is mixed."""
+        """The tensors that the optimizer updates: `weights`, or float32 copies if policy.dtype is mixed."""
         return self.weights() if self.masters is None else self.masters.weights
 
     def add_value(self) -> None:
-        """Add a value head, which is trained beside the policy; see `ValueHead`."""
+        """Add a value head, which is trained alongside the policy; see `ValueHead`."""
         width = Head.of(self.model).weight.shape[1]
         self.value = ValueHead(width).to(self.device, torch.promote_types(self.dtype, torch.float32))
 
     def value_weights(self) -> dict[str, Tensor]:
-        """The parameters of the value head, where there is one; `weights` doesn't include them."""
+        """The parameters of the value head, if there is one; `weights` doesn't include them."""
         if self.value is None:
             return {}
         return dict(self.value.named_parameters())
 
     def zero_grad(self) -> None:
-        """Delete all gradients, of the model and of the value head."""
+        """Delete all gradients of the model and the value head."""
         for module in (self.model, self.value):
             if module is not None:
                 module.zero_grad(set_to_none=True)
@@ -257,7 +257,7 @@ class Policy:
     def hidden(self, tokens: Tensor, lengths: Tensor, *, packs: bool = True) -> Tensor:
         """[B,T], [B] on the CPU -> [B,T,H] last hidden states of right-padded sequences; padding is ignored.
 
-        `packs`: whether the layers may compute common beginnings once; their outputs are [B,T,H] if not.
+        `packs`: whether the layers may compute common prefixes once; otherwise their outputs are [B,T,H].
         Raises `Refused` for more tokens than the context.
         """
         if tokens.shape[1] > self.context:
@@ -269,7 +269,7 @@ class Policy:
             return last_hidden(self.model, ids, lengths, packs=packs and self.packs)
 
     def checkpoint_gradients(self, active: bool) -> None:
-        """Set `recompute`. Raises `Refused` where the model can't recompute its activations."""
+        """Set `recompute`. Raises `Refused` if the model can't recompute its activations."""
         if active and not self.model.supports_gradient_checkpointing:
             raise Refused(f"train.gradient_checkpointing: {self.name} doesn't support it; set it to false")
         self.recompute = active
@@ -283,9 +283,9 @@ class Policy:
         reference: Policy | None = None,
         kept: KeptSets | None = None,
     ) -> dict[str, Tensor]:
-        """The streams named by `want`: per token, in nats, or of the value head.
+        """The streams named by `want`: per token, in nats, or the value head's.
 
-        Tokens, lengths and mask are read on the CPU, so that a GPU gets all work of a pass without a wait.
+        Tokens, lengths and mask are read on the CPU, so that a pass never waits for a GPU.
 
         Args:
             tokens: [B,T], padded on the right with any value.
@@ -294,7 +294,7 @@ class Policy:
             want: of "logp", "entropy", "kl" (exact, of π from `reference`), "proposal", "proposal_mean" (at a
                 need's own temperature), "ref_mean", "ref_square", "normalizer", "prefix_value" and
                 "value".
-            kept: what log-probs are normalized over; None: the vocabulary.
+            kept: the kept sets that log-probs are normalized over; None: the vocabulary.
         Returns:
             name -> [B,T] float32 (float64 for float64 weights), NaN outside the mask, differentiable in the
             weights; "value" is [B].
@@ -321,7 +321,7 @@ class Policy:
         return streams
 
     def save(self, folder: str | Path, *, merge: bool = True) -> None:
-        """Write model (safetensors) and tokenizer in transformers format; an adapter merged, or by itself."""
+        """Write model (safetensors) and tokenizer in transformers format; an adapter is merged, or alone."""
         model = self.model
         if self.adapter is not None:
             model = merged(self.adapter) if merge else self.adapter
@@ -330,21 +330,21 @@ class Policy:
             self.tokenizer.save_pretrained(folder)
 
     def save_base(self, folder: Path) -> None:
-        """Write the model without its adapter. Quantized weights stay as they are packed, bit for bit, so a
-        server that loads the folder has the numbers of the trainer."""
+        """Write the model without its adapter. Quantized weights keep their packed bits, so a server that
+        loads the folder has the trainer's numbers."""
         from huggingface_hub import save_torch_state_dict
 
         state = self.model.state_dict().items()
-        own = {name.replace(".base_layer.", "."): w for name, w in state if ".lora_" not in name}
+        base = {name.replace(".base_layer.", "."): w for name, w in state if ".lora_" not in name}
         for part in (self.model.config, self.model.generation_config, self.tokenizer):
             part.save_pretrained(folder)
-        # Not the model's own save_pretrained, which asks bitsandbytes for the adapter's names too.
+        # The model's own save_pretrained would ask bitsandbytes for the adapter's names too.
         tied = list(self.model._tied_weights_keys or ())
-        save_torch_state_dict(own, folder, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
+        save_torch_state_dict(base, folder, metadata={"format": "pt"}, shared_tensors_to_discard=tied)
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
-        """Copy the weights of a model that was saved in `folder` into this one.
+        """Copy the weights of a model saved in `folder` into this one.
 
         Raises `Refused`, and changes nothing, unless names and shapes are the same.
         """
@@ -353,13 +353,13 @@ class Policy:
         for name, weight in self.model.state_dict().items():
             weight.copy_(saved[name])
 
-    def gap(self, found: Tensor, expected: Tensor, logp: Callable[[], Tensor]) -> tuple[float, float]:
-        """How far log-probs are from `expected`, those of `logp()`, and how much of that rounding explains.
+    def gap(self, actual: Tensor, expected: Tensor, logp: Callable[[], Tensor]) -> tuple[float, float]:
+        """The gap between log-probs and `expected`, which `logp()` computes, and the gap due to rounding.
 
-        Nats. In float32 it is the largest difference, and passes of other shapes are far below .001 apart. In
-        16 bits it is the mean, and the rounding of this model is measured.
+        In nats. In float32 it is the largest difference; correct passes of other shapes differ by far less
+        than .001. In 16 bits it is the mean, and the rounding of this model is measured.
         """
-        difference = (found - expected).abs()
+        difference = (actual - expected).abs()
         if torch.finfo(self.dtype).bits <= 16:
             return difference.mean().item(), architecture.ALLOWED * architecture.moved_by_rounding(
                 self.model, logp, expected
@@ -367,7 +367,7 @@ class Policy:
         return difference.max().item(), 1e-3 / min(1.0, self.temperature)
 
     def probed_rows(self, lengths: Sequence[int]) -> list[Tensor]:
-        """Random tokens, since those show most. In 16 bits, where rounding hides it, the model's own."""
+        """Rows of random tokens, which show most; in 16 bits, where rounding hides it, the model's own."""
         if torch.finfo(self.dtype).bits <= 16:
             return architecture.written_rows(self.model, lengths, self.temperature)
         random = np.random.default_rng(0)
@@ -375,35 +375,34 @@ class Policy:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Raise `Refused` unless tokens, each row alone and all in one pass, have the log-probs of the
+        """Raise `Refused` unless rows of tokens, each alone and all in one pass, have the log-probs of the
         unchanged model in eval mode."""
         self.model.eval()
         rows = self.probed_rows(architecture.probed_lengths(self.model, self.context))
-        own, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
-        expected = torch.cat(own)
+        parts, largest = zip(*(architecture.own_logp(self.model, row, self.temperature) for row in rows))
+        expected = torch.cat(parts)
         architecture.without_randomness(self.model)
-        # The same products in other shapes are rounded differently, by a few units in the last place of the
-        # largest logit.
+        # Rounding depends on the shape of a product: by a few units in the last place of the largest logit.
         close = 1e-5 + 8 * torch.finfo(self.dtype).eps * max(largest)
-        for passes, limit in (([[row] for row in rows], close), ([rows], 1.0)):
+        for passes, bound in (([[row] for row in rows], close), ([rows], 1.0)):
             logp = partial(self._passes, passes)
             gap, allowed = self.gap(logp(), expected, logp)
-            most = min(allowed, limit)
-            if not gap <= most:
+            limit = min(allowed, bound)
+            if not gap <= limit:
                 raise Refused(
                     f"{self.name}: log-probs differ from those of the model's own logits by {gap:.3g} nats "
-                    f"(expected at most {most:.2g}): the model changes its logits in a way that agro doesn't "
-                    "support, is random in training, or mixes the sequences of a batch; use another model"
+                    f"(expected at most {limit:.2g}): the model changes its logits in a way that agro "
+                    "doesn't support, is random in training, or mixes a batch's sequences; use another model"
                 )
         self.packs = can_pack(self.model, rows[-1], min(allowed, close))
 
     def _passes(self, passes: Sequence[list[Tensor]]) -> Tensor:
-        """Log-probs of rows of tokens, without the rows' first tokens, each list of rows in one pass."""
-        found = []
+        """Log-probs of rows of tokens without the rows' first tokens; each list of rows is one pass."""
+        logp = []
         for rows in passes:
             lengths = torch.tensor([len(row) for row in rows])
             tokens = pad_sequence(rows, batch_first=True)
             places = torch.arange(tokens.shape[1])
             mask = (places > 0) & (places < lengths[:, None])
-            found.append(self.streams(tokens, lengths, mask)["logp"][mask.to(self.device)])
-        return torch.cat(found)
+            logp.append(self.streams(tokens, lengths, mask)["logp"][mask.to(self.device)])
+        return torch.cat(logp)

@@ -1,10 +1,10 @@
-"""Models and tokenizers from folders and from the hub, or new with random weights, and what agro has to know
-of their architecture.
+"""Loads models and tokenizers from folders or the hub, creates new ones with random weights, and inspects
+their architecture.
 
-transformers is imported where a model is loaded: its modeling takes seconds, and much of agro needs none.
+transformers is imported only when a model is loaded: the import takes seconds, and much of agro needs none.
 
-Flash attention and 8-bit optimizer states need a CUDA GPU and packages of their own, 4-bit weights their
-packages alone. On a GPU none of them was ever run: there was none. 4-bit weights were tried on a CPU.
+Flash attention and 8-bit optimizer states need a CUDA GPU and extra packages, 4-bit weights only packages.
+None of them was run on a GPU yet; 4-bit weights were run on a CPU.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 
 EXTRA = "pip install 'peft>=0.17' 'bitsandbytes>=0.46.1' 'accelerate>=1.1'"
-LARGE = 30_000_000  # parameters from which one pass keeps several cores busy
+LARGE = 30_000_000  # number of parameters from which one pass keeps several cores busy
 _PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-_PROBED = (7, 16)  # tokens of the rows that are probed at least
-_LONGEST = 256  # a probe of more tokens would take too long on a CPU
+_PROBED = (7, 16)  # lengths that every probe has, in tokens
+_LONGEST = 256  # a longer probe would take too long on a CPU
 _LENGTHS = ("sliding_window", "window_size", "attention_chunk_size", "original_max_position_embeddings")
-_WRITTEN = 16  # tokens of rows that the model writes, the first of which isn't its own
-ALLOWED = 2  # times what rounding moves
+_WRITTEN = 16  # tokens per row that the model writes, including the given first one
+ALLOWED = 2  # multiple of the measured rounding
 _ROUNDINGS = 2
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # fully described by tokenizer.json
 
 
 def loading_options(config: configuration.PolicyConfig, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained`. Raises `Refused` for what machine or configuration don't allow."""
+    """Arguments of `from_pretrained`. Raises `Refused` for what the machine or the settings don't allow."""
     options: dict[str, Any] = {}
     if config.attention != "auto":
         options["attn_implementation"] = config.attention
@@ -63,8 +63,8 @@ def loading_options(config: configuration.PolicyConfig, device: torch.device) ->
     key = f"policy.quantize = {config.quantize}"
     if config.lora is None or config.lora.merge or config.dtype != "bfloat16":
         raise Refused(
-            f"{key}: expected [policy.lora] with merge = false, and policy.dtype = bfloat16: an adapter is "
-            "trained beside the quantized weights, which can't take it in. Set them, or leave quantize out"
+            f"{key}: expected [policy.lora] with merge = false, and policy.dtype = bfloat16: an adapter that "
+            "is trained on quantized weights can't be merged into them. Set them, or remove quantize"
         )
     _require(key, "bitsandbytes", EXTRA)
     from transformers import BitsAndBytesConfig
@@ -79,7 +79,7 @@ def loading_options(config: configuration.PolicyConfig, device: torch.device) ->
 
 
 def adamw_8bit(groups: list[dict[str, Any]], device: torch.device, **settings: Any) -> torch.optim.Optimizer:
-    """AdamW whose moments have 8 bits; small tensors keep 32."""
+    """AdamW with 8-bit moments; small tensors keep 32 bits."""
     _require("train.optimizer = adamw_8bit", "bitsandbytes", EXTRA, device)
     import bitsandbytes
 
@@ -88,15 +88,15 @@ def adamw_8bit(groups: list[dict[str, Any]], device: torch.device, **settings: A
 
 
 def _require(key: str, package: str, install: str, device: torch.device | None = None) -> None:
-    """`device`: of what runs on CUDA alone."""
+    """Raise `Refused` if the package, or CUDA on `device` if that is given, is missing."""
     if device is not None and device.type != "cuda":
-        raise Refused(f"{key}: expected a CUDA GPU, got device {device}; leave it out, or use a GPU")
+        raise Refused(f"{key}: expected a CUDA GPU, got device {device}; remove it, or use a GPU")
     if find_spec(package) is None:
         raise Refused(f"{key}: expected the package {package}, which isn't installed: {install}")
 
 
 def decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The model's transformer blocks, first to last. Raises `Refused` where there is no list of them."""
+    """The model's transformer blocks, first to last. Raises `Refused` if there is no list of them."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.base_model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
@@ -108,7 +108,7 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 def positions_of(model: Any) -> int:
-    """Tokens that the model's configuration allows; `sys.maxsize` where it has no limit."""
+    """Number of tokens that the model's configuration allows; `sys.maxsize` without a limit."""
     config = model.config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
@@ -118,11 +118,11 @@ def positions_of(model: Any) -> int:
 
 
 def context_of(model: Any) -> int:
-    """Tokens of the longest sequence whose log-probs don't depend on other sequences.
+    """Length in tokens of the longest sequence whose log-probs don't depend on other sequences.
 
-    LongRoPE rotates all positions of a pass by other angles once its longest sequence exceeds a length, so a
+    LongRoPE changes the angles of all positions of a pass once its longest sequence exceeds a length, so a
     token's log-prob would depend on later tokens and on the other rows. The context ends at that length. (The
-    angles of dynamic NTK change beyond `max_position_embeddings` only, where every context ends.)
+    angles of dynamic NTK change only beyond `max_position_embeddings`, where every context ends.)
     """
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     layers = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, Mapping)]
@@ -131,7 +131,7 @@ def context_of(model: Any) -> int:
 
 
 def probed_lengths(model: Any, context: int) -> list[int]:
-    """Lengths of rows for a probe: short ones, and some beyond the lengths that the configuration names."""
+    """Lengths of a probe's rows: short ones, and some beyond the lengths that the configuration names."""
     settings = model.config.get_text_config().to_json_string(use_diff=False)
     named = re.findall(rf'"(?:{"|".join(_LENGTHS)})": (\d+)', settings)
     beyond = [length + 2 for length in map(int, named) if length < _LONGEST]
@@ -141,8 +141,8 @@ def probed_lengths(model: Any, context: int) -> list[int]:
 def without_randomness(model: torch.nn.Module) -> None:
     """Put a model in eval mode, except for modules with gradient checkpointing, which needs train mode.
 
-    Those have every probability of dropout and of dropped layers set to 0. Routers of experts choose as in
-    eval mode: in train mode some add noise, or draw the experts.
+    In those, every probability of dropout and of dropped layers becomes 0. Routers of experts choose as in
+    eval mode: in train mode some add noise or sample the experts.
     """
     for module in model.modules():
         module.training = hasattr(module, "gradient_checkpointing")
@@ -153,7 +153,7 @@ def without_randomness(model: torch.nn.Module) -> None:
 
 
 def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, float]:
-    """Log-probs [T-1] of tokens [T] from the logits that the model returns, and the largest logit."""
+    """Log-probs [T-1] of tokens [T] from the model's returned logits, and the largest logit."""
     tokens = tokens.to(model.device)
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -163,11 +163,11 @@ def own_logp(model: Any, tokens: Tensor, temperature: float) -> tuple[Tensor, fl
 
 @torch.no_grad()
 def written_rows(model: Any, lengths: Sequence[int], temperature: float) -> list[Tensor]:
-    """Rows of tokens of these lengths, on the CPU, drawn from the model; longer ones repeat what it wrote."""
+    """Rows of tokens of these lengths, on the CPU, sampled from the model; long rows repeat the sample."""
     generator = torch.Generator().manual_seed(0)
-    first = model.config.get_text_config().bos_token_id
-    known = isinstance(first, int) and 0 <= first < model.get_input_embeddings().weight.shape[0]
-    tokens = torch.full((len(lengths), 1), first if known else 0)
+    bos = model.config.get_text_config().bos_token_id
+    is_valid = isinstance(bos, int) and 0 <= bos < model.get_input_embeddings().weight.shape[0]
+    tokens = torch.full((len(lengths), 1), bos if is_valid else 0)
     for _ in range(min(_WRITTEN, max(lengths)) - 1):
         logits = model(input_ids=tokens.to(model.device), use_cache=False).logits[:, -1]
         probabilities = (logits.float().cpu() / temperature).softmax(-1)
@@ -177,13 +177,13 @@ def written_rows(model: Any, lengths: Sequence[int], temperature: float) -> list
 
 @torch.no_grad()
 def moved_by_rounding(model: Any, logp: Callable[[], Tensor], expected: Tensor) -> float:
-    """Nats per token between the log-probs `expected` and those computed with rounding errors.
+    """Mean difference between the log-probs `expected` and those with added rounding errors, nats per token.
 
-    In 16 bits a correct pass of another shape is .001 nats a token off in one model and .3 in the next, and
-    nats off on tokens that no text has in a row. So no constant tells rounding from a defect. This does: the
-    model's own log-probs of the same tokens while each layer's output is rounded once more, up or down at
-    random. Correct passes differ by .1 to .5 of that; a missing layer, a wrong mask or a stale output layer
-    by much more.
+    In 16 bits a correct pass of another shape is .001 nats per token off in one model and .3 in the next, and
+    several nats on token sequences that no text has. So no constant separates rounding from a defect. This
+    does: the model's own log-probs of the same tokens while each layer's output is rounded once more, up or
+    down at random. Correct passes differ by .1 to .5 of that; a missing layer, a wrong mask or a stale output
+    layer by much more.
     """
     generator = torch.Generator()
 
@@ -209,7 +209,7 @@ def moved_by_rounding(model: Any, logp: Callable[[], Tensor], expected: Tensor) 
 
 @contextmanager
 def refusing_errors(name: str, doing: str) -> Iterator[None]:
-    """Turn errors of the model `name` into `Refused`: agro tries it the first time."""
+    """Turn errors of the first use of model `name` into `Refused`."""
     try:
         yield
     except (Refused, torch.OutOfMemoryError):
@@ -221,9 +221,9 @@ def refusing_errors(name: str, doing: str) -> Iterator[None]:
 def pretrained(
     name: str, config: configuration.PolicyConfig, adapters: tuple[Path, ...] = ()
 ) -> tuple[Any, Any]:
-    """Load model and tokenizer from a folder or the hub. Raises `Refused` where that fails.
+    """Load model and tokenizer from a folder or the hub. Raises `Refused` if that fails.
 
-    For the folder of an adapter, the model has the adapter merged. `adapters`: those that belong to it.
+    For an adapter's folder, the adapter is merged into the model. `adapters`: those that led to `name`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
@@ -232,8 +232,8 @@ def pretrained(
         path = Path(name).expanduser().resolve()
         if path in adapters:
             raise Refused(
-                f"{name}: base_model_name_or_path: expected the model that the adapter belongs to, but it "
-                "leads back to the adapter itself; correct it in adapter_config.json"
+                f"{name}: base_model_name_or_path: expected the model that the adapter belongs to, got a "
+                "path back to the adapter itself; correct it in adapter_config.json"
             )
         model, tokenizer = pretrained(base_of(name), config, (*adapters, path))
         return merged_with(model, name), tokenizer
@@ -242,7 +242,7 @@ def pretrained(
     hint = "" if local else _ask_hub(name)
     common = {"trust_remote_code": config.trust_remote_code}
     options = loading_options(config, device_of(config.device))
-    # A mixed policy keeps its weights in float32; an adapter's always are.
+    # A mixed policy has float32 weights; an adapter's weights always are float32.
     is_full = config.dtype == "float32" or (config.dtype == "mixed" and config.lora is None)
     dtype = torch.float32 if is_full else torch.bfloat16
     try:
@@ -265,22 +265,22 @@ def pretrained(
             "expected a causal language model with its tokenizer and model.safetensors, in a folder or on "
             f"the hub (pickled weights are not read: convert them with save_pretrained){hint}"
         ) from error
-    if getattr(model, "is_quantized", False):  # else a first pass on a CPU rounds and packs them once more
+    if getattr(model, "is_quantized", False):  # else the first pass on a CPU would round and pack them again
         for module in model.modules():
             module.support_avx512bf16_for_cpu = False
     if names := _wrong_names(report, "missing_keys", "mismatched_keys"):
         raise Refused(
-            f"{name}: {names}: they would be random; expected the complete model, as save_pretrained "
+            f"{name}: {names}, which would be random; expected the complete model, as save_pretrained "
             "writes it"
         )
     return model, tokenizer
 
 
 def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
-    """The tensors of a folder's model by their names in `model`, on the CPU.
+    """The tensors of a folder's model, by their names in `model`, on the CPU.
 
-    They are read by transformers, since names in the file may differ: it stores each expert of a mixture
-    separately. Raises `Refused` unless the file has each tensor of `model`, in its shape, and no others.
+    transformers reads them, since names in the file may differ: it stores each expert of a mixture
+    separately. Raises `Refused` unless the file has exactly the tensors of `model`, in their shapes.
     """
     if not (folder / "config.json").is_file():
         raise Refused(f"{folder}: expected a model in transformers format, but the folder has no config.json")
@@ -303,7 +303,7 @@ def saved_weights(folder: Path, model: Any) -> dict[str, Tensor]:
 
 
 def _wrong_names(report: dict[str, Any], *kinds: str) -> str:
-    """How many keys of the first kind that transformers reports there are, and some of them; "" for none."""
+    """Count and name the keys of the first kind that transformers reports; "" if it reports none."""
     for kind in kinds:
         keys = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
         if keys:
@@ -312,9 +312,9 @@ def _wrong_names(report: dict[str, Any], *kinds: str) -> str:
 
 
 def _ask_hub(name: str) -> str:
-    """Say that the hub is asked for a model that isn't in its cache: without a network it takes a minute.
+    """Announce a request to the hub for a model that isn't cached: without a network it takes a minute.
 
-    Returns what to do where it mustn't be asked, for the message where the model isn't found.
+    Returns the way out for an offline hub, for the message if the model isn't found.
     """
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -322,11 +322,11 @@ def _ask_hub(name: str) -> str:
     if is_offline_mode():
         return (
             f"\nHF_HUB_OFFLINE is set, and {name} is not complete in the hub's cache: unset it, or download "
-            f"the model where there is a network (hf download {name}) and give the folder"
+            f"the model on a machine with a network (hf download {name}) and give the folder"
         )
     try:
         is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:  # no name of the hub, which is refused
+    except HFValidationError:  # not a name on the hub; refused later
         return ""
     if not is_cached:
         note = f"{name}: there is no such folder here; asking the Hugging Face hub"
@@ -336,7 +336,7 @@ def _ask_hub(name: str) -> str:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars: a policy is saved at every checkpoint."""
+    """Disable transformers' progress bars, which would appear at every checkpoint."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -349,7 +349,7 @@ def without_bars() -> Iterator[None]:
 
 
 def set_threads(threads: int | Literal["auto"], model: torch.nn.Module) -> None:
-    """Set the CPU threads of the process as `policy.threads` says."""
+    """Set the process's number of CPU threads according to `policy.threads`."""
     if threads == "auto":
         threads = cores() if parameters(model) >= LARGE else 1
     if threads:
@@ -370,8 +370,8 @@ def device_of(name: str) -> torch.device:
         is_supported = False
     if name.partition(":")[0] == "mps":
         raise Refused(
-            "policy.device: mps: Apple's GPU has no float64, in which tokens are drawn and gradients are "
-            "summed; use device = 'cpu' or 'auto'"
+            "policy.device: mps: Apple's GPU has no float64, which sampling and summing gradients need; use "
+            "device = 'cpu' or 'auto'"
         )
     if not is_supported:
         raise Refused(f"policy.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
@@ -391,11 +391,11 @@ def new_model(folder: str | Path, spec: NewModel, seed: int) -> None:
     """Write model and tokenizer into `folder`; the same bytes for the same `spec` and `seed`.
 
     The vocabulary is <pad>, <bos>, <eos>, <unk>, then the characters. <bos> precedes a text. Decoding is
-    exact, even for the name of a special token.
+    exact, even for text that spells a special token.
     """
     if spec.hidden % spec.heads or spec.hidden // spec.heads % 2:
         raise Refused(
-            "policy.new: expected heads that divide hidden into parts of an even size, "
+            "policy.new: expected hidden to be heads times an even number, "
             f"got hidden = {spec.hidden}, heads = {spec.heads}"
         )
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -432,7 +432,7 @@ def _tokenizer(spec: NewModel) -> PreTrainedTokenizerFast:
     if len(set(characters)) < len(characters) or not characters:
         repeated = sorted({c for c in characters if characters.count(c) > 1})
         raise Refused(
-            f"policy.new.alphabet: expected different characters, or 'bytes'; repeated: {''.join(repeated)!r}"
+            f"policy.new.alphabet: expected distinct characters, or 'bytes'; repeated: {''.join(repeated)!r}"
         )
     vocabulary = {piece: i for i, piece in enumerate(itertools.chain(SPECIALS, characters))}
     model = models.BPE(vocab=vocabulary, merges=[], unk_token=UNK)  # without merges: one token per character

@@ -1,4 +1,4 @@
-"""What a learner publishes for engines: weights, and the log-probs by which they are recognized.
+"""Publishes weights for engines, with log-probs that identify them.
 
 A server may answer every request and still have other weights than those it was sent. So the folder of
 published weights also has a `Probe`: fixed token sequences, and the learner's log-probs of them.
@@ -21,12 +21,12 @@ from agro.models.policy import Policy
 from agro.models.pretrained import own_logp
 
 Form = Literal["model", "explicit_head", "adapter"]
-"""model: the complete model, an adapter merged; explicit_head: the same, a tied output layer written under
+"""model: the complete model, with any adapter merged; explicit_head: the same, with a tied output layer under
 its own name; adapter: the adapter alone"""
 
 PROBE = "probe.json"
-LENGTHS = (5, 40, 120, 200)  # tokens of the sequences of a probe
-ROUNDING = {True: 0.05, False: 1e-3}  # nats a token; by whether weights have half precision
+LENGTHS = (5, 40, 120, 200)  # lengths of a probe's sequences, in tokens
+ROUNDING = {True: 0.05, False: 1e-3}  # nats per token, by whether weights have half precision
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Probe:
 
     ids: list[list[int]]
     logp: list[list[float]]
-    allowed: float  # mean difference by rounding, nats a token
+    allowed: float  # mean difference due to rounding, nats per token
 
     @classmethod
     @torch.no_grad()
     def of(cls, policy: Policy) -> Probe:
-        """The log-probs that the policy's model itself has, in evaluation mode."""
+        """Probe the policy's own model in eval mode."""
         random = np.random.default_rng(0)
         # A server that scores a sequence also samples a token, which must fit into its context.
         lengths = [min(length, policy.context - 1) for length in LENGTHS]
@@ -51,7 +51,7 @@ class Probe:
 
     @classmethod
     def read(cls, folder: Path) -> Probe:
-        """Raises `Refused` where the folder wasn't published by a learner."""
+        """Read a folder's probe. Raises `Refused` if no learner published the folder."""
         file = folder / PROBE
         if not file.exists():
             raise Refused(f"{folder}: expected weights that a learner published, with {PROBE}")
@@ -80,9 +80,9 @@ def publish(policy: Policy, folder: Path, form: Form, *, probed: bool = True) ->
 
 
 def load_published(config: PolicyConfig, folder: Path) -> Policy:
-    """The policy of a run as a model of its own, with published weights. Raises `Refused` as `Policy.load`.
+    """The policy of a run as a separate model, with published weights. Raises `Refused` like `Policy.load`.
 
-    Its tokenizer has the chat template of the run, whose file may be on another host.
+    Its tokenizer has the run's chat template, whose file may be on another host.
     """
     chat = config.chat.model_copy(update={"template": None})
     changes = {"model": str(folder), "new": None, "lora": None, "chat": chat}
@@ -90,10 +90,10 @@ def load_published(config: PolicyConfig, folder: Path) -> Policy:
 
 
 def write_tied_weights(folder: Path, policy: Policy) -> None:
-    """Give tied weights, such as an output layer, tensors under their own names in a saved model.
+    """Write tied weights, such as an output layer, under their own names into a saved model.
 
-    Servers that load new weights name by name leave a tied output layer as it was: vLLM's `reload_weights`
-    does so on a CPU.
+    Servers that load new weights by name don't update a tied output layer: vLLM's `reload_weights` doesn't
+    on a CPU.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("tie_word_embeddings"):
@@ -103,7 +103,7 @@ def write_tied_weights(folder: Path, policy: Policy) -> None:
     file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if file.exists():
         save_file({**load_file(file), **tied}, file, metadata={"format": "pt"})
-    else:  # one file more
+    else:  # sharded: add a file
         content = json.loads(index.read_text(encoding="utf-8"))
         content["weight_map"] |= dict.fromkeys(tied, "model-tied.safetensors")
         save_file(tied, folder / "model-tied.safetensors", metadata={"format": "pt"})

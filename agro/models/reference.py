@@ -1,4 +1,4 @@
-"""The reference π_ref: a frozen copy of a policy, or another model. It is fixed, or follows the policy."""
+"""The reference π_ref: a frozen copy of a policy, or another model; fixed, or following the policy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class SharedReference(Policy):
-    """A copy of a policy with an adapter: it shares the frozen weights and has its own adapter weights.
+    """A copy of a policy with an adapter that shares the frozen weights and has its own adapter weights.
 
     The copied weights are in place only while hidden states are computed. (The model without an adapter would
-    be the reference only for an adapter that begins empty.)
+    be the reference only if the adapter starts at zero.)
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -44,40 +44,40 @@ class SharedReference(Policy):
 
 
 def is_shard(weight: Tensor) -> TypeGuard[DTensor]:
-    """Whether ranks share the weight. Importing `DTensor` takes a second; without it there is no shard."""
+    """Whether ranks share the weight. Importing `DTensor` takes a second; unless imported, there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(weight, module.DTensor)
 
 
 @contextmanager
 def replaced(live: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """While it lasts, the parameters `live` have other `values`, of the same names."""
-    before: dict[str, Tensor] = {}
+    """Give the parameters `live` the `values` of the same names within the context."""
+    previous: dict[str, Tensor] = {}
     try:
         for name, p in live.items():
-            before[name] = _exchange(p, values[name])
+            previous[name] = _exchange(p, values[name])
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             _exchange(live[name], value)
 
 
 def _exchange(p: Tensor, value: Tensor) -> Tensor:
-    """Give a parameter another value; returns the one before.
+    """Give a parameter another value; return the previous one.
 
-    A shard is overwritten in place: FSDP gathers weights from memory that it keeps itself.
+    A shard is overwritten in place: FSDP gathers weights from its own memory.
     """
     if not is_shard(p):
-        before = p.data
+        previous = p.data
         p.data = value.to(p.dtype)
-        return before
-    before = p.detach().clone()
+        return previous
+    previous = p.detach().clone()
     p.detach().copy_(value)
-    return before
+    return previous
 
 
 def duplicate(policy: Policy) -> Policy:
-    """A copy with a model of its own, without value head and optimizer's weights."""
+    """A copy with its own model, without value head and float32 masters."""
     other = copy.copy(policy)
     other.value = None
     other.masters = None
@@ -99,9 +99,9 @@ def frozen(policy: Policy) -> Policy:
 
 
 def load_reference(config: configuration.PolicyConfig, policy: Policy) -> Policy:
-    """The reference of a run that begins at `policy`.
+    """The reference of a run that starts from `policy`.
 
-    Raises `Refused` where `policy.reference_model` has another tokenizer or vocabulary.
+    Raises `Refused` if `policy.reference_model` has another tokenizer or vocabulary.
     """
     if config.reference != "model":
         return frozen(policy)
@@ -123,10 +123,10 @@ def load_reference(config: configuration.PolicyConfig, policy: Policy) -> Policy
 
 
 def fingerprint(policy: Policy) -> str:
-    """Of all that its log-probs of a text depend on: tokenizer, shape, temperature, every weight.
+    """A hash of all that a policy's log-probs depend on: tokenizer, shape, temperature, every weight.
 
-    A second and a half for a GiB of weights on one core, in up to four threads: less than reading the weights
-    from a disk. Of a reference on a server it is the server's name of it.
+    One core takes a second and a half per GiB of weights, less than reading them from a disk; up to four
+    threads run. For a reference on a server, the server's name of the model replaces the weights.
     """
     if policy.served is not None:
         return f"{policy.fingerprint}/{policy.served}"
@@ -146,7 +146,7 @@ def fingerprint(policy: Policy) -> str:
 
 @torch.no_grad()
 def follow(reference: Policy, policy: Policy, config: configuration.PolicyConfig, step: int) -> None:
-    """Update a reference that follows the policy after `step` steps (of the phase, from 1)."""
+    """Update a reference that follows the policy after `step` steps of the phase (from 1)."""
     if config.reference == "ema":
         assert config.reference_decay is not None
         share = 1 - config.reference_decay

@@ -1,7 +1,7 @@
-"""What a chat template shows: found out by rendering marks, for a template is a program of somebody else.
+"""Probes what a chat template renders, since a template is somebody else's program.
 
-How it takes calls of tools and reasoning, what it puts before a turn, and what ends one, isn't declared
-anywhere. So small conversations are rendered with marks in place of texts, once for each template.
+No template declares how it takes tool calls and reasoning, what it puts before a turn, and what ends a turn.
+So small conversations are rendered with marks in place of texts, once per template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agro.types.conversation import TOOLS
 
 
 def mark_of(number: int) -> str:
-    """A text that stands in no conversation."""
+    """A text that occurs in no conversation."""
     return f"qzq{number:04d}zqz"
 
 
@@ -30,17 +30,17 @@ PING = {"role": "user", "content": "ping"}
 
 
 class NotShown(Refused):
-    """The template doesn't show what a conversation says. `what`: of which kind, for counts."""
+    """The template doesn't show a part of a conversation. `kind`: the kind of part, for counts."""
 
-    def __init__(self, what: str, message: str) -> None:
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.what = what
+        self.kind = kind
 
 
 class Thought(NamedTuple):
     """How a model writes its reasoning.
 
-    `field`: of a message, which the template renders; "" where it only takes reasoning out of what was said.
+    `field`: the message field that the template renders; "" if it only removes reasoning from the content.
     """
 
     opening: str
@@ -50,7 +50,7 @@ class Thought(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """The chat template of a tokenizer. `options`: its variables; `today`: the date that it writes."""
+    """A tokenizer's chat template. `options`: its variables; `today`: the date that it writes."""
 
     tokenizer: Any
     options: Mapping[str, Any]
@@ -66,10 +66,10 @@ class Template:
         reasoning: str = "",
         parts: bool | None = None,
     ) -> str:
-        """The text of messages.
+        """Render messages as text.
 
-        `form`, `reasoning` and `parts` are `call_form`, `Thought.field` and `_takes_parts` while these are
-        found. Raises `NotShown` where the template fails.
+        `form`, `reasoning` and `parts` override `call_form`, `Thought.field` and `_takes_parts` while these
+        are probed. Raises `NotShown` if the template fails.
         """
         if not self.tokenizer.chat_template:
             raise Refused(
@@ -97,21 +97,21 @@ class Template:
                 chat_template=self._dated(has_tools=bool(tools)),
                 **self.options,
             )
-        except Exception as error:  # noqa: BLE001 a template is a program of somebody else
+        except Exception as error:  # noqa: BLE001 a template is somebody else's program
             raise NotShown(
                 "the chat template fails", f"prompt {messages!r:.80}: the chat template fails: {error}"
             ) from None
         return text
 
-    def tried(self, messages: Messages, **how: Any) -> str:
-        """The rendered messages; "" where the template fails."""
+    def tried(self, messages: Messages, **options: Any) -> str:
+        """The rendered messages; "" if the template fails."""
         try:
-            return self.render(messages, **how)
+            return self.render(messages, **options)
         except Refused:
             return ""
 
     def _dated(self, *, has_tools: bool) -> str | None:
-        """The template with `today` in place of the clock; None for one without a clock."""
+        """The template with `today` in place of the clock; None if it doesn't read the clock."""
         if not self.reads_clock:
             return None
         template = self.tokenizer.chat_template
@@ -119,7 +119,7 @@ class Template:
             template = template["tool_use" if has_tools and "tool_use" in template else "default"]
         day = date.fromisoformat(self.today)
         dated = re.sub(
-            r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""", lambda found: f'"{day.strftime(found[2])}"', template
+            r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""", lambda match: f'"{day.strftime(match[2])}"', template
         )
         if re.search(r"strftime_now\s*\(", dated):
             raise NotShown(
@@ -131,7 +131,7 @@ class Template:
 
     @property
     def reads_clock(self) -> bool:
-        """Whether the template writes the date. It is `today` whenever it is rendered."""
+        """Whether the template writes the date, which rendering sets to `today`."""
         return "strftime_now" in self.source
 
     @property
@@ -141,9 +141,9 @@ class Template:
 
     @cached_property
     def call_form(self) -> tuple[str | None, bool] | None:
-        """How the template takes a call of a tool: the content of a message without text ("" or None), and
-        whether its arguments are JSON as text. None where it doesn't show calls."""
-        turn = _said("", tool_calls=[_call_of(NAME, {"key": ARGUMENT})])
+        """How the template takes a tool call: the content of a message without text ("" or None), and whether
+        the arguments are JSON text. None if it doesn't show calls."""
+        turn = _reply("", tool_calls=[_call_of(NAME, {"key": ARGUMENT})])
         for blank, as_text in itertools.product(("", None), (False, True)):
             text = self.tried([PING, turn], form=(blank, as_text))
             spoiled = f"'{ARGUMENT}'" in text or f'\\"{ARGUMENT}' in text
@@ -153,73 +153,72 @@ class Template:
 
     @cached_property
     def thought(self) -> Thought | None:
-        """How reasoning is written; None for templates without."""
-        turns = [_said(CONTENT)]
+        """How reasoning is written; None for templates without it."""
+        turns = [_reply(CONTENT)]
         if self.call_form is not None:
-            turns.append(_said("", tool_calls=[_call_of("name", {})]))
+            turns.append(_reply("", tool_calls=[_call_of("name", {})]))
         for name, turn in itertools.product(("reasoning_content", "reasoning", "thinking"), turns):
             text = self.tried([PING, {**turn, name: REASONING}], reasoning=name)
             if text.count(REASONING) != 1:
                 continue
-            first, last = text.index(REASONING), text.find(CONTENT)
-            closing = text[first + len(REASONING) : last] if last > first else ""
-            opening = self.tried([PING], generates=True)
-            begun = text[len(opening) : first] if text.startswith(opening) else ""
-            if not begun.strip():
+            start, end = text.index(REASONING), text.find(CONTENT)
+            closing = text[start + len(REASONING) : end] if end > start else ""
+            prompt = self.tried([PING], generates=True)
+            opening = text[len(prompt) : start] if text.startswith(prompt) else ""
+            if not opening.strip():
                 tag = re.search(r"</(\w+)>", closing)
-                begun = f"<{tag[1]}>\n" if tag else opening.rstrip().rpartition("\n")[2]
-            return Thought(begun, closing, name)
+                opening = f"<{tag[1]}>\n" if tag else prompt.rstrip().rpartition("\n")[2]
+            return Thought(opening, closing, name)
         if "</think>" in self.source:
             return Thought("<think>\n", "\n</think>\n\n", "")
         return None
 
     def opens_thought(self, opening: str) -> bool:
-        """Whether a text ends with what opens a thought, as generation prompts of reasoning models do."""
+        """Whether a text ends with the opening of a thought, as generation prompts of reasoning models do."""
         return self.thought is not None and opening.rstrip().endswith(self.thought.opening.strip())
 
     @cached_property
     def writes_none(self) -> bool:
-        """Whether null in the arguments of a call becomes Python's None, which no parser takes for null."""
-        return "None" in self.tried([PING, _said("", tool_calls=[_call_of(NAME, {"key": None})])])
+        """Whether null in a call's arguments becomes Python's None, which no parser reads as null."""
+        return "None" in self.tried([PING, _reply("", tool_calls=[_call_of(NAME, {"key": None})])])
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the template shows text as a list of parts alone, as those of models with pictures do."""
+        """Whether the template shows text only as a list of parts, as those of image models do."""
         marked = [{"role": "user", "content": CONTENT}]
         as_text, as_parts = (self.tried(marked, parts=parts) for parts in (False, True))
         return CONTENT not in as_text and as_parts.count(CONTENT) == 1
 
     @cached_property
     def opens_directly(self) -> bool:
-        """Whether earlier turns are shown right after the generation prompt, so that what the template puts
-        between them in the last one, such as an empty thought, needs no place."""
-        before, opening = self.tried([PING]), self.tried([PING], generates=True)
-        text = self.tried([PING, _said(CONTENT), PING])
-        return opening.startswith(before) and opening[len(before) :] + CONTENT in text
+        """Whether earlier turns follow the generation prompt directly, without what the template inserts in
+        the last turn, such as an empty thought."""
+        history, prompt = self.tried([PING]), self.tried([PING], generates=True)
+        text = self.tried([PING, _reply(CONTENT), PING])
+        return prompt.startswith(history) and prompt[len(history) :] + CONTENT in text
 
     @cached_property
     def content_opening(self) -> str:
-        """What the template writes before the text of a turn: the name of a channel, a space."""
-        opening = self.tried([PING], generates=True)
-        text = self.tried([PING, _said(CONTENT)])
-        return text[len(opening) : text.find(CONTENT)] if text.startswith(opening) else ""
+        """What the template writes before a turn's text, such as the name of a channel or a space."""
+        prompt = self.tried([PING], generates=True)
+        text = self.tried([PING, _reply(CONTENT)])
+        return text[len(prompt) : text.find(CONTENT)] if text.startswith(prompt) else ""
 
     @cached_property
     def developer_role(self) -> str:
-        """The role that a developer's message has: its own where the template shows it, else the system's."""
+        """The role of a developer's message: "developer" if the template shows it, else "system"."""
         text = self.tried([{"role": "developer", "content": CONTENT}, PING])
         return "developer" if text.count(CONTENT) == 1 else "system"
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The special tokens that end a turn of text and one that calls a tool.
+        """The special tokens that end a turn of text and a turn that calls a tool.
 
-        Where the template writes none, the one that begins what follows, such as <|user|>, tells the model to
-        stop.
+        If the template writes none, the token that begins the next turn, such as <|user|>, ends the response.
         """
-        turns = [_said(CONTENT)]
+        turns = [_reply(CONTENT)]
         if self.call_form is not None:
-            turns.append(_said("", tool_calls=[_call_of(CONTENT, {})]))
+            turns.append(_reply("", tool_calls=[_call_of(CONTENT, {})]))
         ends = []
         for turn in turns:
             text = self.tried([PING, turn])
@@ -229,37 +228,37 @@ class Template:
         return tuple(dict.fromkeys(ids))
 
     def end(self, tail: str, ends: Collection[str], *, calls: bool) -> tuple[str, str]:
-        """Of what follows the last text of a turn: what still belongs to the turn, and its end token."""
+        """The rest of the turn in the `tail` after its last text, and the turn's end token."""
         places = sorted((tail.index(end), end) for end in ends if end in tail)
         if places:
             return tail[: places[0][0]], places[0][1]
         specials = list(self.specials_in(tail))
         if specials and tail.rstrip().endswith(specials[-1][1]):
-            # Text is followed by its end at once; calls of tools may hold other special tokens.
-            at, end = specials[-1] if calls else specials[0]
-            return tail[:at], end
+            # An end token follows text directly; tool calls may contain other special tokens.
+            start, end = specials[-1] if calls else specials[0]
+            return tail[:start], end
         return (tail.rstrip() if calls else ""), self._next_turn[calls]
 
     @cached_property
     def _next_turn(self) -> dict[bool, str]:
-        """The special token that begins what follows a turn of text, and one with calls; "" without one."""
-        found = {}
-        turns = (_said("pong"), "user"), (_said("", tool_calls=[_call_of("name", {})]), "tool")
+        """The special token that begins the turn after a text, and after tool calls; "" without one."""
+        tokens = {}
+        turns = (_reply("pong"), "user"), (_reply("", tool_calls=[_call_of("name", {})]), "tool")
         for turn, role in turns:
-            before = self.tried([PING, turn]).rstrip()
+            history = self.tried([PING, turn]).rstrip()
             full = self.tried([PING, turn, {"role": role, "content": CONTENT}])
-            follows = full[len(before) : full.find(CONTENT)] if before and full.startswith(before) else ""
-            at, token = next(self.specials_in(follows), (0, ""))
-            found[role == "tool"] = "" if follows[:at].strip() else token
-        return found
+            follows = full[len(history) : full.find(CONTENT)] if history and full.startswith(history) else ""
+            start, token = next(self.specials_in(follows), (0, ""))
+            tokens[role == "tool"] = "" if follows[:start].strip() else token
+        return tokens
 
     def specials_in(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where special tokens stand in a text, and which."""
+        """The position and text of each special token in a text."""
         return ((match.start(), match[0]) for match in self._specials.finditer(text))
 
     @cached_property
     def _specials(self) -> re.Pattern[str]:
-        """Of the special tokens, where the tokenizer reads them in texts."""
+        """Matches special tokens; matches nothing if the tokenizer doesn't read them in texts."""
         tokenizer = self.tokenizer
         if getattr(tokenizer, "split_special_tokens", False):
             return re.compile(r"(?!)")
@@ -269,40 +268,40 @@ class Template:
 
     @cached_property
     def control(self) -> frozenset[str]:
-        """The special tokens around turns, which no author writes: of headers, BOS, EOS, padding."""
+        """The special tokens around turns, which no author writes: those of headers, BOS, EOS, padding."""
         tokenizer = self.tokenizer
-        around = {token for _, token in self.specials_in(self.tried([PING]))}
-        own = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
-        return frozenset(filter(None, around | own))
+        headers = {token for _, token in self.specials_in(self.tried([PING]))}
+        ends = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
+        return frozenset(filter(None, headers | ends))
 
     def abilities(self) -> dict[str, str]:
-        """What the template shows, by kind of content: "yes", or how, or "no"."""
+        """Whether the template shows each kind of content: "yes", "no", or how."""
         empty = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": NAME, "description": "", "parameters": empty}}
-        both = _said(CONTENT, tool_calls=[_call_of("name", {})])
+        both = _reply(CONTENT, tool_calls=[_call_of("name", {})])
         result = {"role": "tool", "content": CONTENT}
         shown = {
             "system": CONTENT in self.tried([{"role": "system", "content": CONTENT}, PING]),
             "tools": NAME in self.tried([PING], tools=[tool]),
             "calls": self.call_form is not None,
             "text beside calls": self.call_form is not None and CONTENT in self.tried([PING, both]),
-            "results": CONTENT in self.tried([PING, _said("pong"), result]),
+            "results": CONTENT in self.tried([PING, _reply("pong"), result]),
         }
-        found = {name: "yes" if is_shown else "no" for name, is_shown in shown.items()}
-        found["developer"] = "yes" if self.developer_role == "developer" else f"as {self.developer_role}"
+        report = {name: "yes" if is_shown else "no" for name, is_shown in shown.items()}
+        report["developer"] = "yes" if self.developer_role == "developer" else f"as {self.developer_role}"
         if self.thought is None:
-            found["reasoning"] = "no"
+            report["reasoning"] = "no"
         elif not self.thought.field:
-            found["reasoning"] = "written in the text; not shown of earlier turns"
+            report["reasoning"] = "written in the text; not shown of earlier turns"
         else:
-            earlier = _said("pong", reasoning_content=REASONING)
+            earlier = _reply("pong", reasoning_content=REASONING)
             is_kept = REASONING in self.tried([PING, earlier, PING])
-            found["reasoning"] = "yes" if is_kept else "of the last turn only"
-        found["date"] = f"{self.today} (policy.chat.today)" if self.reads_clock else "no"
-        return found
+            report["reasoning"] = "yes" if is_kept else "of the last turn only"
+        report["date"] = f"{self.today} (policy.chat.today)" if self.reads_clock else "no"
+        return report
 
 
-def _said(content: str, **more: Any) -> dict[str, Any]:
+def _reply(content: str, **more: Any) -> dict[str, Any]:
     """A turn of the assistant."""
     return {"role": "assistant", "content": content, **more}
 
@@ -312,7 +311,7 @@ def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shaped(messages: Messages, form: tuple[str | None, bool], reasoning: str) -> Messages:
-    """Messages as a template takes them, with an id for each call, and the name of what a result is of."""
+    """Messages as a template takes them, with an id for each call and a function name for each result."""
     blank, as_text = form
     names: dict[str, str] = {}
     waiting: list[str] = []  # the calls without a result
@@ -336,8 +335,8 @@ def _shaped(messages: Messages, form: tuple[str | None, bool], reasoning: str) -
             message["content"] = message["content"] if message["content"].strip() else blank
         if message["role"] == "tool" and names:
             if message.get("tool_call_id") is None:  # results come in the order of their calls
-                known = [i for i in waiting if message.get("name") in (None, names[i])]
-                message["tool_call_id"] = next(iter([*known, *waiting]), next(reversed(names)))
+                named = [i for i in waiting if message.get("name") in (None, names[i])]
+                message["tool_call_id"] = next(iter([*named, *waiting]), next(reversed(names)))
             waiting = [i for i in waiting if i != message["tool_call_id"]]
             if message.get("name") is None:
                 message["name"] = names.get(message["tool_call_id"], next(reversed(names.values())))

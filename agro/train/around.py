@@ -1,8 +1,8 @@
-"""Sources around a source: what `source.around` names, and what the source of a configuration can do then.
+"""Sources that wrap another source (`source.around`), and what a configuration's source can do.
 
-One is declared by a `SourceWrapper`, in a file or module that `source.around` names as file.py:NAME or
-module:NAME, or in an installed package, by an entry point `agro.sources`. It says what it needs of the source
-that it is put around, and what it can do itself: settings that need anything else are refused.
+A `SourceWrapper` declares one, in a file or module that `source.around` names as file.py:NAME or module:NAME,
+or in an installed package, by an entry point `agro.sources`. It declares what it needs of the source inside
+and what it can do itself: settings that need anything else are refused.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ SOURCE_CAPABILITIES: dict[SourceCapability, str] = {
     "shares_weights": "samples with the policy's own model",
     "complete_policy": "is in one process with the complete policy",
     "single_turns": "samples responses that aren't episodes",
-    "whole_groups": "returns one group for each prompt that a step asks for",
+    "whole_groups": "returns one group for each prompt that a step requests",
     "judges_pairs": "adds judgments of its responses, on which objectives on pairs train",
 }
 
-# What settings of data need of the source.
+# The ability that each setting of [data] needs.
 NEEDED_BY: dict[str, SourceCapability] = {
     "complete_groups": "samples_chosen_prompts",
     "spread": "whole_groups",
     "experts": "whole_groups",
 }
 
-# What those of each source.kind can do, where no other setting takes it from them.
+# The abilities of each source.kind; other settings may remove some.
 SOURCES: dict[str, Abilities] = {
     "inline": frozenset(SOURCE_CAPABILITIES) - {"judges_pairs"},
     "elsewhere": frozenset(("complete_policy", "single_turns", "whole_groups")),
@@ -69,27 +69,27 @@ SOURCES: dict[str, Abilities] = {
 
 
 def lacking(config: RunConfig) -> dict[SourceCapability, str]:
-    """What the source of `source.kind` can't do in a phase, each with the setting that is why."""
+    """What the source of `source.kind` can't do in a phase, each with the setting that prevents it."""
     kind, engine = config.source.kind, config.engine.kind
-    found = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
+    limits = {c: f'source.kind is "{kind}"' for c in SOURCE_CAPABILITIES if c not in SOURCES[kind]}
     if config.source.lags:
-        found.setdefault("samples_current_weights", "source.sync_every or source.sync_from is above 1")
+        limits.setdefault("samples_current_weights", "source.sync_every or source.sync_from is above 1")
     if "shares_weights" not in capabilities(engine):
-        found.setdefault("shares_weights", f'engine.kind is "{engine}"')
+        limits.setdefault("shares_weights", f'engine.kind is "{engine}"')
     if config.environment is not None:
-        found.setdefault("single_turns", "[environment] is set")
-    return found
+        limits.setdefault("single_turns", "[environment] is set")
+    return limits
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a source that is put around another one may use."""
+    """What a source that wraps another one may use."""
 
     config: RunConfig  # of the phase
     here: InlineSource | None  # see `inline`
     copying: Callable[[InlineSource], Source]
-    """The source of the configuration in place of `inline`, for one that is made of it: with its lag."""
-    prompts: Sequence[Prompt]  # that are trained on, with all of their columns
+    """Gives a source that was derived from `inline` the configuration's lag."""
+    prompts: Sequence[Prompt]  # the training prompts, with all of their columns
     policy: Policy
     store: Store
     folder: Run
@@ -98,27 +98,28 @@ class Context:
 
     @property
     def inline(self) -> InlineSource:
-        """The source in this process, without a lag, of which others can be made (`dataclasses.replace`)."""
+        """The source in this process, without a lag, to derive others from (`dataclasses.replace`)."""
         assert self.here is not None, 'needs = {"shares_engine"} refuses a source in other processes'
         return self.here
 
 
 @dataclass(frozen=True)
 class SourceWrapper:
-    """A source that is put around another one.
+    """A source that wraps another one.
 
-    `make(source, context, options)` is a `Source`. One that is a `Monitor` too has its state in checkpoints.
+    `make(source, context, options)` returns a `Source`. If that is a `Monitor` too, checkpoints store its
+    state.
     """
 
     make: Callable[[Source, Context, Any], Source]
     options: type[BaseModel] = NoOptions
-    """That source.options are an object of; pydantic's, each value with its bounds."""
+    """The pydantic model of source.options, each value with its bounds."""
     needs: Abilities = frozenset()
-    """What the source has to be able to do that it is put around."""
+    """What the source inside must be able to do."""
     can: Callable[[Abilities, Any], Abilities] = lambda inner, options: frozenset()
-    """What it can do itself, from what that source can do, and options; one that doesn't say it: nothing."""
+    """What it can do itself, given the abilities of the source inside and the options; default: nothing."""
     problems: Callable[[Phase, Any], Mapping[str, object]] = lambda phase, options: {}
-    """What else it can't be combined with, as the end of a sentence that it begins, and whether it is so."""
+    """Other settings it can't be combined with: the ends of sentences about it, and whether each applies."""
 
     def __post_init__(self) -> None:
         plugins.check_names("SourceWrapper: needs", self.needs, SOURCE_CAPABILITIES)
@@ -128,15 +129,15 @@ class SourceWrapper:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A source that another one was put into. What it raises, or returns, may be wrong: it is refused."""
+    """Checks a source that wraps another one: a wrong result or an exception of it is refused."""
 
-    made: Source
-    begin: str  # of messages
+    source: Source
+    begin: str  # the start of messages
     store: Store
 
     def fill(self, wanted: FillRequest) -> CollectResult:
-        with plugins.errors_of(self.made.fill, f"{self.begin}: fill"):
-            filled = self.made.fill(wanted)
+        with plugins.errors_of(self.source.fill, f"{self.begin}: fill"):
+            filled = self.source.fill(wanted)
         if not isinstance(filled, CollectResult):
             raise Refused(f"{self.begin}: fill: expected a CollectResult (agro.rollout), got {filled!r:.80}")
         try:
@@ -146,16 +147,16 @@ class CheckedSource:
         return filled
 
     def publish(self, learner: Learner) -> None:
-        with plugins.errors_of(self.made.publish, f"{self.begin}: publish"):
-            self.made.publish(learner)
+        with plugins.errors_of(self.source.publish, f"{self.begin}: publish"):
+            self.source.publish(learner)
 
 
 def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]:
-    """What `source.around` names, and its options.
+    """The wrapper that `source.around` names, and its options.
 
-    Raises `Refused` where there is no such source, and for options that it doesn't have.
+    Raises `Refused` if there is no such source, and for options that it doesn't have.
     """
-    name, given = config.source.around, config.source.options
+    name, options = config.source.around, config.source.options
     if name is None:
         raise Refused(f"{prefix}source.options are those of source.around, which isn't set; set it")
     wrapper = plugins.load("sources", name, f"{prefix}source.around")
@@ -164,11 +165,11 @@ def wrapper_of(config: RunConfig, prefix: str = "") -> tuple[SourceWrapper, Any]
             f"{prefix}source.around = {name}: expected a SourceWrapper (agro.train.around), got "
             f"{wrapper!r:.80}"
         )
-    return wrapper, read_options(wrapper.options, given, f"{prefix}source.options of {name}")
+    return wrapper, read_options(wrapper.options, options, f"{prefix}source.options of {name}")
 
 
 def source_abilities(config: RunConfig) -> Abilities:
-    """What the source of a phase can do, with what is around it."""
+    """What the source of a phase can do, including its wrapper."""
     inner = frozenset(SOURCE_CAPABILITIES) - lacking(config).keys()
     if config.source.around is None:
         return inner
@@ -181,22 +182,22 @@ def source_abilities(config: RunConfig) -> Abilities:
 
 
 def put_around(source: Source, context: Context) -> Source:
-    """What `source.around` makes of a source. Raises `Refused` where it can't, or it isn't a `Source`."""
+    """Wrap a source in `source.around`. Raises `Refused` if that fails or doesn't return a `Source`."""
     wrapper, options = wrapper_of(context.config)
     begin = f"source.around = {context.config.source.around}"
     with plugins.errors_of(wrapper.make, f"{begin} was called with (source, context, options)"):
-        made = wrapper.make(source, context, options)
-    missing = [name for name in ("fill", "publish") if not callable(getattr(made, name, None))]
+        wrapped = wrapper.make(source, context, options)
+    missing = [name for name in ("fill", "publish") if not callable(getattr(wrapped, name, None))]
     if missing:
         raise Refused(
-            f"{begin}: expected a source (agro.train.source.Source), got {made!r:.80} without "
+            f"{begin}: expected a source (agro.train.source.Source), got {wrapped!r:.80} without "
             f"{' and '.join(missing)}"
         )
-    return made
+    return wrapped
 
 
 def check_around(phase: Phase, prefix: str) -> None:
-    """Raise `Refused` where what is around the source needs what the source can't do, or says so itself."""
+    """Raise `Refused` if the wrapper needs what the source can't do, or reports a problem itself."""
     config = phase.config
     wrapper, options = wrapper_of(config, prefix)
     begin = f"{prefix}source.around = {config.source.around} "

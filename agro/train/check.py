@@ -1,7 +1,7 @@
-"""What is refused before any compute: settings that contradict each other, or what the objective needs. And
-notes on valid settings that may be unintended.
+"""Refuses, before any compute, settings that contradict each other or the objective's needs. Also notes on
+valid settings that may be unintended.
 
-Refusals are rows of tables: a text, and whether it applies. The first one that does is raised.
+Refusals are rows of tables: a text, and whether it applies. The first row that applies is raised.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from agro.train.around import (
 from agro.train.phases import Phase, is_tuned, options_at
 from agro.types.sample import ROLES
 
-DECIDING = ("keep_best", "patience")  # settings that follow a held-out measurement
+DECIDING = ("keep_best", "patience")  # settings that follow a held-out metric
 
 
 def check_config(config: RunConfig) -> tuple[Phase, ...]:
-    """The phases of a run. Raises `Refused` naming the settings, phase by phase."""
+    """Return the phases of a run. Raises `Refused` that names the phase and the settings."""
     check_texts(config.model_dump())
     config.policy.check_weights()
     phases = Phase.all(config)
@@ -58,14 +58,14 @@ def check_config(config: RunConfig) -> tuple[Phase, ...]:
 
 
 def check_sharded(config: RunConfig) -> None:
-    """Raise `Refused` for what doesn't work on several ranks, which have shards of policy and reference."""
+    """Raise `Refused` for settings that don't work on several ranks, which shard policy and reference."""
     phases = [config.phase(name) for name in config.phase_names]
     policy = phases[0].policy
     fails = "doesn't work on several ranks (torchrun)"
     cut = "bitsandbytes packs values in blocks, which FSDP would cut; remove it"
     rows: dict[str, object] = {
-        f'train.start = "first" {fails}: it loads a complete model; or start a second run from the first '
-        "model with this run's store": any(phase.train.start == "first" for phase in phases),
+        f'train.start = "first" {fails}: it loads a complete model; start a second run from the first model '
+        "with this run's store instead": any(phase.train.start == "first" for phase in phases),
         f"policy.reference_model {fails}, which shard the reference, as a URL; give a folder": (
             policy.reference_is_served
         ),
@@ -88,7 +88,7 @@ def check_sharded(config: RunConfig) -> None:
 
 
 def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Phases share what is used once for the complete run. Only the reference "phase" can begin later."""
+    """Refuse changes of settings that all phases share. Only the reference "phase" may start later."""
     first = phases[0].config
     same = [(config, section, key) for section, key in shared()]
     same += [(first, "policy", key) for key in ("reference_model", "reference_decay", "reference_every")]
@@ -96,7 +96,7 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
         for other, section, key in same:
             if getattr(getattr(phase.config, section), key) != getattr(getattr(other, section), key):
                 raise Refused(
-                    f"phase {phase.name}: a phase can't change {section}.{key}, which is one for the "
+                    f"phase {phase.name}: a phase can't change {section}.{key}, which has one value for the "
                     "complete run; remove the change"
                 )
     kinds = [phase.config.policy.reference for phase in phases]
@@ -104,13 +104,13 @@ def _check_shared(config: RunConfig, phases: Sequence[Phase]) -> None:
     if len(set(kinds)) > 1 and not begins_later:
         got = ", ".join(f"{phase.name}: {kind}" for phase, kind in zip(phases, kinds))
         raise Refused(
-            'policy.reference: the phases may have "start" first and "phase" then, or all the same; got '
-            f"{got}"
+            'policy.reference: expected "start" in the first phases and "phase" in the others, or the same '
+            f"in all phases, got {got}"
         )
 
 
 def _check_policy(phases: Sequence[Phase]) -> None:
-    """The adapter, the reference, and what the first phase begins with."""
+    """Check the adapter, the reference, and the weights that the first phase starts from."""
     config, policy, source = phases[0].config, phases[0].config.policy, phases[0].config.source
     lora, kind, served = policy.lora, policy.reference, policy.reference_is_served
     together = {"reference_model": "model", "reference_decay": "ema", "reference_every": "periodic"}
@@ -118,9 +118,8 @@ def _check_policy(phases: Sequence[Phase]) -> None:
     rows: dict[str, object] = {
         "[policy.lora] adapts a trained model, but policy.new starts from random weights": lora
         and policy.new,
-        "policy.lora.start has its own rank, alpha and targets; remove those of [policy.lora], or start": (
-            lora and lora.start and lora != LoRA(start=lora.start, merge=lora.merge)
-        ),
+        "policy.lora.start has its own rank, alpha and targets; remove either those of [policy.lora] or "
+        "policy.lora.start": (lora and lora.start and lora != LoRA(start=lora.start, merge=lora.merge)),
         **{
             f'policy.{key} and policy.reference = "{needed}" go together: got policy.{key} = '
             f'{getattr(policy, key)} and policy.reference = "{kind}"': (
@@ -130,26 +129,26 @@ def _check_policy(phases: Sequence[Phase]) -> None:
         },
         f'source.sync_from = {source.sync_from} and source.kind = "elsewhere" exclude each other: '
         "collectors sample with the newest weights": source.kind == "elsewhere" and source.sync_from > 1,
-        'policy.reference = "sampler" is the earlier weights that sample: expected source.kind = '
+        'policy.reference = "sampler" uses the earlier weights that sample: expected source.kind = '
         f'"inline" and source.sync_every or source.sync_from of 2 or more, got "{source.kind}", '
         f"{source.sync_every} and {source.sync_from}": kind == "sampler" and not source.lags,
         'policy.reference = "sampler" copies complete models, and [policy.lora] trains an adapter; remove '
         'it, or set policy.reference = "periodic"': kind == "sampler" and lora,
-        f"{moves} policy.cache_reference keeps log-probs of one; remove one of the two": (
+        f"{moves} policy.cache_reference stores the log-probs of a fixed one; remove one of the two": (
             policy.reference_moves and policy.cache_reference
         ),
-        f"{moves} data.eval_store and data.hold_out are measured against one; remove one of the two": (
+        f"{moves} data.eval_store and data.hold_out need a fixed one; remove one of the two": (
             policy.reference_moves and config.data.has_held_out_groups
         ),
-        "policy.reference_model is a URL, whose model may change and has log-probs at temperature 1: "
+        "policy.reference_model is a URL, whose model may change and reports log-probs at temperature 1: "
         f"expected no policy.cache_reference and policy.temperature = 1, got {policy.temperature:g} and "
         f"cache_reference = {str(policy.cache_reference).lower()}": (
             served and (policy.cache_reference or policy.temperature != 1)
         ),
-        'policy.reference = "ema" moves by small shares of a difference, which policy.dtype = '
+        'policy.reference = "ema" moves in small steps, which policy.dtype = '
         f'"{policy.dtype}" rounds away; use float32, an adapter ([policy.lora], whose weights are float32), '
         'or "periodic"': kind == "ema" and policy.dtype != "float32" and lora is None,
-        'train.start = "first" is for later phases: the first one begins with these weights': (
+        'train.start = "first" is for later phases: the first phase begins with these weights anyway': (
             config.train.start == "first"
         ),
     }
@@ -157,15 +156,15 @@ def _check_policy(phases: Sequence[Phase]) -> None:
 
 
 def _check_data(config: RunConfig, prefix: str) -> None:
-    """What a phase draws and samples to, and a guard that would skip every step."""
+    """Check what a phase draws and samples to, and refuse a guard that would skip every step."""
     data, guard, source = config.data, config.guard, config.source
     uncertain, completes = data.prompt_order == "uncertain", data.complete_groups is not None
-    spread = f"data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but"
+    spread = f"data.spread = {json.dumps(data.spread)} selects groups by whether rewards differ, but"
     joins = f"data.complete_groups = {data.complete_groups}"
     compares = {"min_reward": data.min_reward is not None, "best_of_group": data.best_of_group}
     shares = {name: "roles" if name in ROLES else "sources" for name in data.shares_at(0) if name}
     rows: dict[str, object] = {
-        'data.prompt_order = "uncertain" chooses in this process by tracked values: expected '
+        'data.prompt_order = "uncertain" selects prompts in this process by tracked values: expected '
         'data.value_half_life, data.candidates of 2 or more and source.kind = "inline", got '
         f'{data.value_half_life}, {data.candidates} and "{source.kind}"': uncertain
         and not (data.value_half_life and data.candidates > 1 and source.kind == "inline"),
@@ -177,11 +176,11 @@ def _check_data(config: RunConfig, prefix: str) -> None:
             data.experts and data.store is None
         ),
         **{
-            f"data.replay has a share of {name}, which data.{key} doesn't name, so nothing of it would be "
+            f"data.replay has a share of {name}, which data.{key} doesn't name, so no such sample would be "
             f"drawn; remove the share, or data.{key}": name not in (getattr(data, key) or [name])
             for name, key in shares.items()
         },
-        f"{spread} data.best_of_group draws only responses of one reward in a group; remove one of the two": (
+        f"{spread} data.best_of_group draws only a group's responses of one reward; remove one of the two": (
             data.spread and data.best_of_group
         ),
         f"{spread} sampler.n = 1 makes groups of one response; raise it, or data.spread = false": (
@@ -195,93 +194,93 @@ def _check_data(config: RunConfig, prefix: str) -> None:
         f"{joins} completes stored groups, but none is drawn: set data.store and data.replay": (
             completes and (not data.draws_stored or data.store is None)
         ),
-        f"{joins} and data.spread exclude each other: whether rewards differ isn't known before it samples; "
+        f"{joins} and data.spread exclude each other: before sampling it is unknown whether rewards differ; "
         "remove one of the two": completes and data.spread,
     }
     refuse(rows, prefix)
 
 
 def _check_engine(config: RunConfig, prefix: str) -> None:
-    """Settings of a phase that the engine can't serve."""
+    """Refuse settings of a phase that the engine can't serve."""
     engine, can = config.engine, capabilities(config.engine.kind)
     check_options(engine)
     for name in ("sampler", "train", "source"):
         check_section(name, getattr(config, name), can, f'engine.kind = "{engine.kind}"', prefix)
     sglang = engine.dialect == "sglang"
     rows = {
-        "engine.sleep needs a server of vLLM that samples for this process alone, beside the trainer: "
+        "engine.sleep needs a vLLM server next to the trainer that samples only for this process: "
         'expected engine.kind = "vllm" and source.kind = "inline"': engine.sleep
         and (not engine.uses_servers or sglang or config.source.kind != "inline"),
-        f'engine.memory is of engine.kind = "vllm", got "{engine.kind}"; leave it out': (
+        f'engine.memory needs engine.kind = "vllm", got "{engine.kind}"; remove it': (
             engine.memory and not engine.starts_server
         ),
         'engine.kind = "vllm" starts a server of its own: expected no engine.urls and '
         'engine.dialect = "vllm"; or use engine.kind = "server"': engine.starts_server
         and (engine.urls or sglang),
-        "engine.push = adapter needs policy.lora, and all weights are trained; use reload or transfer": (
+        "engine.push = adapter needs policy.lora, but all weights are trained; use reload or transfer": (
             engine.uses_servers and engine.push == "adapter" and not config.policy.lora
         ),
         **{
-            f"engine.{key} = {of_vllm} and engine.dialect = sglang exclude each other: it is vLLM's way": (
-                engine.uses_servers and sglang and getattr(engine, key) == of_vllm
+            f"engine.{key} = {value} and engine.dialect = sglang exclude each other: only vLLM has it": (
+                engine.uses_servers and sglang and getattr(engine, key) == value
             )
-            for key, of_vllm in {"push": "transfer", "api": "generate"}.items()
+            for key, value in {"push": "transfer", "api": "generate"}.items()
         },
     }
     refuse(rows)
     if engine.uses_servers:
-        assert engine.starts_server or engine.servers  # which refuses none, and one that is named twice
+        assert engine.starts_server or engine.servers  # `servers` refuses an empty list and duplicates
         from_environment(engine.api_key, "engine.api_key")
 
 
 def _check_source(config: RunConfig, phase: Phase, prefix: str) -> None:
-    """Settings of a phase that its source can't serve, and what is put around it."""
-    own, source = phase.config, phase.config.source
+    """Refuse settings of a phase that its source, or the wrapper around it, can't serve."""
+    phase_config, source = phase.config, phase.config.source
     if source.around or source.options:
         check_around(phase, prefix)
-    can = source_abilities(own)
+    can = source_abilities(phase_config)
     named = f'source.kind = "{source.kind}"'
     if source.around is not None:
         named += f" and source.around = {source.around}"
     rows: dict[str, object] = {}
     for key, need in NEEDED_BY.items():
-        value = getattr(own.data, key)
+        value = getattr(phase_config.data, key)
         is_set = value is True if key == "spread" else value  # a number changes nothing about fresh groups
         rows[
-            f"{prefix}data.{key} = {value} needs a source that {SOURCE_CAPABILITIES[need]}, which one with "
+            f"{prefix}data.{key} = {value} needs a source that {SOURCE_CAPABILITIES[need]}, but one with "
             f"{named} doesn't. What to do: remove it, or change the source"
         ] = is_set and need not in can
     rows[
-        f"phase {phase.name}: with {named} all phases share [sampler] and [environment], since its samples "
-        "may be made ahead of training; remove the change"
+        f"phase {phase.name}: with {named} all phases share [sampler] and [environment], since samples may "
+        "be generated ahead of training; remove the change"
     ] = "follows_phases" not in can and (
-        (own.sampler, own.environment) != (config.sampler, config.environment)
+        (phase_config.sampler, phase_config.environment) != (config.sampler, config.environment)
     )
     refuse(rows)
 
 
 def _check_objective(phase: Phase, prefix: str) -> None:
-    """What contradicts the objective of a phase, or what it needs of its samples."""
+    """Refuse what contradicts the objective of a phase, or its needs."""
     config, data, sampler = phase.config, phase.config.data, phase.config.sampler
     options, name = config.objective.options, config.objective.name
-    first = options_at(options, 0)
-    needs = phase.entry.needs(phase.resolved(first))
-    if config.train.steps is not None:  # else it isn't known yet
+    initial = options_at(options, 0)
+    needs = phase.entry.needs(phase.resolved(initial))
+    if config.train.steps is not None:  # None: not known yet
         phase.resolved(options_at(options, config.train.steps))
     temperature, compared = config.policy.temperature, grouping(needs)
     follows = REF_LOGP in needs and (data.samples or (config.evaluate.every and measures_heldout_kl(config)))
     rows: dict[str, object] = {
-        f"objective.beta with target_kl follows kl_ref, which an objective that needs the reference has, got "
-        f"{name}: on fresh samples, got data.replay = {data.replay}, or at evaluations, which need "
-        "evaluate.every, evaluate.kl, evaluate.temperature = policy.temperature, and evaluate.kl_samples or "
+        f"objective.beta with target_kl follows kl_ref: expected an objective that needs the reference, got "
+        f"{name}, and fresh samples, got data.replay = {data.replay}, or evaluations with evaluate.every, "
+        "evaluate.kl, evaluate.temperature = policy.temperature, and evaluate.kl_samples or "
         "data.eval_prompts; set these, or a number for beta": is_tuned(options.get("beta")) and not follows,
         'objective.baseline = "step" compares a response with the step\'s other groups, and train.groups '
-        'is 1; raise it, or set objective.baseline = "others"': first.get("baseline") == "step"
+        'is 1; raise it, or set objective.baseline = "others"': initial.get("baseline") == "step"
         and config.train.groups == 1,
         f"objective {name} compares the responses of a group (it needs {compared and compared.what}), but "
         "data.best_of_group draws only those of its highest reward; remove it, or use an objective of single "
         "responses, such as sft": data.best_of_group and compared,
-        f"data.spread = {json.dumps(data.spread)} chooses groups by whether rewards differ, but objective "
+        f"data.spread = {json.dumps(data.spread)} selects groups by whether rewards differ, but objective "
         f"{name} draws judged pairs; remove it": data.spread and PAIRS in needs,
         f"objective {name} needs samples of the policy itself: sampler.temperature = policy.temperature "
         f"({temperature}), no truncation and no skipped layers; got temperature {sampler.temperature}, top_k "
@@ -294,10 +293,10 @@ def _check_objective(phase: Phase, prefix: str) -> None:
 
 
 def _check_needs(config: RunConfig, needs: set[Need], begin: str) -> None:
-    """Refuse what the samples of a phase can't have."""
+    """Refuse needs that the samples of a phase can't meet."""
     data, sampler = config.data, config.sampler
     judges = "judges_pairs" in source_abilities(config)
-    # Ratios need the kept sets of truncated samples; to a greedy choice there is none.
+    # Ratios need the kept sets of truncated samples; for a greedy choice there is no ratio.
     reports = "reports_kept_sets" in capabilities(config.engine.kind)
     records = reports and sampler.keep_sets is not False and sampler.temperature > 0
     unjudged, updates = "samples responses without judgments", config.train.updates
@@ -312,7 +311,7 @@ def _check_needs(config: RunConfig, needs: set[Need], begin: str) -> None:
             "there is neither [environment] nor data.store": not (config.environment or data.store)
         },
         BEHAVIOR_LOGP: {
-            f"sampler has {sampler.truncation}: what it excludes makes ratios to the policy biased": (
+            f"sampler has {sampler.truncation}: excluding tokens biases ratios to the policy": (
                 data.samples and sampler.truncation and not records
             ),
         },
@@ -334,7 +333,7 @@ def _check_needs(config: RunConfig, needs: set[Need], begin: str) -> None:
 
 
 def _stale_by(config: RunConfig) -> str:
-    """Why samples of a run may be stale; "" where they are of the current weights."""
+    """Why samples of a run may be stale; "" if they are from the current weights."""
     source, max_age = config.source, config.data.max_age
     if "samples_current_weights" in source_abilities(config):
         return ""
@@ -353,7 +352,7 @@ def _stale_by(config: RunConfig) -> str:
 def _check_sizes(phase: Phase, needs: set[Need], prefix: str) -> None:
     """Refuse groups with fewer responses than the objective compares."""
     data, options = phase.config.data, phase.config.objective.options
-    sizes = {}  # of groups, and the least, by the setting that has it
+    sizes = {}  # by setting, the size of groups and its minimum
     if data.samples_fresh:
         sizes["sampler.n"] = phase.config.sampler.n, least_responses(needs)
     if data.group_size is not None and data.draws_stored:
@@ -374,7 +373,7 @@ def _check_sizes(phase: Phase, needs: set[Need], prefix: str) -> None:
 
 
 def _check_reward(phase: Phase, prefix: str) -> None:
-    """What a reward made of its recorded parts loses, and values that are of rewards before shaping."""
+    """Refuse settings that a reward from recorded parts would lose, and stored values of unshaped rewards."""
     reward, needs_parts = phase.config.reward, REWARD_PARTS in phase.needs
     whitens, clips = reward.whiten != "none", reward.clip is not None
     maker = "the advantage of gdpo" if needs_parts else f"reward.whiten = {reward.whiten}"
@@ -388,12 +387,12 @@ def _check_reward(phase: Phase, prefix: str) -> None:
             needs_parts and not reward.functions
         ),
         **{
-            f"{maker} makes the reward of its recorded parts, and {key} would be lost; remove one of the "
+            f"{maker} computes the reward from its recorded parts, so {key} would be lost; remove one of the "
             "two": is_set and (needs_parts or whitens)
             for key, is_set in lost.items()
         },
         f"reward.{'whiten' if whitens else 'clip'}: stored values (data.value_store, data.value_half_life) "
-        "are of rewards as they were scored; remove one of the two": (
+        "estimate the unshaped reward; remove one of the two": (
             phase.takes_stored_value and (whitens or clips)
         ),
     }
@@ -401,8 +400,8 @@ def _check_reward(phase: Phase, prefix: str) -> None:
 
 
 def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
-    """Refuse an environment without prompts, a stored value without an objective that reads it and the
-    reverse, a share to hold out without data, a guard's KL without its measurement."""
+    """Refuse an environment without prompts, a stored value without an objective that reads it or the
+    reverse, a held-out share without data, and a guard's KL that no phase measures."""
     data, configs = config.data, [phase.config for phase in phases]
     is_read = any(phase.takes_stored_value for phase in phases)
     values = {f"data.{key}": getattr(data, key) for key in ("value_store", "value_half_life")}
@@ -421,9 +420,9 @@ def _check_run(config: RunConfig, phases: Sequence[Phase]) -> None:
         f"data.eval_store, got data.prompts = {data.prompts}, data.store = {data.store} and "
         f"data.eval_store = {data.eval_store}": data.hold_out
         and (not (data.prompts or data.store) or any(each.data.eval_store for each in configs)),
-        "guard.kl: kl_ref is measured on fresh samples (data.replay < 1) where the objective needs the "
-        "reference, and no phase has both, so the guard would watch nothing; use guard.loss, or set "
-        "evaluate.beta, which needs the reference": watched and not any(map(_measures_fresh_kl, watched)),
+        "guard.kl: kl_ref needs fresh samples (data.replay < 1) and an objective that needs the reference, "
+        "but no phase has both, so the guard would watch nothing; use guard.loss, or set evaluate.beta, "
+        "which needs the reference": watched and not any(map(_measures_fresh_kl, watched)),
     }
     refuse(rows)
 
@@ -436,7 +435,7 @@ def _measures_fresh_kl(phase: Phase) -> bool:
 def check_heldout(
     prompts: Iterable[str], heldout: Collection[str], setting: str = "data.eval_prompts"
 ) -> None:
-    """Raise `Refused` where a held-out prompt (both by id) is trained on."""
+    """Raise `Refused` if a held-out prompt (both are ids) is in the training data."""
     both = sorted(set(prompts) & set(heldout))
     if both:
         raise Refused(
@@ -446,20 +445,20 @@ def check_heldout(
 
 
 def follows_log(config: RunConfig) -> bool:
-    """Whether settings follow what is measured on held-out groups of a log."""
+    """Whether settings follow a metric of held-out groups of a log."""
     return config.followed == "eval_auc" and any(getattr(config.evaluate, key) for key in DECIDING)
 
 
 def _check_followed(phases: Sequence[Phase]) -> None:
-    """Raise `Refused` where a run would wait for what no phase measures."""
+    """Raise `Refused` if a run would wait for a metric that no phase measures."""
     rules = [phase.config.evaluate for phase in phases]
     follows = any(phase.config.followed for phase in phases)
     measures_kl = any(measures_heldout_kl(phase.config) for phase in phases)
     for rule in rules:
         rows: dict[str, object] = {
             **{
-                f"{key} = {getattr(rule, key)} follows what is measured on data.eval_prompts or on held-out "
-                "groups (data.hold_out or data.eval_store), and no phase has that; set it, or remove "
+                f"{key} = {getattr(rule, key)} follows a metric of data.eval_prompts or of held-out groups "
+                "(data.hold_out or data.eval_store), but no phase has that; set one of them, or remove "
                 f"evaluate.{key}": getattr(rule, key) and not follows
                 for key in DECIDING
             },
@@ -469,8 +468,8 @@ def _check_followed(phases: Sequence[Phase]) -> None:
                 rule.target_kl and not measures_kl
             ),
             **{
-                f"{key} = {getattr(rule, key)} acts at evaluations, but evaluate.every = 0 makes them at the "
-                "ends of phases only; set evaluate.every": getattr(rule, key)
+                f"{key} = {getattr(rule, key)} acts at evaluations, but evaluate.every = 0 evaluates only at "
+                "the ends of phases; set evaluate.every": getattr(rule, key)
                 and not any(other.every for other in rules if getattr(other, key))
                 for key in ("patience", "target_kl")
             },
@@ -484,16 +483,15 @@ def measures_heldout_kl(config: RunConfig) -> bool:
 
 
 def may_measure_kl(config: RunConfig) -> bool:
-    """Whether held-out responses are samples of the policy, whose KL is wanted."""
+    """Whether held-out responses are samples of the policy, and evaluate.kl requests their KL."""
     return config.evaluate.kl and config.evaluate.temperature == config.policy.temperature
 
 
 def samples_kl(config: RunConfig) -> bool:
     """Whether a phase on stored data samples responses for the KL, provided that the run has a reference.
 
-    It doesn't where held-out prompts measure it, where evaluate.temperature isn't policy.temperature, where
-    the engine isn't in this process, or where responses are episodes, whose prompts need more than the store
-    has.
+    It doesn't if held-out prompts measure the KL, if evaluate.temperature isn't policy.temperature, if the
+    engine isn't in this process, or if responses are episodes, whose prompts need more than the store has.
     """
     wanted = config.data.draws_stored and config.evaluate.kl_samples > 0 and may_measure_kl(config)
     shares_weights = "shares_weights" in capabilities(config.engine.kind)
@@ -503,14 +501,14 @@ def samples_kl(config: RunConfig) -> bool:
 
 
 def unscored(config: RunConfig, *, has_reference: bool) -> int:
-    """How many responses a phase samples at evaluations where no reward scores held-out ones."""
+    """Number of responses that a phase samples at evaluations if no reward scores held-out ones."""
     rule = config.evaluate
-    of_kl = rule.kl_samples if has_reference and samples_kl(config) else 0
-    return max(rule.side_by_side, of_kl) if config.data.draws_stored else 0
+    for_kl = rule.kl_samples if has_reference and samples_kl(config) else 0
+    return max(rule.side_by_side, for_kl) if config.data.draws_stored else 0
 
 
 def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
-    """What the settings alone show, before anything is loaded."""
+    """Notes that follow from the settings alone, before anything is loaded."""
     lines = []
     for phase in phases:
         config, entry, name = phase.config, phase.entry, phase.config.objective.name
@@ -519,21 +517,21 @@ def notes_on_settings(phases: Sequence[Phase]) -> list[str]:
         stale = _stale_in(config)
         rows = {
             entry.warnings.options_warning(options) or "": True,
-            "agro trains on stored responses without a weight, so that responses which became improbable are "
+            "agro trains on stored responses without a weight, so responses that became improbable are "
             "pushed down further and take the good ones with them. On the log of reproductions/offline 0.62 "
             "of the answers were right at the end, and 0.92 with a weight. What to do: objective.weight = "
             '"reference", with weight_power = 0.5, weight_normalize = "group" and weight_baseline = '
             '"optimal", as in the recipe log': unweighted,
-            f'objective.baseline = "step" keeps the optimum on fresh samples alone, and with {stale} some '
-            'aren\'t, so that training ends elsewhere. What to do: objective.baseline = "others", which '
-            "keeps it on any samples": stale and options.get("baseline") == "step",
+            f'objective.baseline = "step" keeps the optimum only on fresh samples, but with {stale} some '
+            "aren't fresh, so training converges elsewhere. What to do: objective.baseline = "
+            '"others", which keeps it on any samples': stale and options.get("baseline") == "step",
         }
         lines += [f"phase {phase.name}: {text}" for text, applies in rows.items() if text and applies]
     return lines
 
 
 def _stale_in(config: RunConfig) -> str:
-    """By which settings some samples of a phase aren't of the policy that it updates; "" where all are."""
+    """The settings that make some samples of a phase stale; "" if all are from the policy that it updates."""
     is_current = "samples_current_weights" in source_abilities(config)
     stale = {
         "data.replay": config.data.draws_stored,

@@ -1,5 +1,5 @@
-"""Encoded samples as the tensors of one step, with what the store knows of them: log-probs of the reference,
-kept sets, and values of prompts."""
+"""Collates encoded samples into the tensors of one step, with what the store has for them: log-probs of the
+reference, kept sets, and values of prompts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def collate(
     over_kept: bool = False,
     observed: bool = False,
 ) -> Batch:
-    """Encoded samples as a batch, padded on the right.
+    """Collate encoded samples into a batch, padded on the right.
 
     The reward of a response includes its token rewards. Raises `Refused` for what `Batch.of` and `Sample`
     refuse.
 
     Args:
-        version: of the learner's weights, to which staleness is relative.
+        version: the learner's, to which staleness is relative.
         pairs: judgments of these samples.
         over_kept: whether log-probs are over the kept sets of the samples that have them.
-        observed: whether `extra["observed"]` [B,T] marks what environments answered.
+        observed: whether `extra["observed"]` [B,T] marks the tokens of environments' replies.
     """
     row = {s.id: i for i, s in enumerate(samples)}
     lengths = [len(s.tokens) for s in samples if s.tokens is not None]
@@ -57,17 +57,17 @@ def collate(
         extra["token_reward"] = _padded([s.token_reward for s in samples], T, math.nan, torch.float64)
     meanings = [s.meta.get("meaning") for s in samples]
     if any("meaning" in s.meta for s in samples):
-        known = [math.nan if meaning is None else meaning for meaning in meanings]
-        extra["meaning"] = torch.tensor(known, dtype=torch.float64)
+        values = [math.nan if meaning is None else meaning for meaning in meanings]
+        extra["meaning"] = torch.tensor(values, dtype=torch.float64)
     if observed:
         extra["observed"] = _padded([s.observed for s in samples], T, 0, torch.bool)
     behavior = None
     if any(s.behavior_logp is not None for s in samples):
         behavior = _padded([s.behavior_logp for s in samples], T, math.nan, torch.float32)
-    kept = None
+    kept_sets = None
     if over_kept:
         sets = [None if s.kept is None or s.kept_count is None else (s.kept, s.kept_count) for s in samples]
-        kept = KeptSets.of(sets, mask)
+        kept_sets = KeptSets.of(sets, mask)
     batch = Batch.of(
         mask=mask,
         reward=[total_reward(s) for s in samples],
@@ -83,12 +83,12 @@ def collate(
         lengths=lengths,
         ids=[f"sample {s.id} (prompt {s.prompt_id})" for s in samples],
     )
-    return batch.replace(kept=kept) if over_kept else batch
+    return batch.replace(kept=kept_sets) if over_kept else batch
 
 
 def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequence[RewardPart]) -> Batch:
-    """The batch of `samples` with `extra["reward_parts"]` and `extra["part_weights"]`, [B,K] of the K
-    functions with a weight, within caps and behind gates; NaN where one that counts is unknown."""
+    """Add `extra["reward_parts"]` and `extra["part_weights"]` to the batch of `samples`: [B,K] for the K
+    functions with a weight, after caps and gates; NaN if a part that counts is unknown."""
     named = labeled(functions)
     weights = [part.weight for part in functions if part.weight]
     parts = [
@@ -101,21 +101,21 @@ def with_reward_parts(batch: Batch, samples: Sequence[Sample], functions: Sequen
 
 
 def _with_columns(batch: Batch, columns: Mapping[str, Sequence[Any]]) -> Batch:
-    """The batch with more of `extra`: a value, or a list of them, for each row."""
+    """Add columns to `extra`, with a value or a list of values for each row."""
     device = batch.mask.device
     added = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in columns.items()}
     return batch.replace(extra={**batch.extra, **added})
 
 
 def staleness(sample: Sample, version: int) -> int | None:
-    """Optimizer steps that the sample is behind `version`; None where its own version is unknown."""
+    """Optimizer steps that the sample is behind `version`; None if its own version is unknown."""
     if sample.oldest_version < 0:
         return None
     return version - sample.oldest_version
 
 
 def total_reward(sample: Sample) -> float:
-    """Of the response and of its tokens; NaN where neither is known."""
+    """The reward of the response plus those of its tokens; NaN if neither is known."""
     if sample.token_reward is None:
         return math.nan if sample.reward is None else sample.reward
     token_rewards = sample.token_reward[~np.isnan(sample.token_reward)]
@@ -125,7 +125,7 @@ def total_reward(sample: Sample) -> float:
 
 
 def _padded(values: Sequence[Any], T: int, fill: float, dtype: torch.dtype) -> Tensor:
-    """[B,T] one value a sample, or None, padded on the right with `fill`."""
+    """[B,T] one row per sample, padded on the right with `fill`; a value of None gives a row of `fill`."""
     rows = torch.full((len(values), T), fill, dtype=dtype)
     for padded, value in zip(rows, values, strict=True):
         if value is not None:
@@ -133,15 +133,15 @@ def _padded(values: Sequence[Any], T: int, fill: float, dtype: torch.dtype) -> T
     return rows
 
 
-OVER_KEPT = ", over kept sets"  # in the key of a batch whose log-probs are
+OVER_KEPT = ", over kept sets"  # the end of the key if log-probs are over kept sets
 
 
 class ReferenceCache:
     """Stored log-probs of the reference, computed by this run or another, keyed by sample, tokenizer,
     reference (weights and temperature), and whether they are over kept sets.
 
-    The last bits of a log-prob depend on the rows of its batch, so a resumed run must use the same entries as
-    before: those of its own committed steps, and those of other runs that existed when it began (`until`).
+    The last bits of a log-prob depend on the rows of its batch, so a resumed run must use the same entries
+    again: those of its own committed steps, and those of other runs that existed when it began (`until`).
     """
 
     def __init__(self, store: Store, run: str, learner: Learner, until: int) -> None:
@@ -150,7 +150,7 @@ class ReferenceCache:
         self.key = learner.reference_key
 
     def fill(self, batch: Batch, samples: Sequence[Sample], step: int) -> Batch:
-        """The batch of `samples` with `ref_logp`. What was missing is computed and stored."""
+        """Add `ref_logp` to the batch of `samples`. Missing log-probs are computed and stored."""
         key = self.key if batch.kept is None else self.key + OVER_KEPT
         ids = [s.id for s in samples if s.id is not None]
         assert len(ids) == len(samples)
@@ -161,8 +161,8 @@ class ReferenceCache:
         for row, i in enumerate(ids):
             # Several rows of one sample are never stored.
             if times[i] == 1 and i in cached and len(cached[i]) == sizes[row]:
-                known = torch.tensor(cached[i], dtype=torch.float64, device=device)
-                ref_logp[row, batch.mask[row]] = known
+                values = torch.tensor(cached[i], dtype=torch.float64, device=device)
+                ref_logp[row, batch.mask[row]] = values
             else:
                 missing.append(row)
         if missing:
@@ -175,9 +175,9 @@ class ReferenceCache:
 
 
 def has_ratios(needs: Collection[str]) -> bool:
-    """Whether an objective has ratios of the policy to what its samples were drawn from.
+    """Whether an objective uses ratios of the policy to the distribution that its samples were drawn from.
 
-    Then all log-probs of samples with kept sets are over these; else they are over the vocabulary.
+    If so, all log-probs of samples with kept sets are over those sets; else they are over the vocabulary.
     """
     return BEHAVIOR_LOGP in needs or OLD_LOGP in needs
 
@@ -196,7 +196,7 @@ def recording(phases: Sequence[Phase], phase: Phase) -> RunConfig:
 
 
 def _rewards_of(samples: Iterable[Sample]) -> dict[str, dict[str | int | None, float]]:
-    """By prompt_id the known rewards of its responses; rows of one episode are one."""
+    """By prompt_id, the known rewards of its responses; an episode is one response."""
     rewards: dict[str, dict[str | int | None, float]] = {}
     for s in samples:
         reward = total_reward(s)
@@ -209,8 +209,8 @@ class StoredValues:
     """The rewards of a store's responses by prompt. β log mean exp(r/β) of them estimates V*(x) of the
     reference (A*PO, arXiv 2505.20686).
 
-    The estimate is biased low, the more so the fewer responses there are. It assumes that the responses are
-    samples of the reference, which can't be checked here.
+    The estimate is biased low, more so with fewer responses. It assumes that the responses are samples of the
+    reference, which can't be checked here.
     """
 
     def __init__(self, rewards: Mapping[str, NDArray[np.float64]]) -> None:
@@ -221,7 +221,7 @@ class StoredValues:
     def load(cls, path: str | Path, prompts: Mapping[str, Text]) -> StoredValues:
         """The rewards of all scored responses.
 
-        `prompts`: by id. Raises `Refused` where one of them has none, or is another prompt in the store.
+        `prompts`: by id. Raises `Refused` if one of them has none, or is another prompt in the store.
         """
         with Store.open(path, read_only=True, create=False) as store:
             store.experience.check_prompts(prompts.items())
@@ -244,14 +244,14 @@ class StoredValues:
         return float(beta * (np.logaddexp.reduce(r / beta) - math.log(len(r))))
 
     def quantile(self, prompt_id: str, reward: float) -> float:
-        """The share of the prompt's stored rewards that aren't above this one; NaN where one is unknown."""
+        """The share of the prompt's stored rewards that are at most `reward`; NaN if either is unknown."""
         if prompt_id not in self.rewards or math.isnan(reward):
             return math.nan
         return float((self.rewards[prompt_id] <= reward).mean())
 
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """The batch of `samples` with `extra["stored_value"]` [B], of β = the option value_beta, or beta, and
-        `extra["stored_quantile"]` [B]."""
+        """Add `extra["stored_value"]` [B], at β = the option value_beta or else beta, and
+        `extra["stored_quantile"]` [B] to the batch of `samples`."""
         beta = options.get("value_beta") or options["beta"]
         values = {name: self.value(name, beta) for name in {s.prompt_id for s in samples}}
         stored = [values[s.prompt_id] for s in samples]
@@ -260,13 +260,13 @@ class StoredValues:
 
 
 class TrackedValues:
-    """The mean reward of a run's responses to a prompt, recent ones first (SPO, arXiv 2509.13232).
+    """The mean reward of a run's responses to a prompt, weighted by recency (SPO, arXiv 2509.13232).
 
     V̂(x) = (m + Σ_j w_j r_j) / (1 + Σ_j w_j), w_j = 2^(−staleness / half_life), over the scored responses of
-    the run to x that aren't in the batch; m, the mean reward of the batch's other prompts, stands for one
+    the run to x that aren't in the batch; m, the mean reward of the batch's other prompts, counts as one
     response. SPO's tracker is such a mean with a Beta prior, whose forgetting follows the KL between policies
-    (abstract; its update rule is reconstructed). Here the staleness stands for that KL, and it needs no
-    rewards from 0 to 1. Nothing is kept besides the samples, so a run that is resumed has the same values.
+    (abstract; its update rule is reconstructed). Here staleness replaces that KL, and rewards needn't be from
+    0 to 1. The samples are its only state, so a resumed run has the same values.
 
     V̂(x) doesn't depend on the row's own response. So on fresh samples it shifts no expected gradient,
     whatever its value. A replayed response was seen by the policies that made later ones, so there it isn't
@@ -274,11 +274,11 @@ class TrackedValues:
     """
 
     def __init__(self, store: Store, run: str, learner: Learner, half_life: float) -> None:
-        """`learner`: to whose weights staleness is relative; `half_life`: in optimizer steps."""
+        """`learner`: staleness is relative to its version; `half_life`: in optimizer steps."""
         self.store, self.run, self.learner, self.half_life = store, run, learner, half_life
 
     def value(self, rewards: Sequence[tuple[int, float]], one_more: float | None) -> float:
-        """V̂ of a prompt with these (version, reward), and one more that isn't known where it is None; NaN
+        """V̂ of a prompt from its (version, reward) pairs and the reward `one_more` (None: unknown); NaN
         without any."""
         weights = [2 ** (-(self.learner.version - version) / self.half_life) for version, _ in rewards]
         total = math.fsum(w * reward for w, (_, reward) in zip(weights, rewards, strict=True))
@@ -288,7 +288,7 @@ class TrackedValues:
         return total / count if count else math.nan
 
     def fill(self, batch: Batch, samples: Sequence[Sample], options: Mapping[str, Any]) -> Batch:
-        """NaN for a prompt without earlier responses in a batch without other prompts."""
+        """Add `extra["stored_value"]` [B]; NaN without earlier responses and other prompts in the batch."""
         ids = {s.id for s in samples if s.id is not None}
         names = list(dict.fromkeys(s.prompt_id for s in samples))
         rewards = self.store.experience.rewards(self.run, names, without=ids)
@@ -296,6 +296,6 @@ class TrackedValues:
         values = {}
         for name in names:
             other_means = [mean for other, mean in means.items() if other != name]
-            others = math.fsum(other_means) / len(other_means) if other_means else None
-            values[name] = self.value(rewards[name], others)
+            prior = math.fsum(other_means) / len(other_means) if other_means else None
+            values[name] = self.value(rewards[name], prior)
         return _with_columns(batch, {"stored_value": [values[s.prompt_id] for s in samples]})

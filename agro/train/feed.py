@@ -1,6 +1,6 @@
-"""What a step trains on: stored groups that rules pick, and fresh ones that a source adds to the store, all
-of them or only those with a spread of rewards. And its batch, with what the objective needs besides the
-policy's own streams."""
+"""Each step's samples and batch: stored groups that rules pick, and fresh groups that a source adds to the
+store, either all of them or only those with unequal rewards. The batch has all that the objective needs in
+addition to the policy's own streams."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ from agro.types import Batch, Prompt, Sample, truncation
 
 
 def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[float]:
-    """[B] of each encoded sample's response, in nats per token; NaN where it isn't known.
+    """[B] per encoded sample, its response's closeness in nats per token; NaN if unknown. One forward pass.
 
-    of: "likelihood", log π / T; "behavior", −|log π − log μ| / T with the recorded log-probs. One forward
-    pass.
+    of: "likelihood", log π / T; "behavior", −|log π − log μ| / T with the recorded log-probs.
     """
     if not samples:
         return []
@@ -63,13 +62,13 @@ def per_token(learner: Learner, samples: Sequence[Sample], of: str) -> list[floa
     return [float(x) for x in mean_N[batch.response]]
 
 
-def by_reward(samples: Sequence[Sample], power: float) -> dict[str, float]:
+def priorities(samples: Sequence[Sample], power: float) -> dict[str, float]:
     """By prompt_id, the log of the mean of (|reward| + 1e-6)^power over the group's scored responses."""
-    priorities: dict[str, list[float]] = defaultdict(list)
+    powers: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         if not math.isnan(reward := total_reward(sample)):
-            priorities[sample.prompt_id].append((abs(reward) + 1e-6) ** power)
-    return {group: math.log(sum(values) / len(values)) for group, values in priorities.items()}
+            powers[sample.prompt_id].append((abs(reward) + 1e-6) ** power)
+    return {group: math.log(sum(values) / len(values)) for group, values in powers.items()}
 
 
 S = TypeVar("S", bound=Sample | DamagedSample)
@@ -77,33 +76,33 @@ S = TypeVar("S", bound=Sample | DamagedSample)
 
 @dataclass
 class Valid:
-    """The encoded samples that can be trained on, and how many were dropped, by reason."""
+    """The encoded samples that can be trained on, and the number of dropped ones by reason."""
 
     samples: list[Sample] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)  # of reasons in an encoding, the first in words
-    weights: Mapping[str, float] = field(default_factory=dict)  # by prompt_id, of a group; 1 where not named
-    made: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
-    collected: CollectResult = field(default_factory=CollectResult)  # what was generated for it
-    prompts: int = 0  # sampled from
+    examples: dict[str, str] = field(default_factory=dict)  # by reason, the first encoding error's message
+    weights: Mapping[str, float] = field(default_factory=dict)  # of groups, by prompt_id; 1 if missing
+    fresh: frozenset[int | None] = frozenset()  # ids of the samples generated for this step
+    collected: CollectResult = field(default_factory=CollectResult)  # how they were generated
+    prompts: int = 0  # number of prompts sampled to
     missing: int = 0  # groups of data.replay that the store didn't have
 
     def recent(self, version: int) -> list[bool]:
-        """[B] the samples that KL and regret are estimated on: those of the weights of `version`, and those
-        generated for this step. Not an expert's, nor those that were written with a hint.
+        """[B] the samples that KL and regret are estimated on: sampled with the weights of `version`, or
+        generated for this step. Experts' samples and those generated with a hint are excluded.
 
-        Other processes may have generated the latter with earlier weights; then they are weighted by π/μ.
+        Other processes may have generated a step's samples with earlier weights; π/μ weights those.
         """
         return [
-            (staleness(s, version) == 0 or s.id in self.made)
+            (staleness(s, version) == 0 or s.id in self.fresh)
             and s.role != "expert"
             and s.meta.get("hint") is None
             for s in self.samples
         ]
 
     def select(self, samples: list[Sample], reason: str) -> None:
-        """Go on with these samples alone; `reason`: why the others are dropped."""
+        """Retain only these samples; `reason`: why the others are dropped."""
         dropped = len(self.samples) - len(samples)
         if dropped:
             self.dropped[reason] = dropped
@@ -111,26 +110,26 @@ class Valid:
 
 
 def select_valid(
-    drawn: DrawnGroups,
+    draw: DrawnGroups,
     encoder: Encoder,
     max_length: int | None,
     needs: Collection[Need],
     guard: Callable[[list[Sample]], list[Sample]] | None = None,
 ) -> Valid:
-    """Encode the drawn samples that have what is needed. The others are counted, and so are damaged ones.
+    """Encode the drawn samples that meet the needs; count the others and the damaged ones.
 
-    A conversation whose earlier turns the chat template changes is several rows of one episode.
+    If the chat template changes earlier turns, a conversation becomes several rows of one episode.
 
     An episode that loses a sample is dropped, and so is a group that becomes too small. A pair that loses a
-    response is dropped, and so is its other response where it is in no other pair.
+    response is dropped, and so is its other response unless another pair has it.
 
     Args:
-        guard: returns those of the encoded samples that may be trained on; complete episodes.
+        guard: returns the encoded samples that may be trained on, as complete episodes.
     """
-    valid = Valid(pairs=list(drawn.pairs))
+    valid = Valid(pairs=list(draw.pairs))
     scored = scored_roles(needs)
-    broken = {(d.prompt_id, d.episode) for d in drawn.damaged}
-    for sample in drawn.samples:
+    broken = {(d.prompt_id, d.episode) for d in draw.damaged}
+    for sample in draw.samples:
         try:
             rows = encoder.rows(sample, max_length)
         except InvalidSample as error:
@@ -143,7 +142,7 @@ def select_valid(
             valid.samples += rows
         else:
             valid.dropped["no reward"] += 1
-    valid.dropped += Counter(damaged=len(drawn.damaged))
+    valid.dropped += Counter(damaged=len(draw.damaged))
     if broken:
         intact = [s for s in valid.samples if s.episode is None or (s.prompt_id, s.episode) not in broken]
         valid.select(intact, "another row of its episode was dropped")
@@ -154,14 +153,14 @@ def select_valid(
         valid.select(paired, "the other response of its pair was dropped")
     if valid.dropped:
         minimum = least_responses(needs, "expert")
-        had, has = count_responses([*drawn.samples, *drawn.damaged]), count_responses(valid.samples)
+        had, has = count_responses([*draw.samples, *draw.damaged]), count_responses(valid.samples)
         large = [s for s in valid.samples if has[s.prompt_id] >= minimum or had[s.prompt_id] < minimum]
         valid.select(large, "group too small after others were dropped")
     return valid
 
 
 def _complete_pairs(valid: Valid) -> tuple[list[Pair], list[Sample]]:
-    """The pairs of which both responses are there, and the samples of these responses."""
+    """The pairs with both responses among the valid samples, and the samples of these responses."""
     response = {s.id: (s.prompt_id, s.id if s.episode is None else s.episode) for s in valid.samples}
     pairs, paired = [], set()
     for pair in valid.pairs:
@@ -175,7 +174,7 @@ def _complete_pairs(valid: Valid) -> tuple[list[Pair], list[Sample]]:
 
 
 def one_each(samples: Sequence[S]) -> list[S]:
-    """One sample of each response: those of one episode are one response."""
+    """One sample per response; all samples of an episode are one response."""
     samples_of: dict[Any, S] = {}
     for i, sample in enumerate(samples):
         key = i if sample.episode is None else sample.episode
@@ -188,10 +187,10 @@ def count_responses(samples: Sequence[Sample | DamagedSample]) -> Counter[str]:
 
 
 def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
-    """Whether a sample was drawn from the distribution that the trainer's log-probs are of.
+    """Whether a sample was drawn from the distribution of the trainer's log-probs; False if unknown.
 
     That is the policy at its `temperature`, in the same context, with all of its layers, and without
-    truncation, or (`over_kept`) with kept sets that the log-probs are over too. Not where it isn't known.
+    truncation, or (`over_kept`) with kept sets that the log-probs are over too.
     """
     sampling, context = sample.sampling, sample.context_tokens
     if not isinstance(sampling, dict) or sampling.get("temperature") != temperature:
@@ -205,24 +204,24 @@ def draws_from(sample: Sample, temperature: float, *, over_kept: bool) -> bool:
     return not truncation(sampling, recorded=over_kept and sample.kept is not None)
 
 
-ROUNDS = 10  # of sampling for a step
+ROUNDS = 10  # largest number of sampling rounds per step
 
 
 def fill(
     source: Source, store: Store, wanted: FillRequest, *, spread: bool
 ) -> tuple[CollectResult, int, int]:
-    """Sample the fresh groups of a step; with `spread`, others in place of those with equal rewards.
+    """Sample a step's fresh groups; with `spread`, sample again to replace groups with equal rewards.
 
-    They stay in the store. After `ROUNDS` rounds the step has as many groups as were found. Returns what was
-    sampled, to how many prompts, and how many responses of groups with equal rewards are left out.
+    All of them stay in the store. After `ROUNDS` rounds the step has the groups obtained so far. Returns what
+    was sampled, the number of prompts, and the number of responses in groups with equal rewards.
     """
     parts, prompts = [source.fill(wanted)], wanted.groups
     if not spread:
         return parts[0], prompts, 0
     groups = with_spread(store, parts[0].ids)
     while len(groups) < wanted.groups and len(parts) < ROUNDS:
-        more, first = wanted.groups - len(groups), wanted.first + prompts
-        parts.append(source.fill(FillRequest(wanted.step, more, first, before=prompts)))
+        more, start = wanted.groups - len(groups), wanted.first + prompts
+        parts.append(source.fill(FillRequest(wanted.step, more, start, before=prompts)))
         groups += with_spread(store, parts[-1].ids)
         prompts += more
     chosen = tuple(chain.from_iterable(groups))
@@ -243,12 +242,12 @@ def with_spread(store: Store, ids: Sequence[int]) -> list[list[int]]:
     return spread
 
 
-def weighted(rules: Iterable[DrawRule], draws: Draws, at: At) -> Iterator[tuple[DrawRule, float]]:
-    """Each rule with what its groups count.
+def weighted(rules: Iterable[DrawRule], draws: Draws, point: At) -> Iterator[tuple[DrawRule, float]]:
+    """Yield each rule with the weight of its groups.
 
-    Where `data.spread` is a share, it is two, for groups of different and of equal rewards, which count as
-    many as the store has of them: the choice of a group reads the noise of its rewards, its expectation
-    doesn't. A single group is any.
+    If `data.spread` is a share, a rule becomes two: for groups with different and with equal rewards. Each
+    kind weighs as much as its share of the store, so that choosing groups by their noisy rewards doesn't
+    bias the expectation. A rule for a single group draws either kind.
     """
     for rule in rules:
         if isinstance(rule.data.spread, bool):
@@ -257,22 +256,22 @@ def weighted(rules: Iterable[DrawRule], draws: Draws, at: At) -> Iterator[tuple[
         if rule.groups == 1:  # a mean of one has no weights
             yield replace(rule, data=rule.data.model_copy(update={"spread": False})), 1.0
             continue
-        differing, equal = counts = [draws.count(kind, at) for kind in rule.kinds]
+        differing, equal = counts = [draws.count(kind, point) for kind in rule.kinds]
         total = sum(counts)
         if not all(counts) or (total < rule.groups and not rule.fewer):
             yield rule.kinds[equal > 0 and not differing], 1.0
             continue
         n = min(rule.groups, total)
-        seldom = rule.data.spread * equal
-        few = min(round(n * seldom / (seldom + differing)), n // 2)
+        scaled = rule.data.spread * equal
+        few = min(round(n * scaled / (scaled + differing)), n // 2)
         few = min(max(1, few, n - differing), n - 1, equal)
-        for kind, groups, found in zip(rule.kinds, (n - few, few), counts, strict=True):
-            yield replace(kind, groups=groups), found / total * n / groups
+        for kind, groups, available in zip(rule.kinds, (n - few, few), counts, strict=True):
+            yield replace(kind, groups=groups), available / total * n / groups
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The tensors of a step, and the rows that show what the policy itself does."""
+    """The tensors of a step, and the rows that measure the current policy."""
 
     batch: Batch
     recent: Sequence[bool]  # [B] see `Valid.recent`
@@ -281,7 +280,7 @@ class StepBatch:
 
 @dataclass
 class Feed:
-    """Takes the samples of each step of one phase, and makes their batch."""
+    """Draws the samples of each step of one phase and builds their batch."""
 
     phase: Phase
     source: Source
@@ -289,8 +288,8 @@ class Feed:
     store: Store
     run: str  # its id
     activity: Activity
-    values: StoredValues | TrackedValues | None = None  # of prompts, where the objective reads stored ones
-    cached: int = -1  # the last entry of other runs that may be used from the cache of reference log-probs
+    values: StoredValues | TrackedValues | None = None  # of prompts, if the objective reads stored ones
+    cached: int = -1  # the last entry of other runs in the cache of reference log-probs that this run may use
 
     def __post_init__(self) -> None:
         self.needs = self.phase.needs
@@ -299,43 +298,43 @@ class Feed:
             self.cache = ReferenceCache(self.store, self.run, self.learner, self.cached)
 
     def take(self, position: Position) -> Valid:
-        """The samples of the step after `position`: picked in the store, or generated in place of others."""
+        """The samples of the step after `position`: groups picked in the store, and fresh groups."""
         phase, data, source = self.phase, self.phase.config.data, self.source
-        at = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
+        point = At(self.run, position.step + 1, phase.config.train.seed, self.learner.version)
         picks: list[Selection] = []
-        weights: dict[str, float] = {}  # by prompt id, of the picked groups
-        for rule, weight in weighted(phase.rules(phase.at(position)), self.store.draws, at):
+        weights: dict[str, float] = {}  # of the picked groups, by prompt id
+        for rule, weight in weighted(phase.rules(phase.at(position)), self.store.draws, point):
             self.activity.stage("waiting for the store")
-            groups = wait_for_groups(self.store.draws, rule, at, set(weights), self.activity.check)
-            picks.append(self.choose(Selection(rule, groups), at))
+            groups = wait_for_groups(self.store.draws, rule, point, set(weights), self.activity.check)
+            picks.append(self.choose(Selection(rule, groups), point))
             weights |= dict.fromkeys(picks[-1].groups, weight)
-        if PAIRS in self.needs:  # what a source judges is drawn with the samples that it makes
+        if PAIRS in self.needs:  # a source's judgments are drawn together with its samples
             picks.append(Selection(phase.rule(1), []))
-        request = FillRequest(at.step, phase.config.train.groups - len(weights), position.prompts)
-        made, prompts, equal = fill(source, self.store, request, spread=data.spread is True)
+        request = FillRequest(point.step, phase.config.train.groups - len(weights), position.prompts)
+        filled, prompts, equal = fill(source, self.store, request, spread=data.spread is True)
         if data.complete_groups:
-            asked = [self._that_can_be_asked(picked) for picked in picks]
+            completable = [self._completable(picked) for picked in picks]
             picks = [
-                Selection(picked.rule, [prompt.id for prompt in prompts_of])
-                for picked, prompts_of in zip(picks, asked, strict=True)
+                Selection(picked.rule, [prompt.id for prompt in group_prompts])
+                for picked, group_prompts in zip(picks, completable, strict=True)
             ]
-            if joining := list(chain.from_iterable(asked)):
-                request = FillRequest(at.step, 0, position.prompts, joining=joining, n=data.complete_groups)
-                completed = source.fill(request)
-                made = joined([made, completed], (*made.ids, *completed.ids))
-        drawn = self.store.draws.draw_picked(picks, at, made.ids, phase.joining())
-        for sample in drawn.damaged:
+            if joining := list(chain.from_iterable(completable)):
+                n = data.complete_groups
+                completed = source.fill(FillRequest(point.step, 0, position.prompts, joining=joining, n=n))
+                filled = joined([filled, completed], (*filled.ids, *completed.ids))
+        draw = self.store.draws.draw_picked(picks, point, filled.ids, phase.joining())
+        for sample in draw.damaged:
             self.activity.say(
-                f"damaged: sample {sample.id} of {self.store.path}; dropped from step {at.step}"
+                f"damaged: sample {sample.id} of {self.store.path}; dropped from step {point.step}"
             )
-        valid = self.valid(drawn, made.ids)
-        valid.weights, valid.collected, valid.prompts = weights, made, prompts
+        valid = self.valid(draw, filled.ids)
+        valid.weights, valid.collected, valid.prompts = weights, filled, prompts
         valid.missing = phase.stored_groups(phase.at(position)) - len(weights)
-        valid.dropped += Counter({"too stale": made.too_stale, "equal rewards in its group": equal})
+        valid.dropped += Counter({"too stale": filled.too_stale, "equal rewards in its group": equal})
         return valid
 
-    def _that_can_be_asked(self, picked: Selection) -> list[Prompt]:
-        """The stored prompts of picked groups, without those that the model can't be asked."""
+    def _completable(self, picked: Selection) -> list[Prompt]:
+        """The stored prompts of picked groups, without those that the model can't encode."""
         prompts = []
         for prompt_id in picked.groups:
             prompt = stored_prompt(self.store, prompt_id)
@@ -352,61 +351,61 @@ class Feed:
                     ) from None
         return prompts
 
-    def valid(self, drawn: DrawnGroups, made: Iterable[int]) -> Valid:
+    def valid(self, draw: DrawnGroups, ids: Iterable[int]) -> Valid:
         """The samples of a draw that can be trained on, with rewards as data.reward_scale maps them.
 
-        `made`: ids of those generated for this step. Raises `Refused` where rewards of different scales meet.
+        `ids`: the samples generated for this step. Raises `Refused` if rewards are on different scales.
         """
         config, data = self.phase.config, self.phase.config.data
-        fresh = frozenset(made)
+        fresh = frozenset(ids)
         if data.reward_scale:
-            drawn = replace(drawn, samples=rescaled(drawn.samples, data))
-        if REWARD in self.needs and len({sample.source for sample in drawn.samples}) > 1:
-            check_drawn(drawn.samples, data)
+            draw = replace(draw, samples=rescaled(draw.samples, data))
+        if REWARD in self.needs and len({sample.source for sample in draw.samples}) > 1:
+            check_drawn(draw.samples, data)
         for need in [need for need in self.needs if need == BEHAVIOR_LOGP]:  # over known tokens
-            anchored = [sample for sample in drawn.samples if need.applies_to(sample.role)]
+            anchored = [sample for sample in draw.samples if need.applies_to(sample.role)]
             if missing := [named(sample) for sample in anchored if sample.truncation]:
                 raise BEHAVIOR_LOGP.refusal(config.objective.name, missing, len(anchored))
         limit = data.max_drift
         guard = None if limit is None else partial(self._not_drifted, fresh=fresh, max_drift=limit)
-        valid = select_valid(drawn, self.learner.encoder, config.train.max_length, self.needs, guard)
-        valid.made = fresh
+        valid = select_valid(draw, self.learner.encoder, config.train.max_length, self.needs, guard)
+        valid.fresh = fresh
         return valid
 
     def _not_drifted(
         self, samples: list[Sample], *, fresh: frozenset[int | None], max_drift: float
     ) -> list[Sample]:
-        """Those that were made for this step, or that fit data.max_drift."""
+        """The samples that were generated for this step or are within data.max_drift."""
         stored = [s for s in samples if s.id not in fresh]
-        close = per_token(self.learner, stored, "behavior")
-        valid_ids = {s.id for s, value in zip(stored, close, strict=True) if value >= -max_drift} | fresh
+        closeness = per_token(self.learner, stored, "behavior")
+        valid_ids = {s.id for s, value in zip(stored, closeness, strict=True) if value >= -max_drift} | fresh
         return [s for s in samples if s.id in valid_ids]
 
-    def choose(self, picked: Selection, at: At) -> Selection:
-        """Of the groups that were picked as candidates those to train on; else all."""
+    def choose(self, picked: Selection, point: At) -> Selection:
+        """Select the groups to train on if the picked ones are candidates; else return all."""
         rule, data = picked.rule, picked.rule.data
         if not data.draws_candidates or len(picked.groups) <= rule.groups:
             return picked
-        samples = self.store.draws.look(picked, at)
+        samples = self.store.draws.look(picked, point)
         if data.reward_power is not None:
-            weights = by_reward(samples, data.reward_power)
+            weights = priorities(samples, data.reward_power)
         else:
             weights = self._closeness(samples, data)
-        every = dict.fromkeys(picked.groups, -math.inf) | weights  # without a valid sample they come last
-        return Selection(rule, pick_likely(every, rule.groups, at))
+        every = dict.fromkeys(picked.groups, -math.inf) | weights  # groups without a valid sample come last
+        return Selection(rule, pick_likely(every, rule.groups, point))
 
     def _closeness(self, samples: Sequence[Sample], data: DataConfig) -> dict[str, float]:
-        """By prompt_id the mean of data.closeness over a group's valid samples, in units of data.temperature.
+        """By prompt_id, the mean data.closeness of a group's valid samples, in units of data.temperature.
 
-        Raises `Refused` where it isn't known.
+        Raises `Refused` if it is unknown.
         """
         encoded: list[Sample] = []
         for sample in samples:
             with suppress(InvalidSample):  # it would be dropped from the step
                 encoded += self.learner.encoder.rows(sample, self.phase.config.train.max_length)
         values: dict[str, list[float]] = defaultdict(list)
-        known = per_token(self.learner, encoded, data.closeness)
-        for sample, value in zip(encoded, known, strict=True):
+        closeness = per_token(self.learner, encoded, data.closeness)
+        for sample, value in zip(encoded, closeness, strict=True):
             if math.isnan(value):
                 raise Refused(
                     f'data.order = "closest" with data.closeness = "{data.closeness}" needs the recorded '
@@ -417,10 +416,10 @@ class Feed:
         return {group: sum(of) / len(of) / data.temperature for group, of in values.items()}
 
     def batch(self, valid: Valid, step: int, options: dict[str, Any]) -> StepBatch | None:
-        """The tensors of a step, with all that objective and diagnostics use; None without valid samples.
+        """Build the tensors that objective and diagnostics use; None without valid samples.
 
         Args:
-            step: of the run, from 1.
+            step: the run's step, from 1.
             options: the objective's, at this step.
         """
         if not valid.samples:
@@ -457,9 +456,9 @@ class Feed:
         return StepBatch(batch, recent, comparable)
 
     def _with_reference(self, batch: Batch, recent: Sequence[bool], needed: bool) -> Batch:
-        """With log-probs of the reference: of all rows where the objective needs them at this step.
+        """Add the reference's log-probs, for all rows if the objective needs them at this step.
 
-        Where a schedule has reached β = 0, or the objective never needs the reference, only diagnostics use
+        If a schedule has reached β = 0, or the objective never needs the reference, only the diagnostics use
         it, on recent rows.
         """
         if needed:

@@ -1,7 +1,7 @@
-"""What a run reads: its prompts, those that it can ask and score, and those that it holds out; and the
-fingerprints of all its models, files and code, by which `--resume` notices changes.
+"""A run's inputs: its prompts, which of them are valid, scorable and held out, and the fingerprints of its
+models, files and code, by which `--resume` detects changes.
 
-`data.hold_out_most` bounds how many are held out; RUN/set_aside.jsonl has those of them that the start and
+`data.hold_out_most` bounds the number of held-out prompts; RUN/set_aside.jsonl has those that the start and
 the trained model answer.
 """
 
@@ -40,13 +40,13 @@ from agro.train.source import stored_prompt
 from agro.train.trainable import check_enough
 from agro.types import Prompt, Text
 
-FEWEST, MOST = 20, 128  # held-out prompts: fewer tell too little; so many are answered, at most
+FEWEST, MOST = 20, 128  # held-out prompts: smallest useful number, and largest number that models answer
 
 
 def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `data.{key}`, none where it isn't set, and notes on those that are dropped.
+    """The prompts of `data.{key}`, none if it isn't set, and notes on those that are dropped.
 
-    Raises `Refused` for prompts that are there twice, unless data.invalid_prompts drops them.
+    Raises `Refused` for duplicate prompts, unless data.invalid_prompts drops them.
     """
     paths = data.paths(key)
     if not paths:
@@ -61,9 +61,9 @@ def configured_prompts(data: DataConfig, key: str) -> tuple[list[Prompt], list[s
 def valid_prompts(
     prompts: Sequence[Prompt], encoder: Encoder, data: DataConfig, key: str
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts of `data.{key}` that the model can be asked, and notes on those that are dropped.
+    """The prompts of `data.{key}` that the model can encode, and notes on those that are dropped.
 
-    Raises `Refused` for the others, unless data.invalid_prompts drops them, and where none is valid.
+    Raises `Refused` for the others, unless data.invalid_prompts drops them, and if none is valid.
     """
     valid, problems = [], {}
     for prompt in prompts:
@@ -87,9 +87,9 @@ def valid_prompts(
 def check_scorable(
     reward: Reward, prompts_of: Mapping[str, Sequence[Prompt]], max_failed: float
 ) -> list[str]:
-    """Notes on prompts whose responses can't be scored, since they lack a column that `reward` reads.
+    """Notes on prompts whose responses can't be scored because they lack a column that `reward` reads.
 
-    Where more than the share `max_failed` of those of one key do, closes it and raises `Refused`.
+    If the share of such prompts exceeds `max_failed` for a key, closes the reward and raises `Refused`.
     """
     notes = []
     for key, prompts in prompts_of.items():
@@ -99,8 +99,8 @@ def check_scorable(
         if len(bad) > max_failed * len(prompts):
             reward.close()
             has = ", ".join(prompts[0].columns) or "none but the prompt"
-            way_out = 'say which one it is, as in data.columns.NAME = "COLUMN"'
-            if key == "hold_out":  # of a store
+            way_out = 'name the one to use, as in data.columns.NAME = "COLUMN"'
+            if key == "hold_out":  # prompts of a store
                 way_out = "set data.ask_held_out = false"
             raise Refused(
                 f"{text}. The columns of the first are: {has}. What to do: add the column, or {way_out}"
@@ -118,7 +118,7 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Loc
     samples_fresh = False
     for phase in phases:
         data = phase.config.data
-        samples_fresh = samples_fresh or data.samples_fresh  # what a phase samples is stored for later ones
+        samples_fresh = samples_fresh or data.samples_fresh  # later phases draw what a phase samples
         if phase.takes_stored_value and samples_fresh:
             valued |= {p.id: p.text for p in prompts}
         if phase.takes_stored_value and data.draws_stored and exists(path):
@@ -129,7 +129,7 @@ def valued_prompts(phases: Sequence[Phase], prompts: Sequence[Prompt], path: Loc
 
 
 def _texts(prompts: Sequence[Prompt], store: Location | None) -> dict[str, Text]:
-    """By id the texts of prompts, and those of a store."""
+    """By id, the texts of the prompts and of those in a store."""
     texts = {prompt.id: prompt.text for prompt in prompts}
     if store is not None and exists(store):
         with Store.open(store, read_only=True) as opened:
@@ -141,7 +141,7 @@ class HoldOut(NamedTuple):
     """The prompts that a run trains on, and those that it holds out of data.prompts and its store."""
 
     prompts: list[Prompt]
-    set_aside: list[Prompt]  # up to `MOST` held-out ones, chosen by a hash, which can be answered
+    set_aside: list[Prompt]  # up to `MOST` held-out ones that models answer, chosen by a hash
     clusters: Clusters  # near-copies, which are held out or trained on together
     notes: list[str]
 
@@ -149,9 +149,9 @@ class HoldOut(NamedTuple):
 def hold_out(
     config: RunConfig, prompts: Sequence[Prompt], location: Location, resumed: Path | None, budget: Budget
 ) -> HoldOut:
-    """Split by `data.hold_out`. `resumed`: the folder of a run that goes on, which keeps its split.
+    """Split by `data.hold_out`. `resumed`: the folder of a resumed run, which keeps its split.
 
-    Raises `Refused` where none of `prompts` is to train on.
+    Raises `Refused` if none of `prompts` is left to train on.
     """
     data, clusters, notes = config.data, budget.clusters, list[str]()
     if resumed is not None:
@@ -159,7 +159,7 @@ def hold_out(
         if clusters is None and (resumed / "metrics.jsonl").exists():
             raise Refused(
                 f"{resumed / NEAR_COPIES}: expected the near-copies that the run holds out together, got no "
-                "such file; put it back (a run that began without data.hold_out goes on without it)"
+                "such file; put it back (a run that began without data.hold_out resumes without it)"
             )
     warns = resumed is None and not budget.bounded and data.eval_prompts is None
     texts = _texts(prompts, location) if clusters is None or warns else {}
@@ -183,7 +183,7 @@ def hold_out(
         elif data.prompts is not None:
             set_aside = sorted(parts[1], key=lambda prompt: place(prompt.id))[:MOST]
         else:
-            set_aside = _of_store(data, location, clusters)
+            set_aside = _stored_held_out(data, location, clusters)
     if config.asks_held_out and set_aside:
         notes.append(
             f"data.hold_out: the start and the trained model answer {len(set_aside)} of the held-out prompts "
@@ -193,13 +193,13 @@ def hold_out(
 
 
 def write_set_aside(folder: Path, prompts: Sequence[Prompt]) -> None:
-    """Keep those of a run, for a run that is resumed and for `agro eval RUN`."""
+    """Write a run's set-aside prompts, which a resume and `agro eval RUN` read."""
     records = ({**prompt.columns, "prompt": prompt.text, "prompt_id": prompt.id} for prompt in prompts)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     write(folder / SET_ASIDE, "".join(lines))
 
 
-def _of_store(data: DataConfig, location: Location, clusters: Clusters) -> list[Prompt]:
+def _stored_held_out(data: DataConfig, location: Location, clusters: Clusters) -> list[Prompt]:
     """Held-out prompts of the store, without those of episodes."""
     with Store.open(location, read_only=True) as store:
         store.split.use(clusters)
@@ -211,51 +211,51 @@ def _of_store(data: DataConfig, location: Location, clusters: Clusters) -> list[
 
 
 def _near_copies(texts: Mapping[str, Text], data: DataConfig) -> tuple[Clusters, list[str]]:
-    """The clusters by which a run that begins holds prompts out, and a note."""
+    """The clusters by which a new run holds prompts out, and a note."""
     clusters = clusters_in(texts.items(), data.near_copies)
     note = (
         f"data.hold_out: {len(clusters)} of {len(texts)} prompts are near-copies of others, in "
-        f"{len(set(clusters.values()))} clusters, each of which is held out or trained on completely "
+        f"{len(set(clusters.values()))} clusters, each of which is either held out or trained on as a unit "
         "(data.near_copies)"
     )
     return clusters, [note] if clusters else []
 
 
 def _few(data: DataConfig, ids: Collection[str], clusters: Clusters) -> list[str]:
-    """A note where the share of `data.hold_out` holds out none of these prompts, or too few to tell much."""
+    """A note if the share of `data.hold_out` holds out none of these prompts, or too few to show much."""
     names = [clusters.get(prompt_id, prompt_id) for prompt_id in ids]
-    held = sum(is_held_out(name, data.hold_out) for name in names)
-    if held >= FEWEST or not ids:
+    size = sum(is_held_out(name, data.hold_out) for name in names)
+    if size >= FEWEST or not ids:
         return []
-    text = f"data.hold_out: by their hashes {held} of {count(len(ids))} prompts are held out"
-    if held:
-        shows = "nothing can be shown" if held < LEAST else "only a large difference can be shown"
-        return [f"{text}, of which {shows}; data.eval_prompts or a larger share gives more"]
-    least = min(noise(0, 0, "hold_out", name) for name in names)
-    share = math.ceil(least / 2**64 * 1000 + 1) / 1000
+    text = f"data.hold_out: by their hashes {size} of {count(len(ids))} prompts are held out"
+    if size:
+        shows = "nothing" if size < LEAST else "only a large difference"
+        return [f"{text}, which can show {shows}; data.eval_prompts or a larger share gives more"]
+    lowest = min(noise(0, 0, "hold_out", name) for name in names)
+    share = math.ceil(lowest / 2**64 * 1000 + 1) / 1000
     way_out = f"data.hold_out={share} holds out some" if share < 1 else "data.eval_prompts gives others"
-    return [f"{text}, so that nothing compares the result with the start; {way_out}"]
+    return [f"{text}, so nothing compares the result with the start; {way_out}"]
 
 
 class Budget(NamedTuple):
-    """The configuration with the share that is held out, and notes on why it is that."""
+    """The configuration with its held-out share, and notes that explain the share."""
 
     config: RunConfig
     notes: tuple[str, ...] = ()
-    clusters: Clusters | None = None  # by which the share was computed
+    clusters: Clusters | None = None  # the share was computed with these
     bounded: bool = True  # whether data.hold_out_most was given
 
 
-def within_budget(config: RunConfig, location: Location, out: Path, *, resume: bool) -> Budget:
-    """The share of `data.hold_out` that `data.hold_out_most` allows. A run that is resumed keeps its own."""
-    recorded, data = out / "config.json", config.data
+def within_budget(config: RunConfig, location: Location, folder: Path, *, resume: bool) -> Budget:
+    """The share of `data.hold_out` that `data.hold_out_most` allows. A resumed run keeps its share."""
+    recorded, data = folder / "config.json", config.data
     if data.hold_out_most is None:
         return Budget(config, bounded=False)
     if resume and recorded.exists():
-        before = RunConfig.load(recorded).data
-        return Budget(_holding(config, before.hold_out, ask=before.ask_held_out))
+        previous = RunConfig.load(recorded).data
+        return Budget(_holding(config, previous.hold_out, ask=previous.ask_held_out))
     nothing = _holding(config, 0.0)
-    phases = Phase.all(nothing)  # with a reference where the run has one anyway
+    phases = Phase.all(nothing)  # with a reference only if the run has one anyway
     configs = [phase.config for phase in phases]
     if not data.hold_out or any(each.data.eval_prompts or each.data.eval_store for each in configs):
         return Budget(nothing)
@@ -264,17 +264,17 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
         return _without(nothing, "stored groups are measured against a reference, and nothing else needs one")
     prompts, _ = configured_prompts(data, "prompts")
     texts = _texts(prompts, location if data.store is not None else None)
-    most = min(data.hold_out_most, int(data.hold_out * len(texts)))
-    if most < FEWEST:
+    limit = min(data.hold_out_most, int(data.hold_out * len(texts)))
+    if limit < FEWEST:
         return _without(
             nothing, f"a share of {data.hold_out:g} of {count(len(texts))} is fewer than {FEWEST}"
         )
     clusters, copied = _near_copies(texts, data)
-    share, held = largest_share(texts, clusters, most)
-    if held < FEWEST:
-        return _without(nothing, "they have so many near-copies")
+    share, size = largest_share(texts, clusters, limit)
+    if size < FEWEST:
+        return _without(nothing, "too many of them are near-copies")
     ask = data.ask_held_out
-    if ask is None:  # those of a log where a reward is given that may score them
+    if ask is None:  # a log's prompts are asked only if a configured reward may score them
         ask = data.prompts is not None or (not config.reward.is_default and config.environment is None)
     bounded = _holding(config, share, ask=ask)
     try:
@@ -282,21 +282,21 @@ def within_budget(config: RunConfig, location: Location, out: Path, *, resume: b
     except Refused:
         return _without(nothing, "a step needs all groups that may be drawn")
     note = (
-        f"{count(held)} of {count(len(texts))} prompts are held out and never trained on, to compare the "
+        f"{count(size)} of {count(len(texts))} prompts are held out and never trained on, to compare the "
         "result with the start; data.hold_out=0 trains on all"
     )
     return Budget(bounded, (note, *copied), clusters)
 
 
-def largest_share(ids: Iterable[str], clusters: Clusters, most: int) -> tuple[float, int]:
-    """The largest share of which `draw_rules.is_held_out` holds out at most so many prompts, and how many."""
+def largest_share(ids: Iterable[str], clusters: Clusters, limit: int) -> tuple[float, int]:
+    """The largest share by which `draw_rules.is_held_out` holds out at most `limit` prompts, and how many."""
     sizes = Counter(clusters.get(prompt_id, prompt_id) for prompt_id in ids)
-    held, below = 0, 0
+    total, below = 0, 0
     for position, size in sorted((noise(0, 0, "hold_out", name), size) for name, size in sizes.items()):
-        if held + size > most:
+        if total + size > limit:
             break
-        held, below = held + size, position
-    return (below + position) / 2**65, held  # between the last that is held out and the next
+        total, below = total + size, position
+    return (below + position) / 2**65, total  # midway between the last held-out prompt and the next
 
 
 def _holding(config: RunConfig, share: float, *, ask: bool | None = None) -> RunConfig:
@@ -309,14 +309,14 @@ def _without(config: RunConfig, reason: str) -> Budget:
     return Budget(config, (f"no prompts are held out, since {reason}; {way_out}",))
 
 
-WRITTEN = {"judge": "cache"}  # by reward, the option that names a file to which a run itself adds
+WRITTEN = {"judge": "cache"}  # by reward, the option that names a file to which the run adds
 Functions = Mapping[str, Callable[..., Any]]  # rewards that are objects of this process, by their names
 
 
 def fingerprints(
     config: RunConfig, policy: Policy, reference: Policy | None, functions: Functions
 ) -> dict[str, str]:
-    """By key, of the models, files and code that the configuration names and steps compute with."""
+    """Fingerprints, by key, of the models, files and code that the configuration names and steps use."""
     names = [key for key in ("model", "new") if getattr(config.policy, key) is not None]
     if config.policy.lora is not None and config.policy.lora.start is not None:
         names.append("lora.start")
@@ -330,50 +330,49 @@ def fingerprints(
             digests[f"data.{key}"] = " ".join(map(record_files.fingerprint, paths))
     digests |= of_scoring(config, functions)
     for phase in config.phase_names:
-        # The code of the objective, of the engine and of what is around the source, and the samples of stores
-        # that are only read.
+        # The code of the objective, of the engine and of the source's wrapper, and read-only stores' samples.
         part = config.phase(phase)
-        found = _of_code("objective", part.objective.name, {})
-        found |= _of_files("source", part.source.options) | _of_files("engine", part.engine.options)
+        entries = _code_digests("objective", part.objective.name, {})
+        entries |= _file_digests("source", part.source.options) | _file_digests("engine", part.engine.options)
         for key, name in {"source.around": part.source.around, "engine.kind": part.engine.kind}.items():
             if code := digest_of_module(name or ""):
-                found[key] = code
+                entries[key] = code
         for key in ("value_store", "eval_store"):
             path = getattr(part.data, key)
             if path is not None and path != part.data.store and exists(path):
                 with Store.open(path, read_only=True) as store:
-                    found[f"data.{key}"] = store.ledger.fingerprint()
-        _add(digests, phase, found)
+                    entries[f"data.{key}"] = store.ledger.fingerprint()
+        _add(digests, phase, entries)
     return digests
 
 
 def of_scoring(config: RunConfig, functions: Functions) -> dict[str, str]:
-    """By key, of what responses are made and scored with."""
+    """Fingerprints, by key, of the rewards and environments."""
     digests: dict[str, str] = {}
     if config.scores:
-        digests |= _of_code("reward", config.reward.name, functions, config.reward.options)
-        digests |= _of_code("reward.meaning", config.reward.meaning, functions)
+        digests |= _code_digests("reward", config.reward.name, functions, config.reward.options)
+        digests |= _code_digests("reward.meaning", config.reward.meaning, functions)
         for i, part in enumerate(config.reward.functions):
-            digests |= _of_code(f"reward.functions.{i}", part.name, functions, part.options)
+            digests |= _code_digests(f"reward.functions.{i}", part.name, functions, part.options)
     for phase in config.phase_names:
         environment = config.phase(phase).environment
         if environment is not None:
-            _add(digests, phase, _of_code("environment", environment.name, {}, environment.options))
+            _add(digests, phase, _code_digests("environment", environment.name, {}, environment.options))
     return digests
 
 
-def _add(digests: dict[str, str], phase: str, of_phase: Mapping[str, str]) -> None:
-    """Add those of a phase. A key that differs from an earlier phase's has a prefix."""
-    for key, value in of_phase.items():
+def _add(digests: dict[str, str], phase: str, entries: Mapping[str, str]) -> None:
+    """Add a phase's entries. A key whose value differs from an earlier phase's gets a prefix."""
+    for key, value in entries.items():
         if digests.setdefault(key, value) != value:
             digests[f"phases.{phase}.{key}"] = value
 
 
-def _of_code(
+def _code_digests(
     section: str, name: str | None, functions: Functions, options: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Of the code that `name` stands for, and of the files that options name."""
-    digests = _of_files(section, options or {}, WRITTEN.get(name or "", ""))
+    """Digests of the code that `name` stands for and of the files that options name."""
+    digests = _file_digests(section, options or {}, WRITTEN.get(name or "", ""))
     if name is not None:
         code = digest_of_object(functions[name]) if name in functions else digest_of_module(name)
         if code is not None:
@@ -381,14 +380,15 @@ def _of_code(
     return digests
 
 
-def _of_files(section: str, options: Mapping[str, Any], written: str = "") -> dict[str, str]:
-    """Of the files whose path is the text of an option, also of a nested one, but for that of `written`."""
+def _file_digests(section: str, options: Mapping[str, Any], written: str = "") -> dict[str, str]:
+    """Digests of the files whose paths are values of options, also nested ones, except option `written`."""
     digests: dict[str, str] = {}
     for key, value in options.items():
         if isinstance(value, Mapping):
-            digests |= _of_files(section, {f"{key}.{name}": of for name, of in value.items()}, written)
+            nested = {f"{key}.{name}": item for name, item in value.items()}
+            digests |= _file_digests(section, nested, written)
         elif isinstance(value, str) and key != written:
-            with suppress(OSError, ValueError):  # a text that can't be a path
+            with suppress(OSError, ValueError):  # the text can't be a path
                 if (path := Path(value).expanduser()).is_file():
                     digests[f"{section}.options.{key}"] = digest(path)
     return digests

@@ -33,22 +33,22 @@ from agro.types import Batch, Sample
 
 Which = Literal["policy", "reference"]
 MOVING = ("ema", "periodic")  # references that change during a phase
-OF_PHASE = ("phase", *MOVING)  # those that are, or begin as, the checkpoint that the phase began with
-LEARNER, AVERAGE = "learner.json", "average"  # a file, and a part of a checkpoint
+OF_PHASE = ("phase", *MOVING)  # references that are, or start as, the checkpoint that the phase began with
+LEARNER, AVERAGE = "learner.json", "average"  # a file and a part of each checkpoint
 
 
 def nothing() -> None:
-    """The check of work that isn't to be stopped."""
+    """A check that never interrupts."""
 
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Flush denormal numbers, below 1e-38 in float32, in this thread, on a CPU that can; a decorator too.
+    """Flush denormal numbers (below 1e-38 in float32) in this thread, if the CPU can; also a decorator.
 
-    Weights π/π_ref of improbable responses leave such numbers, with which a processor works several times
-    slower. Not longer: rewards and records keep all of their bits.
+    Weights π/π_ref of improbable responses produce such numbers, which slow a CPU down several times. Rewards
+    and records are computed outside this context, with all of their bits.
     """
-    previous = float("1e-310") * 0.5 == 0  # torch has no function for it
+    previous = float("1e-310") * 0.5 == 0  # torch can't report the setting
     torch.set_flush_denormal(True)
     try:
         yield
@@ -57,9 +57,9 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 class Learner:
-    """The weights in this process. `version` counts optimizer steps.
+    """Owns the weights in this process. `version` counts optimizer steps.
 
-    On several ranks `agro.train.ranks` repeats these calls on each.
+    On several ranks, `agro.train.ranks` repeats these calls on each of them.
     """
 
     def __init__(self, policy: Policy, reference: Policy | None, say: Callable[[str], None]) -> None:
@@ -70,7 +70,7 @@ class Learner:
 
     @property
     def reference_key(self) -> str | None:
-        """Identifies the reference by all that its log-probs depend on; None where there is no reference."""
+        """Identifies the reference by all that its log-probs depend on; None without a reference."""
         return None if self.reference is None else fingerprint(self.reference)
 
     def enter(self, config: RunConfig, *, began: Path | None, resumed: Path | None) -> None:
@@ -99,17 +99,17 @@ class Learner:
 
     @torch.no_grad()
     def _restart(self, config: RunConfig) -> None:
-        """Take the weights that the run began with, under a version of their own."""
-        first = Policy.load(config.policy, seed=derive(config.train.seed, "weights"))
+        """Restore the weights that the run began with, under a new version."""
+        initial = Policy.load(config.policy, seed=derive(config.train.seed, "weights"))
         if self.policy.value_weights():
-            first.add_value()
+            initial.add_value()
         weights = self.policy.trained() | self.policy.value_weights()
-        for name, weight in (first.trained() | first.value_weights()).items():
+        for name, weight in (initial.trained() | initial.value_weights()).items():
             weights[name].copy_(weight)
         if self.policy.masters is not None:
             self.policy.masters.round()
         self.version += 1
-        self.say("the phase begins with the first weights")
+        self.say("the phase begins with the initial weights")
 
     def logp(self, batch: Batch, of: Which = "policy") -> Tensor:
         """[B,T] log-probs of the batch's tokens, float64, 0 outside the mask; no gradient."""
@@ -118,7 +118,7 @@ class Learner:
         return streams_of(policy, batch, ["logp"], self._passes())["logp"]
 
     def values(self, batch: Batch) -> Tensor:
-        """[B,T] the learned value of what comes before each token, 0 outside the mask; no gradient."""
+        """[B,T] the learned value of the prefix before each token, 0 outside the mask; no gradient."""
         return streams_of(self.policy, batch, ["prefix_value"], self._passes())["prefix_value"]
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
@@ -128,7 +128,7 @@ class Learner:
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
-        """Compute the objective's gradient and clip it; `check` may stop it. Raises `NotFinite`."""
+        """Compute the objective's gradient and clip it; `check` may interrupt it. Raises `NotFinite`."""
         passes = self._passes(check)
         step = backward(self.policy, batch, objective, options, passes, self.reference)
         self._after_backward()
@@ -136,7 +136,7 @@ class Learner:
 
     @denormals_as_zero()
     def move(self, lr: float, largest: float | None = None) -> None:
-        """One optimizer step along the gradient; the version grows by one. `largest`: see `Optimizer`."""
+        """Make one optimizer step and increase the version by one. `largest`: see `Optimizer.move`."""
         self.optimizer.move(lr, largest)
         self.version += 1
         if self.average is not None:
@@ -145,12 +145,12 @@ class Learner:
 
     @denormals_as_zero()
     def along_gradient(self) -> Tensor:
-        """[] see `Optimizer.along_gradient`, which a move lowers by what it promised."""
+        """[] see `Optimizer.along_gradient`; a move lowers it by its predicted gain."""
         return self.optimizer.along_gradient()
 
     @denormals_as_zero()
     def try_move(self, lr: float, batch: Batch) -> Tensor:
-        """The log-probs that `logp` would return after `move`, which is taken back, bit for bit."""
+        """The log-probs that `logp` would return after `move`. All weights are restored bit for bit."""
         with self.optimizer.taken_back():
             self.optimizer.move(lr)
             return self.logp(batch)
@@ -166,9 +166,9 @@ class Learner:
             self.reference.load_weights(folder)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """While it lasts, the policy has the average of its weights, where train.weights_average is set.
+        """Give the policy its averaged weights within the context, if train.weights_average is set.
 
-        For what is measured and saved. Weights must not move meanwhile.
+        For evaluating and saving. Weights must not move meanwhile.
         """
         return nullcontext() if self.average is None else self.average.in_place()
 
@@ -176,13 +176,13 @@ class Learner:
         """Let an engine in this process sample with the current weights; this one shares them."""
 
     def publish(self, folder: Path, policy: Policy | None = None) -> None:
-        """Write the weights in the form that the engine takes; for servers a probe of them too."""
+        """Write the weights in the form that the engine takes; for servers, also a probe of them."""
         with complete_folder(folder) as temporary:
             probed = self.config.engine.uses_servers
             publish(policy or self.policy, temporary, form_of(self.config), probed=probed)
 
     def save_model(self, folder: Path, *, merge: bool) -> None:
-        """Write model and tokenizer in transformers format; an adapter is merged, or written by itself."""
+        """Write model and tokenizer in transformers format; an adapter is merged, or written alone."""
         self.policy.save(folder, merge=merge)
 
     def save(self, folder: Path) -> None:
@@ -200,7 +200,7 @@ class Learner:
         self._write_text(json.dumps(counts), folder / LEARNER)
 
     def load(self, folder: Path, version: int) -> None:
-        """Take the weights of a checkpoint, and their average where it has one."""
+        """Load a checkpoint's weights, and their average if it has one."""
         assign(folder, "model", self.policy.trained())
         if self.policy.masters is not None:
             self.policy.masters.round()
@@ -232,12 +232,12 @@ class Learner:
         save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
 
 
-Local = Learner  # where it matters that it isn't one of several ranks
+Local = Learner  # the name stresses that it isn't one of several ranks
 
 
 @torch.no_grad()
 def logp_as_sampled(policy: Policy, sample: Sample) -> NDArray[np.float64]:
-    """[A] nats of the policy's choices in an encoded sample, at its temperature and after its truncation.
+    """[A] log-probs (nats) of an encoded sample's actions, at its sampling temperature and truncation.
 
     -inf for a token that the truncation excludes.
     """
@@ -250,18 +250,18 @@ def logp_as_sampled(policy: Policy, sample: Sample) -> NDArray[np.float64]:
     logits = policy.model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampler.temperature
     logp = truncate(logits, sampler).log_softmax(1).gather(1, tokens[1:, None])[:, 0]
-    found: NDArray[np.float64] = logp.double().cpu().numpy()[sample.action[1:]]
-    return found
+    actions: NDArray[np.float64] = logp.double().cpu().numpy()[sample.action[1:]]
+    return actions
 
 
 def read_counts(folder: Path) -> dict[str, Any]:
-    """The limits of a pass, and how many optimizer steps were averaged, in a checkpoint."""
+    """A checkpoint's pass limits, and its number of averaged optimizer steps."""
     counts: dict[str, Any] = json.loads((folder / LEARNER).read_text(encoding="utf-8"))
     return counts
 
 
 def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
-    """`config`: [policy] of the run. Where the run averages its weights, these are averaged too."""
+    """Load a checkpoint's policy, with averaged weights if the run averages them. `config`: its [policy]."""
     run = RunConfig.load(folder.absolute().parents[1] / "config.json")
     policy = Policy.load(config, seed=derive(run.train.seed, "weights"))
     assign(folder, AVERAGE if exists(folder, AVERAGE) else "model", policy.weights())
@@ -269,7 +269,7 @@ def load_checkpoint(folder: Path, config: PolicyConfig) -> Policy:
 
 
 def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:
-    """Write RUN/model, and RUN/adapter where an adapter was merged into it; each is complete or missing."""
+    """Write RUN/model, and RUN/adapter if an adapter was merged into it; each is complete or missing."""
     with complete_folder(run / "model") as folder:
         learner.save_model(folder, merge=lora is None or lora.merge)
     if lora is not None and lora.merge:
@@ -280,7 +280,7 @@ def save_model(learner: Learner, run: Path, lora: LoRA | None) -> None:
 def keep_best(
     learner: Learner, run: Path, lora: LoRA | None, metric: str, measured: Mapping[str, Any]
 ) -> None:
-    """Write RUN/best: the model, and in best.json the metric that chose it and all held-out ones of its step.
+    """Write RUN/best: the model, and in best.json the metric that chose it and its step's held-out metrics.
 
     The folder is complete or missing.
     """
@@ -297,8 +297,8 @@ class Average:
 
     After t steps a = min(decay, (1 + t) / (10 + t)), as in TensorFlow's `ExponentialMovingAverage` with
     `num_updates`: without this warm-up the first weights would keep the share decay^t. The average is at
-    least float32, so that small shares of a difference aren't rounded away where the weights are bfloat16.
-    Of an adapter its matrices are averaged, not their product.
+    least float32, so that small shares of a difference aren't rounded away if the weights are bfloat16.
+    For an adapter, its matrices are averaged, not their product.
     """
 
     def __init__(self, live: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
@@ -318,7 +318,7 @@ class Average:
         self.updates += 1
 
     def in_place(self) -> AbstractContextManager[None]:
-        """While it lasts, the parameters have the average's values."""
+        """Give the parameters the average's values within the context."""
         return replaced(self.live, self.weights)
 
 
@@ -344,23 +344,23 @@ class Optimizer:
             self.adam = torch.optim.AdamW(groups, **settings, fused=not is_sharded)
 
     def state(self) -> dict[str, Tensor]:
-        """By the name of a parameter and the kind of moment."""
+        """The optimizer's state, keyed by parameter name and kind of moment."""
         names, tensors = list(self.parameters), {}
-        # Not the state_dict of bitsandbytes, which nests its tensors.
+        # The state_dict of bitsandbytes nests its tensors.
         for i, entry in torch.optim.Optimizer.state_dict(self.adam)["state"].items():
             for kind, value in entry.items():
                 tensors[f"{names[i]}/{kind}"] = torch.as_tensor(value)
         return tensors
 
     def load(self, folder: Path) -> None:
-        """Take what `state` had from a checkpoint."""
+        """Load the state from a checkpoint."""
         numbers = {name: i for i, name in enumerate(self.parameters)}
         state: dict[int, dict[str, Any]] = {}
         stored = StoredTensors(folder, "optimizer")
         for key in stored.chunks:
             name, _, kind = key.rpartition("/")
             value: Any = stored.read(key, self.parameters[name])
-            if kind == "step" and self.config.optimizer == "adamw_8bit":  # whose kernels take a number
+            if kind == "step" and self.config.optimizer == "adamw_8bit":  # its kernels take a number
                 value = int(value)
             state.setdefault(numbers[name], {})[kind] = value
         groups = self.adam.state_dict()["param_groups"]
@@ -383,10 +383,10 @@ class Optimizer:
         return norms[0]
 
     def move(self, lr: float, largest: float | None = None) -> None:
-        """One step of the policy's weights at learning rate `lr`, and of the value's in proportion.
+        """Move the policy's weights by one step at learning rate `lr`, and the value's in proportion.
 
-        `largest`: the phase's largest rate of the policy, at which the value's is `train.value_lr`; this one
-        where it isn't given.
+        `largest`: the policy's largest rate in the phase, at which the value's rate is `train.value_lr`; `lr`
+        by default.
         """
         for group in self.adam.param_groups:
             group["lr"] = lr * (self.config.value_lr / (largest or lr)) if group["is_value"] else lr
@@ -401,10 +401,10 @@ class Optimizer:
 
     @torch.no_grad()
     def along_gradient(self) -> Tensor:
-        """[] ⟨g, θ⟩ of the policy's clipped gradient and what is trained, summed over ranks.
+        """[] ⟨g, θ⟩ of the policy's clipped gradient and its trained weights, summed over ranks.
 
-        What it falls by in a move is −⟨g, Δθ⟩, of whatever the optimizer did and without a copy of the
-        weights. That is the small difference of two: the tensors' sums are added in float64.
+        A move lowers it by −⟨g, Δθ⟩, whatever the optimizer did, so no copy of the weights is needed. That is
+        a small difference of large numbers, so the tensors' sums are added in float64.
         """
         sums = [torch.zeros((), device=self.policy.device)]
         weights = [w for group in self.adam.param_groups if not group["is_value"] for w in group["params"]]
@@ -420,24 +420,24 @@ class Optimizer:
 
     @contextmanager
     def taken_back(self) -> Iterator[None]:
-        """After it weights and moments are as before. Their copies are on the CPU meanwhile."""
+        """Restore weights and moments at the end of the context. Meanwhile their copies are on the CPU."""
         grouped = [w.detach() for group in self.adam.param_groups for w in group["params"]]
         weights = [w.to_local() if is_shard(w) else w for w in grouped]
         saved = [w.to("cpu", copy=True) for w in weights]
-        # Not the state_dict of bitsandbytes, which nests its tensors.
+        # The state_dict of bitsandbytes nests its tensors.
         state = copy.deepcopy(torch.optim.Optimizer.state_dict(self.adam))
         try:
             yield
         finally:
-            for weight, before in zip(weights, saved, strict=True):
-                weight.copy_(before)
+            for weight, previous in zip(weights, saved, strict=True):
+                weight.copy_(previous)
             torch.optim.Optimizer.load_state_dict(self.adam, state)
             if self.policy.masters is not None:
                 self.policy.masters.round()
 
     def _move_state(self, device: torch.device | None) -> None:
-        """To a device; None: to that of the parameters."""
+        """Move the optimizer's state to `device`; None: to the parameters' device."""
         for parameter, state in self.adam.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and name != "step":  # which lies on the CPU anyway
+                if isinstance(value, Tensor) and name != "step":  # the step count stays on the CPU
                     state[name] = value.to(device or parameter.device)

@@ -1,14 +1,15 @@
 """The loop. Read this first: everything that happens between a configuration and a better model.
 
 A run has phases, and a phase has steps. One step fills the store with fresh groups, draws them and stored
-ones, computes the objective's gradient over them, moves the weights, publishes them and measures. Now and
-then it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a `Feed` gives
-the samples of a step, with the help of a `Source`, and `Monitor`s observe steps. All randomness comes from
-counters (seed, step, response, position), so a run that is stopped and resumed equals one that never stopped.
+ones, computes the objective's gradient over them, moves the weights, publishes them and measures. At regular
+intervals it commits a checkpoint. The loop depends on three parts: a `Learner` owns the weights, a `Feed`
+provides each step's samples from a `Source` and the store, and `Monitor`s observe steps. All randomness comes
+from counters (seed, step, response, position), so a run that is stopped and resumed equals one that never
+stopped.
 
 A checkpoint is a folder of safetensors and JSON, never pickles. It is written to a temporary folder, synced
 and renamed, and its parent is synced. Only then does one transaction of the store write (run, step, digest),
-the row that makes the checkpoint valid. The last few are kept, since a disk may damage one.
+the row that makes the checkpoint valid. The last few stay on disk, in case one is damaged.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from agro.runs.rundata import empty_metrics
 from agro.store import Commit, Store
 from agro.train.feed import Feed, StepBatch
 from agro.train.learner import OF_PHASE, Learner
-from agro.train.measure import change, describe_batch, describe_step, kept, logp_differences
+from agro.train.measure import change, describe_batch, describe_step, gain_of, logp_differences
 from agro.train.monitors import GO, Monitor, View
 from agro.train.phases import (
+    FIRST_RATE,
     POSITION,
-    TRIED,
     Phase,
     Position,
     is_tuned,
@@ -50,9 +51,9 @@ from agro.train.phases import (
 )
 from agro.train.step import Step
 
-# Of finding a rate: trials, how near the bound one has to come, how far the next one goes, the largest rate.
-TRIALS, NEAR, FARTHEST, HIGHEST = 4, 0.1, 1000.0, 1e-2
-ROUNDING = 1e-4  # norm of a gradient that may be rounding
+# Learning-rate search: number of trials, tolerance at the bound, largest change per trial, largest rate.
+TRIALS, TOLERANCE, MAX_FACTOR, MAX_RATE = 4, 0.1, 1000.0, 1e-2
+ROUNDING = 1e-4  # a gradient of at most this norm may be rounding error alone
 
 
 @dataclass(eq=False)
@@ -64,19 +65,19 @@ class Loop:
     store: Store
     folder: Run
     activity: Activity
-    build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]]  # makes what steps of a phase use
-    saved: int = -1  # the last step with a checkpoint; -1: none has one
-    stop: str = ""  # set where the measurement at step 0 asks to stop: the run then ends after step 1
-    feed: Feed = field(init=False)  # of the current phase
+    build: Callable[[Phase, Position], tuple[Feed, Sequence[Monitor]]]  # a phase's feed and monitors
+    saved: int = -1  # the last step with a checkpoint; -1: none
+    stop: str = ""  # the reason if the measurement at step 0 stops the run, which then ends after step 1
+    feed: Feed = field(init=False)  # the current phase's
     monitors: Sequence[Monitor] = field(init=False)
 
     def run(self, published: int = 0) -> Position:
-        """All steps that remain. It writes a checkpoint before it raises `Interrupted` or `Refused`.
+        """Run the remaining steps. Writes a checkpoint before it raises `Interrupted` or `Refused`.
 
         `published`: the newest version that other processes may have sampled with.
         """
         position = self.go_back()
-        if published > position.version:  # samples of lost weights have these versions
+        if published > position.version:  # these versions belong to lost weights
             position = replace(position, version=published + 1)
         if position.digest:
             self.learner.load(self.folder.checkpoint(position.step), position.version)
@@ -101,7 +102,7 @@ class Loop:
                 self.stop = position.stopped
                 position = replace(position, stopped="")
             if phase.config.guard.action == "rollback" and self.saved < 0:
-                position = self.commit(phase, position)  # to which the first steps may roll back
+                position = self.commit(phase, position)  # the first steps can roll back to it
             while position.step < phase.ends and not position.stopped:
                 self.activity.check()
                 position = self._step(phase, position)
@@ -113,20 +114,20 @@ class Loop:
                     )
         except Unwritable as error:  # no checkpoint can be written now, and a step may be half logged
             saved = max(self.saved, 0)
-            again = resuming(self.folder.folder)
-            raise Unwritable(f"{error}. The run resumes from step {saved} with: {again}") from error
+            command = resuming(self.folder.folder)
+            raise Unwritable(f"{error}. The run resumes from step {saved} with: {command}") from error
         except (Interrupted, Refused) as error:
-            if position.step != self.saved and self.learner.version == position.version:  # the step was done
+            if position.step != self.saved and self.learner.version == position.version:  # step complete
                 self.store.ledger.rewind(self.folder.id, position.step)
                 self.commit(phase, position)
             if isinstance(error, Interrupted):
-                again = resuming(self.folder.folder)
-                self.activity.say(f"interrupted after step {position.step}; continue with: {again}")
+                command = resuming(self.folder.folder)
+                self.activity.say(f"interrupted after step {position.step}; continue with: {command}")
             raise
         return position
 
     def _enter(self, phase: Phase, position: Position) -> Position:
-        """Build what the steps of the phase use, and let learner and monitors continue where they were."""
+        """Build the phase's feed and monitors, and restore the state of learner and monitors."""
         if position.phase != phase.name:
             position = replace(position, phase=phase.name, anchor=position.digest, prompts=0)
             position = replace(position, beta=None, speed=None, lost=None, rate=None)
@@ -134,7 +135,7 @@ class Loop:
             position = replace(position, cached=self.store.ledger.last_reference_logp())
         resumed = self.folder.checkpoint(position.step) if position.step > phase.begins else None
         self._enter_learner(phase, resumed)
-        position = replace(position, version=self.learner.version)  # another one where it begins anew
+        position = replace(position, version=self.learner.version)  # new if the phase restarts the weights
         self.feed, self.monitors = self.build(phase, position)
         for monitor in self.monitors:
             if monitor.name in position.monitors:
@@ -142,10 +143,10 @@ class Loop:
         return position
 
     def _step(self, phase: Phase, position: Position) -> Position:
-        """One step. It can be stopped before the weights move, or after the step is done."""
+        """Run one step. It can be stopped before the weights move, or once the step is complete."""
         train = phase.config.train
         began = time.perf_counter()
-        # At the beginning of a step: where it fails, the step before can still be committed.
+        # Publish at the start of a step: if that fails, the previous step can still be committed.
         self.feed.source.publish(self.learner)
         data = self.feed.take(position)
         sampled = time.perf_counter()
@@ -171,9 +172,9 @@ class Loop:
         return position
 
     def update(self, view: View, position: Position, data: StepBatch | None) -> Position:
-        """All optimizer steps on one batch; the metrics are of the first, before the weights move."""
+        """Make all optimizer steps on one batch. The metrics describe the first, before the weights move."""
         if data is None:
-            return self._skip(view, position, "no sample that was drawn is valid")
+            return self._skip(view, position, "none of the drawn samples is valid")
         phase, train, name = view.phase, view.phase.config.train, view.phase.config.objective.name
         options = phase.resolved(view.options)
         for update in range(train.updates):
@@ -226,43 +227,43 @@ class Loop:
         return replace(position, version=self.learner.version, rollbacks=position.rollbacks + 1)
 
     def _find_rate(self, step: Step, bound: float) -> float | None:
-        """The rate at which the update changes the policy by the bound; None where none is found.
+        """Find the rate at which the update changes the policy by `bound`; None if there is none.
 
-        The KL grows as the square of a small rate, so that each trial tells the next one. A gradient that is
-        rounding alone, such as of a batch of equal rewards, tells nothing.
+        The KL is quadratic in a small rate, so each trial predicts the next rate. A gradient that is rounding
+        error alone, as for a batch of equal rewards, predicts none.
         """
         if step.norm <= ROUNDING:
             return None
         self.activity.stage("finding train.lr")
-        rate, factor = TRIED, math.inf
+        rate, factor = FIRST_RATE, math.inf
         for _ in range(TRIALS):
             kl = change(self.learner.try_move(rate, step.batch), step)
-            factor = math.sqrt(bound / kl) if kl > 0 else FARTHEST * float(kl == 0)
-            rate = min(HIGHEST, rate * min(max(factor, 1 / FARTHEST), FARTHEST))
-            if abs(factor - 1) < NEAR:
+            factor = math.sqrt(bound / kl) if kl > 0 else MAX_FACTOR * float(kl == 0)
+            rate = min(MAX_RATE, rate * min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR))
+            if abs(factor - 1) < TOLERANCE:
                 break
         if kl == 0:
             return None
-        found = float(short(rate))
+        rounded = float(short(rate))
         self.activity.say(
-            f"train.lr = {found:g}, at which the first update changes the policy by {bound:.2g} nats a token"
+            f"train.lr = {rounded:g}: the first update then changes the policy by {bound:.2g} nats per token"
         )
-        return found
+        return rounded
 
     def _move(self, view: View, position: Position, step: Step, lr: float) -> Position:
-        """One optimizer step at a rate of at most `lr`, and what it did."""
-        train, before = view.phase.config.train, None
-        if train.gain_ratio or train.step_kl:  # rules that a forward pass after the step measures
+        """Make one optimizer step at a rate of at most `lr`, and measure its effect."""
+        train, initial = view.phase.config.train, None
+        if train.gain_ratio or train.step_kl:  # these rules need a forward pass after the step
             lr = lowered(lr, train, view.phase.bound, position)
-            before = self.learner.along_gradient()
+            initial = self.learner.along_gradient()
         self.learner.move(lr, position.rate if train.lr == "auto" else train.lr)
         view.metrics["lr"] = view.metrics["lr"] or lr
         position = replace(position, version=self.learner.version, skipped=0)
-        if before is None:
+        if initial is None:
             return position
-        promise = max(1.0, step.norm / train.clip) * float(before - self.learner.along_gradient())
+        promise = max(1.0, step.norm / train.clip) * float(initial - self.learner.along_gradient())
         logp_BT = self.learner.logp(step.batch)
-        kl, gain = change(logp_BT, step), kept(logp_BT, step)
+        kl, gain = change(logp_BT, step), gain_of(logp_BT, step)
         if view.metrics["step_kl"] is None:
             view.metrics |= {"step_kl": kl, "promised": promise, "kept": gain}
         lost = loss_of(promise, gain, lr, train.gain_ratio) if step.norm > ROUNDING else None
@@ -270,7 +271,7 @@ class Loop:
         return replace(position, speed=speed, lost=recalled(lost, position.lost))
 
     def _show(self, view: View, position: Position) -> Position:
-        """Let the monitors look at a step that is done, and tune β by the KL that is known then."""
+        """Show a completed step to the monitors, then tune β by its KL."""
         if view.is_due:
             self.feed.source.publish(self.learner)
         states: dict[str, Any] = dict(position.monitors)
@@ -302,7 +303,7 @@ class Loop:
         return position
 
     def _prune(self, phase: Phase) -> None:
-        """Delete all checkpoints but the one that the phase began with and the last `train.keep` commits."""
+        """Delete all checkpoints except the phase's first one and the last `train.keep` commits."""
         commits = self.store.ledger.commits(self.folder.id)[-phase.config.train.keep :]
         remaining = {phase.begins, *(commit.step for commit in commits)}
         folders = {self.folder.checkpoint(step) for step in remaining}
@@ -311,21 +312,21 @@ class Loop:
                 shutil.rmtree(old)
 
     def _enter_learner(self, phase: Phase, resumed: Path | None) -> None:
-        """`resumed`: the checkpoint to continue from, of this phase."""
+        """`resumed`: this phase's checkpoint to continue from."""
         began = self.folder.checkpoint(phase.begins) if phase.begins else None  # None: the run's start
         self.learner.enter(phase.config, began=began, resumed=resumed)
 
     def go_back(self) -> Position:
-        """The position to resume from. What came after it is undone in the store, or marked as redone.
+        """Find the position to resume from, and rewind the store and the metrics to it.
 
-        Raises `Refused` where the run committed checkpoints but none of them is complete.
+        Raises `Refused` if the run committed checkpoints but none of them is complete.
         """
         store, folder, say = self.store, self.folder, self.activity.say
         store.tables.check()
         if folder.has_steps() and not store.ledger.knows(folder.id):
             raise Refused(
-                f"{store.path}: expected the store that the run in {folder.folder} began with, got one that "
-                "has nothing of this run. What to do: put the run's store back, or start a new run with "
+                f"{store.path}: expected the store that the run in {folder.folder} began with, got one "
+                "without records of this run. What to do: put the run's store back, or start a new run with "
                 "another --out"
             )
         commits = {c.step: c for c in store.ledger.commits(folder.id)}
@@ -339,15 +340,15 @@ class Loop:
             break
         if commits and chosen is None:
             raise Refused(
-                f"{folder.folder}: no checkpoint that the run committed is complete: "
+                f"{folder.folder}: expected a complete checkpoint, but every committed one is damaged: "
                 f"{'; '.join(problems[:5])}. What to do: restore one of them from a copy, or start a new run "
                 "with another --out"
             )
         step = chosen.step if chosen else 0
         if problems:
             say(f"damaged: {'; '.join(problems)}; resuming from step {step}")
-        # Metrics first: where the run is killed in between, its store still knows it.
-        for line in folder.forget_after(step or -1):  # the measurement of step 0 is made again
+        # Metrics first: if the process is killed in between, the store still knows the run.
+        for line in folder.forget_after(step or -1):  # step 0 is measured again
             say(f"damaged: {folder.metrics_file}:{line}; dropped")
         store.ledger.rewind(folder.id, to=chosen)
         return read_position(folder.checkpoint(step), chosen.digest) if chosen else Position()
@@ -369,7 +370,7 @@ class Loop:
 
 
 def damage(folder: Path, commit: Commit) -> str:
-    """Which files of a committed checkpoint are missing or changed; empty where it is complete."""
+    """Describe the files of a committed checkpoint that are missing or changed; empty if it is complete."""
     if not folder.is_dir():
         return f"{folder} is missing"
     present = _digests(folder)
@@ -383,5 +384,5 @@ def damage(folder: Path, commit: Commit) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 by the name of a file."""
+    """SHA-256 of each file, by name."""
     return {path.name: digest(path) for path in folder.iterdir()}

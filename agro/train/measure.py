@@ -1,16 +1,14 @@
-"""The metrics of a step. What is unknown or wasn't measured is None.
+"""The metrics of a step. Metrics that are unknown or weren't measured are None.
 
-Among them, how far groups are from the optimum, for any objective: ½ Var(R), regret, the spread of βρ.
-
+½ Var(R), regret and the spread of βρ measure how far groups are from the optimum, for any objective.
 R = r − βρ, where ρ is the log-ratio of a complete response to the reference. At π* it is the same for every
-response to a prompt (AGRO, Theorem 1), so that ½ Var(R) and regret are 0 there, and βρ differs as much as r.
+response to a prompt (AGRO, Theorem 1), so ½ Var(R) and regret are 0 there, and βρ varies as much as r.
 
-Log-ratios ρ = log π/π_ref of stored responses: the best and the worst of each group, and the mean of e^ρ.
-
-They show in which direction a run on stored data moves, which its loss doesn't. The policy should raise the
-best responses of a group above the reference and lower the worst ones. The mean of e^ρ is 1 in expectation on
-samples of the reference. Below 1, the policy loses probability on the responses that the store has, good and
-bad ones alike.
+The log-ratios ρ = log π/π_ref of the best and the worst stored responses of each group, and the mean of e^ρ,
+show in which direction a run on stored data moves, which its loss doesn't. The policy should raise the best
+responses of a group above the reference and lower the worst ones. The mean of e^ρ is 1 in expectation on
+samples of the reference. Below 1, the policy loses probability on the stored responses, good and bad ones
+alike.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from agro.train.step import Step
 from agro.types import Batch
 
 Values = NDArray[np.float64]
-# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to their
-# spread would say that β is too large, whatever it is.
+# Rewards that differ by less than this share of the largest one differ by rounding or noise: a ratio to such
+# a spread would suggest a smaller β, whatever β is.
 NOTICEABLE = 1e-3
 LARGEST = math.log(sys.float_info.max)  # a larger exponent has no finite exponential
 
@@ -51,15 +49,15 @@ def describe_batch(valid: Valid, version: int, reward: RewardConfig) -> dict[str
     rewards_of: dict[str, list[float]] = defaultdict(list)
     parts: dict[str, list[float]] = defaultdict(list)
     for s in responses:
-        total, of_sample = total_reward(s), s.meta.get("reward_parts")
+        total, sample_parts = total_reward(s), s.meta.get("reward_parts")
         if not math.isnan(total):
             rewards_of[s.prompt_id].append(total)
-        if isinstance(of_sample, dict):  # an imported log may have anything under this name
-            for name, value in of_sample.items():
+        if isinstance(sample_parts, dict):  # an imported log may have anything under this name
+            for name, value in sample_parts.items():
                 parts[name] += [value] if isinstance(value, (int, float)) else []
     rewards = [s.reward for s in responses if s.reward is not None]
-    fresh = {s.prompt_id for s in samples if s.id in valid.made}
-    stored = {s.prompt_id for s in samples if s.id not in valid.made}
+    fresh = {s.prompt_id for s in samples if s.id in valid.fresh}
+    stored = {s.prompt_id for s in samples if s.id not in valid.fresh}
     stale = [steps for s in samples if (steps := staleness(s, version)) is not None]
     ends = [end for s in responses if (end := s.end) != "unknown"]
     actions = sum(int(s.action.sum()) for s in samples if s.action is not None)
@@ -99,9 +97,8 @@ def _mean(values: Sequence[float]) -> float | None:
 def describe_step(
     step: Step, recent: Sequence[bool], phase: Phase, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Metrics of a step's gradient: of the objective, and on recent samples KL and regret.
-
-    On stored samples also the log-ratios of the best and the worst responses, see `agro.train.measure`.
+    """Metrics of a step's gradient and objective, KL and regret on recent samples, and on stored samples the
+    log-ratios of the best and the worst responses, see `agro.train.measure`.
 
     kl_ref is the mean over recent responses of Σ_t log π − log π_ref, in nats, which estimates the KL on
     samples of the policy itself. Samples of earlier weights are weighted by π/μ, normalized.
@@ -130,7 +127,7 @@ def describe_step(
     part, logp = batch.rows(rows), logp[rows]
     metrics["kl_ref"] = kl_of(part, logp)
     beta = phase.diagnostic_beta(options)
-    if beta and unequal(Groups.of(part)).any():  # else nothing is known of what could be better
+    if beta and unequal(Groups.of(part)).any():  # equal rewards don't show what could be better
         metrics["regret"] = float(distances(part, logp, beta, options.get("average", "sum"))[1].mean())
     return metrics
 
@@ -138,11 +135,11 @@ def describe_step(
 def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]:
     """|log π − log μ| of trainer and sampler, over the tokens where both are known.
 
-    Without the metrics that have no such token. For samples of earlier weights a difference also shows how
-    far the policy has moved. On fresh ones, of staleness 0, it is rounding.
+    Metrics without such a token are missing. For samples of earlier weights a difference also shows how far
+    the policy has moved. On fresh ones, of staleness 0, it is rounding.
 
     Args:
-        comparable: [B] the rows where both are of one distribution, see `StepBatch`.
+        comparable: [B] the rows where both are from one distribution, see `StepBatch`.
     """
     batch = step.batch
     if batch.behavior_logp is None:
@@ -160,21 +157,21 @@ def logp_differences(step: Step, comparable: Sequence[bool]) -> dict[str, float]
 
 
 def change(logp_BT: Tensor, step: Step) -> float:
-    """KL, nats a token, of weights with these log-probs from those at `step`'s gradient."""
+    """KL, in nats per token, of a policy with these log-probs from the policy at `step`'s gradient."""
     mask = step.batch.mask
     return float((logp_BT.to(mask.device) - step.streams["logp"])[mask].square().mean()) / 2
 
 
-def kept(logp_BT: Tensor, step: Step) -> float | None:
-    """What of its promise −⟨g, Δθ⟩ a step kept, by the log-probs after it; in units of the objective.
+def gain_of(logp_BT: Tensor, step: Step) -> float | None:
+    """The part of its predicted gain −⟨g, Δθ⟩ that a step realized, by the log-probs after it; in units of
+    the objective. None if other streams, such as an exact KL, moved the policy too.
 
-    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ of the responses that were
-    pushed up, and Σ a (e^Δρ − 1) of those pushed down, Δρ being the change of the response: what is
-    improbable can't lose more. Where a differs within a response its Σ a Δ is scaled by (e^Δρ − 1)/Δρ.
-    None where the policy was moved by more than log-probs, such as an exact KL.
+    With a = −∂loss/∂log π of a token and Δ the change of its log-prob: Σ a Δ over the responses that were
+    pushed up, plus Σ a (e^Δρ − 1) over those pushed down, Δρ being the response's change: an improbable
+    response can't lose more. If a varies within a response, its Σ a Δ is scaled by (e^Δρ − 1)/Δρ.
     """
-    others = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}
-    if any(step.evaluation.grads[stream].any() for stream in others):
+    streams = step.evaluation.grads.keys() - {"logp", "value", "prefix_value"}
+    if any(step.evaluation.grads[stream].any() for stream in streams):
         return None
     groups, push_BT = Groups.of(step.batch), -step.evaluation.grad
     change_BT = logp_BT.to(push_BT.device) - step.streams["logp"]
@@ -199,7 +196,7 @@ def kl_of(batch: Batch, logp: Tensor) -> float:
 def distances(batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum") -> tuple[Values, Values]:
     """½ Var(R) [G], n − 1 in the variance, and β log mean exp(R/β) − mean R [G].
 
-    Both are of groups with two or more scored responses. The first is valid for responses of any origin. The
+    Both cover groups with two or more scored responses. The first is valid for responses of any origin. The
     second estimates β KL(π ‖ π*), the regret in regularized reward (AGRO, Lemma 5), on samples of the policy
     itself. It is biased low, since a group may miss the best responses.
     """
@@ -217,11 +214,11 @@ def distances(batch: Batch, logp_BT: Tensor, beta: float, average: str = "sum") 
 
 
 def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> Values:
-    """How often ρ is higher for the response of the higher reward [G], within groups of unequal rewards.
+    """How often ρ is higher for the response with the higher reward [G], within groups of unequal rewards.
 
-    It is the area under the ROC curve (AUC) where rewards are 0 and 1: a share of the pairs of responses with
-    different rewards, where equal ρ count one half. Responses without a reward are dropped. It is 0.5 by
-    chance and where π is π_ref. Unlike ½ Var(R) it doesn't depend on the scale of ρ.
+    For rewards of 0 and 1 it is the area under the ROC curve (AUC): a share of the pairs of responses with
+    different rewards, in which an equal ρ counts one half. Responses without a reward are dropped. It is 0.5
+    by chance and if π is π_ref. Unlike ½ Var(R) it doesn't depend on the scale of ρ.
     """
     assert batch.ref_logp is not None
     groups = Groups.of(batch)
@@ -238,7 +235,7 @@ def ranking(batch: Batch, logp_BT: Tensor, average: str = "sum") -> Values:
 
 
 def unequal(groups: Groups, share: float = 0.0) -> Tensor:
-    """[G] whether the known rewards of a group differ, by more than `share` times the largest |reward|."""
+    """[G] whether the known rewards of a group differ by more than `share` times the largest |reward|."""
     highest_G, lowest_G = groups.extremes(groups.reward)
     largest = groups.reward.abs().nan_to_num().max()
     return highest_G - lowest_G > share * largest
@@ -247,7 +244,7 @@ def unequal(groups: Groups, share: float = 0.0) -> Tensor:
 def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> dict[str, float | int]:
     """Means over the groups of an evaluation's own samples, with standard errors; empty without groups.
 
-    Without unequal rewards in a group regret is unknown: what isn't seen to be better may exist.
+    If no group has unequal rewards, regret is unknown: better responses may exist.
     """
     half, regret = distances(batch, logp_BT, beta, average)
     if not len(half):
@@ -261,12 +258,12 @@ def fresh_metrics(batch: Batch, logp_BT: Tensor, beta: float, average: str) -> d
 def spreads(step: Step, entry: Objective, options: Mapping[str, Any]) -> tuple[float, float] | None:
     """Standard deviations of ρ (nats) and of r within groups: roots of the mean variance over groups.
 
-    None for an objective that doesn't weight responses by r − βρ, and where no rewards differ noticeably.
+    None for an objective that doesn't weight responses by r − βρ, and if no rewards differ noticeably.
 
     An update of AGRO follows R relative to the rest of its group. A ρ that all responses share cancels, so
     only the spread of βρ inside a group can exceed that of the rewards. The ratio of β times the first to the
-    second is 1 at π*. Groups of equal rewards are dropped: they would make a run that has solved its prompts
-    look like one that can't learn.
+    second is 1 at π*. Groups of equal rewards are dropped, or a run that has solved its prompts would look
+    like one that can't learn.
     """
     batch, need = step.batch, entry.anchor(options)
     anchor_BT = None if need is None else need.of(batch)
@@ -282,9 +279,9 @@ def spreads(step: Step, entry: Objective, options: Mapping[str, Any]) -> tuple[f
 
 
 def stored_metrics(batch: Batch, logp_BT: Tensor, recent: Sequence[bool]) -> dict[str, float]:
-    """Metrics of the stored responses of a step; without those that are unknown.
+    """The known metrics of a step's stored responses.
 
-    As one group where no prompt has two scored responses, as on a log of single responses.
+    If no prompt has two scored responses, as in a log of single responses, all of them are one group.
     `recent`: [B] see `Valid.recent`; the other rows are the stored ones.
     """
     stored = (~torch.tensor(recent, device=logp_BT.device)).nonzero()[:, 0]
@@ -295,10 +292,10 @@ def stored_metrics(batch: Batch, logp_BT: Tensor, recent: Sequence[bool]) -> dic
     if not (groups.sum((~_rewards(groups).isnan()).double()) > 1).any():
         one, equal = torch.zeros_like(part.group), torch.ones_like(part.weight)
         part = part.replace(group=one, group_names=("all",), weight=equal)
-    of_best = kl_of_best(part)
-    metrics = summary("kl_of_best", of_best, error=False)
-    if len(of_best):
-        metrics["kl_of_best_groups"] = len(of_best)
+    best_kl = kl_of_best(part)
+    metrics = summary("kl_of_best", best_kl, error=False)
+    if len(best_kl):
+        metrics["kl_of_best_groups"] = len(best_kl)
     if part.ref_logp is None:
         return metrics
     rows = (part.ref_logp.isfinite() | ~part.mask).all(1).nonzero()[:, 0]
@@ -330,7 +327,7 @@ def log_mean_ratios(batch: Batch, logp_BT: Tensor) -> Values:
 def best_and_worst(batch: Batch, logp_BT: Tensor) -> tuple[Values, Values]:
     """The mean ρ of the responses with the highest reward of their group [G], and with the lowest [G].
 
-    Of groups with unequal rewards. Responses without a reward are dropped.
+    G counts groups with unequal rewards. Responses without a reward are dropped.
     """
     assert batch.ref_logp is not None
     groups = Groups.of(batch)
@@ -346,8 +343,8 @@ def best_and_worst(batch: Batch, logp_BT: Tensor) -> tuple[Values, Values]:
 def kl_of_best(batch: Batch) -> Values:
     """−log of the share of responses that have the highest reward of their group [G], in nats.
 
-    Of groups with unequal rewards. On samples of the reference it estimates the KL divergence of the policy
-    that writes only such responses, and otherwise writes as the reference does.
+    G counts groups with unequal rewards. On samples of the reference this estimates the KL divergence of the
+    reference restricted to such responses from the reference.
     """
     groups = Groups.of(batch)
     reward_N = _rewards(groups)
@@ -358,11 +355,11 @@ def kl_of_best(batch: Batch) -> Values:
 
 
 def _rewards(groups: Groups) -> Tensor:
-    """[N] NaN also where the rows of a response have different rewards: not every objective refuses that."""
+    """[N] rewards of responses; NaN also if a response's rows differ, which not every objective refuses."""
     reward_B, response = groups.batch.reward.double(), groups.batch.response
-    some_N = reward_B[groups.first_row]
-    differs_B = some_N[response] != reward_B
-    return torch.where(groups.mean_rows(differs_B.double()) > 0, torch.nan, some_N)
+    reward_N = reward_B[groups.first_row]
+    differs_B = reward_N[response] != reward_B
+    return torch.where(groups.mean_rows(differs_B.double()) > 0, torch.nan, reward_N)
 
 
 def summary(name: str, values: Values, *, error: bool = True) -> dict[str, float]:
@@ -374,11 +371,11 @@ def summary(name: str, values: Values, *, error: bool = True) -> dict[str, float
 
 
 def exponential(name: str, logs: Values, *, error: bool = True) -> dict[str, float]:
-    """`summary` of e^x over values x. What is above the largest float64, 1.8e308, is that number."""
+    """`summary` of e^x over values x. Results are at most the largest float64, 1.8e308."""
     if not len(logs):
         return {}
     scale = float(logs.max())
-    metrics = summary(name, np.exp(logs - scale), error=error)  # of values of at most 1
+    metrics = summary(name, np.exp(logs - scale), error=error)  # all values are at most 1
     for key, value in metrics.items():
         if value > 0:  # else 0, or NaN
             metrics[key] = math.exp(min(math.log(value) + scale, LARGEST))

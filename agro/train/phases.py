@@ -1,13 +1,13 @@
-"""The phases of a run: which steps each has, and what changes over them.
+"""The phases of a run: the steps of each, and the quantities that change over them.
 
-The learning rate of a step is lowered by what the steps before it did: the share of their promised gain that
-they lost (`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a
-trust region by k2). Both are measured by one forward pass after each, the highest value counts at once and is
-forgotten slowly, and no step is taken back. The rate is set before a step's samples are drawn and knows
-nothing of their rewards: where the expected step is 0 it stays so. The rules are in docs/guide/concepts.md.
+Earlier steps lower the learning rate by two measures: the share of the predicted gain that they lost
+(`train.gain_ratio`, Armijo's condition), and how far they changed the policy (`train.step_kl`, a trust region
+by k2). One forward pass after each step measures both. A higher value takes effect at once and decays slowly;
+no step is undone. The rate is set before a step's samples are drawn and is independent of their rewards, so
+an expected step of 0 stays 0. The rules are in docs/guide/concepts.md.
 
-`train.epochs` become steps once, when the run begins. `config.json` has the steps, and under "epochs" what
-they were computed from.
+`train.epochs` are converted into steps once, when the run begins. `config.json` records the steps, and under
+"epochs" what they were computed from.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from agro.store.location import exists, located
 from agro.types.sample import ROLES
 
 TUNED = {"start", "target_kl", "rate"}
-SHIFT = "baseline shift"  # the monitor whose state it is, where objective.baseline_shift is "measured"
-TRIED = 1e-5  # the first rate that is tried where train.lr is "auto"
-POSITION = "position.json"  # of a checkpoint
-KEPT = 0.7  # of the speed, or of the loss, in a step that has less
-LEAST = 0.1  # of its rate, which the step after one that lost more than all has at least
+SHIFT = "baseline shift"  # the monitor with the shift as its state if objective.baseline_shift is "measured"
+FIRST_RATE = 1e-5  # the first trial of train.lr = "auto"
+POSITION = "position.json"  # a file of each checkpoint
+DECAY = 0.7  # the share of speed or loss that remains after a step with less
+MIN_FACTOR = 0.1  # after a step that lost more than all, the rate falls to at least this share
 FEW_STEPS = 100  # a phase of fewer optimizer steps has a larger bound
-STEP_KL = 0.005  # the bound that a rate is found for, where train.step_kl gives none
+STEP_KL = 0.005  # the bound for train.lr = "auto" if train.step_kl sets none
 
 
 @dataclass(frozen=True)
@@ -49,30 +49,30 @@ class Position:
     """The position of a run between two steps."""
 
     phase: str = ""
-    step: int = 0  # of the run, the last one done
+    step: int = 0  # the run's last completed step
     version: int = 0  # optimizer steps
-    prompts: int = 0  # sampled from in this phase
-    skipped: int = 0  # updates in a row that weren't made
-    beta: float | None = None  # where it is tuned to a target KL
-    # Of the steps before, per unit of learning rate: √(2 KL), and the share of their promise that they lost.
+    prompts: int = 0  # prompts sampled to in this phase
+    skipped: int = 0  # consecutive skipped updates
+    beta: float | None = None  # if it is tuned to a target KL
+    # Earlier steps' effect per unit of learning rate: √(2 KL), and the lost share of their predicted gain.
     speed: float | None = None
     lost: float | None = None
-    rate: float | None = None  # the phase's largest, which was found where train.lr is "auto"
+    rate: float | None = None  # the phase's largest learning rate, as train.lr = "auto" determined it
     rollbacks: int = 0  # to an earlier checkpoint; each halves the learning rate
-    # The last entry of other runs that may be used from the cache of reference log-probs; -1: not begun.
+    # The last entry of other runs in the cache of reference log-probs that this run may use; -1: not set yet.
     cached: int = -1
     monitors: Mapping[str, Any] = field(default_factory=dict)  # state of each monitor, by its name
     stopped: str = ""  # why the run ended before its last step
     anchor: str = ""  # digest of the checkpoint that the phase began with
-    digest: str = ""  # of the last checkpoint; it can't stand in that checkpoint itself
+    digest: str = ""  # the last checkpoint's digest, which that checkpoint can't contain
 
     def columns(self) -> dict[str, Any]:
-        """Those of metrics.jsonl that tell steps apart."""
+        """The columns of metrics.jsonl that identify a step."""
         return {"step": self.step, "phase": self.phase, "version": self.version}
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether it is RUN/checkpoints/step-N."""
+    """Whether `folder` is a checkpoint, RUN/checkpoints/step-N."""
     return (folder / POSITION).is_file()
 
 
@@ -81,12 +81,12 @@ def read_position(folder: Path, digest: str) -> Position:
     return Position(**{**content, "digest": digest})
 
 
-def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None) -> float:
+def lr_at(config: TrainConfig, step: int, steps: int, measured: float | None = None) -> float:
     """The learning rate of optimizer step `step` (from 0) of a phase with `steps` steps.
 
-    `found`: the largest one where train.lr is "auto"; None where nothing moved yet that would tell.
+    `measured`: the largest rate if train.lr is "auto"; None before an update determined it.
     """
-    largest = (found or TRIED) if config.lr == "auto" else config.lr
+    largest = (measured or FIRST_RATE) if config.lr == "auto" else config.lr
     if step < config.warmup:
         return largest * (step + 1) / config.warmup
     if config.schedule == "constant":
@@ -98,14 +98,14 @@ def lr_at(config: TrainConfig, step: int, steps: int, found: float | None = None
 
 
 def step_bound(step_kl: float, steps: int) -> float:
-    """What one of so many optimizer steps may change the policy, nats a token."""
+    """How far one of `steps` optimizer steps may change the policy, in nats per token."""
     return step_kl * max(1.0, math.sqrt(FEW_STEPS / steps))
 
 
 def lowered(lr: float, train: TrainConfig, bound: float, position: Position) -> float:
-    """The learning rate, lowered to what the steps before allow.
+    """The learning rate, lowered to what earlier steps allow.
 
-    Nothing is known of them before the first step of a phase, which warm-up makes small.
+    The first step of a phase has none before it; warm-up keeps it small.
     """
     if train.step_kl is not None and position.speed:
         lr = min(lr, math.sqrt(2 * bound) / position.speed)
@@ -115,26 +115,26 @@ def lowered(lr: float, train: TrainConfig, bound: float, position: Position) -> 
 
 
 def speed_of(kl: float, lr: float) -> float | None:
-    """√(2 KL) of a step per unit of learning rate; None where it tells nothing."""
+    """√(2 KL) of a step per unit of learning rate; None if it is undefined."""
     return math.sqrt(2 * kl) / lr if lr > 0 and math.isfinite(kl) else None
 
 
 def loss_of(promise: float, gain: float | None, lr: float, ratio: float | None) -> float | None:
-    """The share of its promise that a step lost, per unit of learning rate; None where it tells nothing.
+    """The share of its predicted gain that a step lost, per unit of learning rate; None if it is undefined.
 
-    A step against its own gradient, along older ones, promised nothing. Where little was promised much more
-    may be lost, of which so much counts that the next rate is a tenth of this one.
+    A step against its own gradient, along older ones, predicts no gain. If the prediction is small, the loss
+    can exceed it many times; it is capped so that the next rate is at least a tenth of this one.
     """
     if ratio is None or gain is None or lr == 0 or not 0 < promise < math.inf or not math.isfinite(gain):
         return None
-    return min(max(1 - gain / promise, 0.0), (1 - ratio) / LEAST) / lr
+    return min(max(1 - gain / promise, 0.0), (1 - ratio) / MIN_FACTOR) / lr
 
 
-def recalled(now: float | None, before: float | None) -> float | None:
-    """What a step tells, or more of those before it, forgotten slowly; None: it tells nothing."""
-    if now is None or before is None or now > before:
-        return before if now is None else now
-    return KEPT * before + (1 - KEPT) * now
+def recalled(latest: float | None, previous: float | None) -> float | None:
+    """The latest value if it is the higher one, else an average that approaches it; None: no value yet."""
+    if latest is None or previous is None or latest > previous:
+        return previous if latest is None else latest
+    return DECAY * previous + (1 - DECAY) * latest
 
 
 def options_at(
@@ -146,11 +146,10 @@ def options_at(
 ) -> dict[str, Any]:
     """The values of options at step `step` (from 0) of a phase of `steps` steps; None: not known yet.
 
-    A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps, all of the phase
-    where it names none; `shape` is "linear" (the default) or "cosine". With `warmup` it begins so many steps
-    later, and rises from 0 to `start` in them (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the
-    value is `tuned`, the result of `tune`, or `start` where that is None, and for "measured" it is `shift`.
-    Other values are constant.
+    A schedule `{start, end, steps, shape}` goes from `start` to `end` in `steps` steps, by default all of the
+    phase; `shape` is "linear" (the default) or "cosine". With `warmup` it first rises from 0 to `start` for
+    that many steps (CHORD, arXiv 2508.11408). For `{start, target_kl, rate}` the value is `tuned`, which
+    `tune` returned, or `start` if that is None. For "measured" it is `shift`. Other values are constant.
     """
     current = dict(options)
     for name, value in options.items():
@@ -169,7 +168,7 @@ def options_at(
 
 
 def is_tuned(value: Any) -> bool:
-    """Whether an option is tuned to a target KL; raises `Refused` for one that is malformed."""
+    """Whether an option is tuned to a target KL. Raises `Refused` if its table is malformed."""
     if not isinstance(value, Mapping) or "target_kl" not in value:
         return False
     numeric = value.keys() == TUNED and are_numbers(value, TUNED)
@@ -185,18 +184,18 @@ def tune(value: Mapping[str, float], beta: float, kl: float) -> float:
     """β after a step whose fresh samples, or evaluation, had a KL to the reference of `kl` nats per response.
 
     log β moves by rate · (kl / target_kl − 1), by at most `rate` up or down. This is dual ascent on the
-    Lagrangian of E r subject to KL <= target_kl. It is done in log β so that β stays positive, as for the
-    temperature of SAC (arXiv 1812.05905).
+    Lagrangian of E r subject to KL <= target_kl, in log β so that β stays positive, as for the temperature
+    of SAC (arXiv 1812.05905).
     """
     return beta * math.exp(value["rate"] * max(-1.0, min(1.0, kl / value["target_kl"] - 1)))
 
 
-GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, so that each of several shares is met over steps
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are equidistributed mod 1, so every share is met over the steps
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps `begins` + 1 to `ends` of the run, under one configuration. What it needs is resolved once."""
+    """Steps `begins` + 1 to `ends` of the run, under one configuration. Its needs are resolved once."""
 
     name: str
     config: RunConfig
@@ -205,12 +204,12 @@ class Phase:
 
     @classmethod
     def all(cls, config: RunConfig) -> tuple[Phase, ...]:
-        """The phases of a run. One has no steps yet where its epochs aren't counted, see `resolve`."""
+        """The phases of a run. A phase in epochs has no steps before `resolve` counts them."""
         phases: list[Phase] = []
         begins = 0
         for name in config.phase_names:
-            own = config.phase(name)
-            phases.append(cls(name, own, begins, begins + (own.train.steps or 0)))
+            resolved = config.phase(name)
+            phases.append(cls(name, resolved, begins, begins + (resolved.train.steps or 0)))
             begins = phases[-1].ends
         return tuple(phases)
 
@@ -220,12 +219,12 @@ class Phase:
 
     @cached_property
     def needs(self) -> set[Need]:
-        """What the objective needs in any step, whatever the values of schedules."""
+        """What the objective needs at any step, whatever the values of schedules."""
         return self.entry.needed(self.config.objective.options)
 
     @property
     def reads_reference(self) -> bool:
-        """Whether it needs the reference in memory."""
+        """Whether the phase needs the reference in memory."""
         data, rule = self.config.data, self.config.evaluate
         is_measured = rule.beta is not None or data.has_held_out_groups
         measures_kl = rule.kl and data.eval_prompts is not None
@@ -239,8 +238,8 @@ class Phase:
     def diagnostic_beta(self, options: Mapping[str, Any]) -> Any:
         """β of ½ Var(R) and regret, in units of reward per nat.
 
-        It is `evaluate.beta`, or else the β of an objective that uses rewards and the reference. None where
-        there is no such β, or where it is 0. `options`: the objective's, at this step.
+        It is `evaluate.beta`, or else the β of an objective that uses rewards and the reference. None if
+        there is no such β or it is 0. `options`: the objective's, at this step.
         """
         if self.config.evaluate.beta is not None:
             return self.config.evaluate.beta
@@ -265,17 +264,16 @@ class Phase:
         return self.entry.with_preset(current)
 
     def resolved(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options of the objective, for those of a step. They are checked again where a schedule changes
-        them."""
+        """All options of the objective with a step's values; values of a schedule are checked again."""
         return self._constant or self.entry.resolve(self.config.objective.name, options)
 
     @cached_property
     def _constant(self) -> dict[str, Any] | None:
-        """Those of every step; None where steps have different ones."""
-        name, given = self.config.objective.name, self.config.objective.options
-        if any(isinstance(value, Mapping) or value == MEASURED for value in given.values()):
+        """The options of every step; None if they differ between steps."""
+        name, options = self.config.objective.name, self.config.objective.options
+        if any(isinstance(value, Mapping) or value == MEASURED for value in options.values()):
             return None
-        return self.entry.resolve(name, given)
+        return self.entry.resolve(name, options)
 
     def lr(self, position: Position, update: int) -> float:
         """The learning rate of update `update` (from 0) of the next step."""
@@ -285,7 +283,7 @@ class Phase:
 
     @property
     def bound(self) -> float:
-        """What an optimizer step of the phase may change the policy, nats a token."""
+        """How far an optimizer step of the phase may change the policy, in nats per token."""
         train = self.config.train
         return step_bound(train.step_kl or STEP_KL, self.steps * train.updates)
 
@@ -294,7 +292,7 @@ class Phase:
         return self.config.train.groups - (int(self._fresh(step + 1) + 1e-9) - int(self._fresh(step) + 1e-9))
 
     def _fresh(self, steps: int) -> float:
-        """Groups to sample in the first `steps` steps, not rounded."""
+        """Number of groups to sample in the first `steps` steps, not rounded."""
         data = self.config.data
         changing = min(steps, data.replay_steps)
         shares = sum(1 - data.replay_at(step) for step in range(changing))
@@ -302,7 +300,7 @@ class Phase:
         return self.config.train.groups * (shares + constant)
 
     def rules(self, step: int) -> list[DrawRule]:
-        """What a step (from 0) draws from the store, for each role or source that has a share of its own."""
+        """What a step (from 0) draws from the store, for each role or source with its own share."""
         stored, shares = self.stored_groups(step), self.config.data.shares_at(step)
         total, offset = sum(shares.values()), step * GOLDEN % 1.0
         rules, start = [], 0
@@ -314,7 +312,7 @@ class Phase:
         return rules
 
     def rule(self, groups: int, name: str = "") -> DrawRule:
-        """So many groups from the store; `name`: of the role or source, see data.replay."""
+        """The rule that draws `groups` groups from the store; `name`: the role or source, see data.replay."""
         data, source, needs = self.config.data, self.config.source, self.needs
         min_group = least_responses(needs, "expert") - (data.complete_groups or 0)  # these join each group
         judged = judging(needs)
@@ -325,12 +323,12 @@ class Phase:
             scored_only=not scored_roles(needs).isdisjoint(data.roles or ROLES),
             pairs=judged is not None,
             ties=judged is not None and judged.reads_ties,
-            fewer=data.samples_fresh,  # a store that is still filling gives what it has
+            fewer=data.samples_fresh,  # a store that is still filling may give fewer
             wait=source.wait_seconds if source.kind == "elsewhere" else 0.0,
         )
 
     def joining(self) -> DrawRule | None:
-        """What a step draws of experts beside its samples; None without them."""
+        """The rule that adds experts' responses to a step's groups; None without experts."""
         data = self.config.data
         if not data.experts:
             return None
@@ -340,7 +338,7 @@ class Phase:
 
 
 def scored_roles(needs: Collection[Need]) -> set[str]:
-    """The roles of which an objective takes scored samples alone."""
+    """The roles whose samples an objective uses only if they are scored."""
     return {role for role in ROLES for need in needs if need.optional and need.applies_to(role)}
 
 
@@ -351,7 +349,7 @@ def derive(*parts: object) -> int:
 
 
 class Epochs(TypedDict):
-    """The passes of a phase, the groups that it may draw, and the steps that follow."""
+    """The passes of a phase, the groups that it may draw, and the resulting number of steps."""
 
     epochs: float
     groups: int
@@ -363,8 +361,8 @@ def resolve(
 ) -> tuple[RunConfig, dict[str, Epochs]]:
     """The configuration with steps in place of epochs, and what they were computed from, by phase.
 
-    A run that is resumed keeps its steps, although its store may have grown. Raises `Refused` where a phase
-    or one before it samples, and where the store has no groups for it.
+    A resumed run keeps its steps, although its store may have grown. Raises `Refused` if a phase with epochs
+    or an earlier one samples, or if the store has no groups for it.
     """
     file, recorded = folder / "config.json", {}
     if resume and file.exists():
@@ -374,11 +372,11 @@ def resolve(
         epochs, groups = phase.config.train.epochs, phase.config.train.groups
         if epochs is None:
             continue
-        if any(before.config.data.samples_fresh for before in phases[:number]):
+        if any(earlier.config.data.samples_fresh for earlier in phases[:number]):
             got = ", ".join(f"{p.config.data.replay} ({p.name})" for p in phases)
             raise Refused(
                 f"phase {phase.name}: train.epochs = {epochs:g} counts passes over groups that are stored "
-                "when the run begins: expected data.replay = 1 in this phase and all before it, got "
+                "when the run begins: expected data.replay = 1 in this phase and all earlier ones, got "
                 f"data.replay = {got}. What to do: set train.steps instead, for fresh samples the number of "
                 f"prompts × {epochs:g} / {groups}"
             )
@@ -399,7 +397,7 @@ def describe(name: str, epochs: Epochs) -> str:
 
 
 def _available(phase: Phase, epochs: float, folder: Path) -> int:
-    """How many stored groups a phase may draw."""
+    """Count the stored groups that a phase may draw."""
     path, groups = located(phase.config.data.store, folder), 0
     if exists(path):
         with Store.open(path, read_only=True) as store:

@@ -1,17 +1,16 @@
-"""The process group of the ranks that torchrun started, the calls that rank 0 sends, and a watch.
+"""The process group of torchrun's ranks, the group for rank 0's calls, and a watch over the ranks.
 
-Ranks that vanish end the run, with their name, instead of holding the others forever.
+If a rank vanishes, the watch ends the run with that rank's name, so that the others don't wait forever.
 
 A collective takes as long as its slowest rank, and rank 0 may sample for hours, so collectives have no useful
-time limit. Beside them, each process of torchrun beats: a thread sets a key, with a new number each time, in
+time limit. Instead, each process has a heartbeat: at intervals a thread sets a key to another number, in
 the store that all ranks see. A rank whose key doesn't change for `train.rank_seconds` is gone, however long
-others take: its process was killed or stopped, its host is down, or the cable is out.
+others take: its process was killed or stopped, its host is down, or its network failed.
 
-A rank whose launcher died is gone too, before another launcher starts the run again beside it.
+A rank whose launcher died ends too, before another launcher starts the run again.
 
-Nothing can be saved then, since the shards of that rank are missing. The process ends at once, as if it
-were killed, and torchrun starts all ranks again where it has `--max-restarts`: they go on with the last
-checkpoint.
+Nothing can be saved then, since that rank's shards are missing. The process ends at once, as if killed. With
+`--max-restarts` torchrun starts all ranks again, and they resume from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-PATIENCE = timedelta(days=7)  # ranks wait for rank 0 while it samples; `agro.train.process_group` ends it
+PATIENCE = timedelta(days=7)  # ranks wait for rank 0 while it samples; the watch ends the wait
 
 
 def world_size() -> int:
-    """Ranks that torchrun started; 1 without it."""
+    """Number of ranks that torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -49,9 +48,9 @@ def take_device() -> None:
 
 
 def connect(wait: timedelta = PATIENCE) -> Any:
-    """The store of keys that all ranks see, with the keys of this start alone.
+    """The key-value store that all ranks see, limited to the keys of this start.
 
-    torchrun's agent has it; without one, rank 0. `wait`: for it, and for each of its answers.
+    torchrun's agent serves it, or else rank 0. `wait`: the time limit for the connection and each answer.
     """
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -72,16 +71,16 @@ def joined(device: torch.device) -> Iterator[DeviceMesh]:
 
 
 def group_of_calls() -> Any:
-    """A process group of its own for what rank 0 tells the other ranks.
+    """A separate process group for the calls that rank 0 sends to the other ranks.
 
     DTensor's caches keep the group of the mesh, and so its threads, until the process ends. A thread that
-    still held the last broadcast then would abort the process. This group ends with `destroy_process_group`.
+    still holds the last broadcast then would abort the process. This group ends with `destroy_process_group`.
     """
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
-SHARE = 20  # beats in `train.rank_seconds`
-SLOWEST = 1.0  # seconds between beats, at most
+SHARE = 20  # number of heartbeats per `train.rank_seconds`
+SLOWEST = 1.0  # largest interval between heartbeats, seconds
 ERROR = 1  # exit code
 
 
@@ -92,7 +91,7 @@ def end_process(message: str) -> None:
 
 
 class Watch:
-    """Beats for this rank, and calls `end` with a message when another is silent. Use it as a context."""
+    """Sends this rank's heartbeat, and calls `end` with a message if another rank is silent. A context."""
 
     def __init__(
         self,
@@ -102,14 +101,14 @@ class Watch:
         connect: Callable[[timedelta], Any],
         end: Callable[[str], None] = end_process,
     ) -> None:
-        """`connect`: makes a store of torch.distributed. It is given the seconds of its answers."""
+        """`connect`: opens a store of torch.distributed with the given time limit for its answers."""
         self.seconds, self.rank, self.ranks, self.connect, self.end = seconds, rank, ranks, connect, end
         self.every = min(SLOWEST, seconds / SHARE)
-        self.limit = seconds - 2 * self.every  # a last beat is seen a beat late
+        self.limit = seconds - 2 * self.every  # a last heartbeat is seen one interval late
         self.launcher = os.getppid()
         self.left = threading.Event()
-        self.beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it was new
-        self.answered = time.monotonic()  # by the store, the last time
+        self.beats: dict[int, tuple[str, float]] = {}  # by rank: the last heartbeat, and when it was new
+        self.answered = time.monotonic()  # time of the store's last answer
 
     def __enter__(self) -> Self:
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._listen)]
@@ -120,11 +119,11 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self.left.set()
         for thread in self.threads:
-            thread.join(self.every)  # not longer: the store may be out of reach
+            thread.join(self.every)  # not longer: the store may be unreachable
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Where a collective fails, since a rank closed its connections, wait for its name: a few beats."""
+        """If a collective fails because a rank closed its connections, wait a few intervals for its name."""
         try:
             yield
         except RuntimeError:
@@ -135,7 +134,7 @@ class Watch:
             raise
 
     def _beat(self) -> None:
-        """Set the key of this rank, and read those of all. It may hang in a store that is out of reach."""
+        """Set this rank's key and read all ranks' keys. It may hang if the store is unreachable."""
         number, host, store = 0, socket.gethostname(), None
         keys = [f"beat/{rank}" for rank in range(self.ranks)]
         while not self.left.wait(self.every if number else 0):
@@ -147,7 +146,7 @@ class Watch:
                     continue  # not all have started
                 values = store.multi_get(keys)
             except RuntimeError:
-                store = None  # `_listen` ends the process if it stays so
+                store = None  # `_listen` ends the process if this persists
                 continue
             self.answered = now = time.monotonic()
             for rank, value in enumerate(map(bytes.decode, values)):
@@ -155,26 +154,26 @@ class Watch:
                     self.beats[rank] = value, now
 
     def _listen(self) -> None:
-        before = time.monotonic()
+        previous = time.monotonic()
         while not self.left.wait(self.every):
             now = time.monotonic()
-            if now - before > self.limit:  # this process stood still itself, and has heard nobody
+            if now - previous > self.limit:  # this process itself was stopped and heard nothing
                 self.answered = now
                 self.beats = {rank: (value, now) for rank, (value, _) in dict(self.beats).items()}
-            before = now
+            previous = now
             self._ends(self.limit)
 
     def _ends(self, limit: float) -> bool:
-        """End the process where the launcher has died, or the store or a rank was silent for longer."""
+        """End the process if the launcher has died, or the store or a rank was silent for longer."""
         beats, now, silent = dict(self.beats), time.monotonic(), ""
         if os.getppid() != self.launcher:
             silent = f"the launcher of rank {self.rank} (pid {self.launcher}) has died"
         elif beats and now - self.answered > limit:  # all have started
             silent = f"the store of the ranks, on the host of rank 0, hasn't answered for {limit:.3g} s"
         else:
-            late = [rank for rank, (_, at) in beats.items() if rank != self.rank and now - at > limit]
+            late = [rank for rank, (_, seen) in beats.items() if rank != self.rank and now - seen > limit]
             names = [f"rank {rank} on {beats[rank][0].partition(' ')[2]}" for rank in late]
-            silent = f"{', '.join(names)}: not heard of for {limit:.3g} s" if names else ""
+            silent = f"{', '.join(names)}: no heartbeat for {limit:.3g} s" if names else ""
         if silent:
             ends = f"the run ends (train.rank_seconds = {self.seconds:g})"
             self.end(f"{silent}; {ends}. What to do: continue it with --resume")

@@ -3,13 +3,13 @@
 The files, in a folder that both share (`agro.store.shared`):
 
     config.json           the record of the run, see `agro.runs.folder`
-    prompts.jsonl         the prompts in the order of the trainer, one a line
+    prompts.jsonl         the prompts in the order of the trainer, one per line
     weights/v00000012/    the model after 12 optimizer steps, in transformers format (safetensors)
-    weights/latest.json   which of them is the newest, and of which phase and step
-    processes/NAME.json   what a process of the run last said of itself
+    weights/latest.json   the newest version, with its phase and step
+    processes/NAME.json   the latest report of a process of the run
 
-Weights are announced once they are complete, so that nobody loads half of them. The last `KEPT` versions
-stay: a collector may still be loading the one before the newest.
+Weights are announced only once they are complete, so no collector loads a partial version. The last
+`VERSIONS` versions stay: a collector may still be loading an older one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agro.types import Prompt
 
 RECORD, PROMPTS, WEIGHTS, PROCESSES = "config.json", "prompts.jsonl", "weights", "processes"
 LATEST = f"{WEIGHTS}/latest.json"
-KEPT = 3
+VERSIONS = 3
 
 
 @dataclass(frozen=True)
@@ -41,49 +41,49 @@ class PublishedWeights:
 
     version: int  # optimizer steps
     phase: str
-    step: int = 0  # of the run, the last one that was trained on
+    step: int = 0  # the run's last completed step
     ended: bool = False  # whether the run has ended
 
     @property
     def name(self) -> str:
-        """Of their folder."""
+        """The name of their folder."""
         return f"{WEIGHTS}/v{self.version:08d}"
 
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What a process of a run says of itself, and what its supervisor knows of it. None: unknown."""
+    """What a process of a run reports, and what its supervisor adds. None: unknown."""
 
     name: str
     role: Literal["trainer", "collector", "server"]
     since: float | None = field(default_factory=time.time)  # seconds since the epoch, as all times here
     host: str | None = field(default_factory=socket.gethostname)
     pid: int | None = field(default_factory=os.getpid)
-    version: int | None = None  # of the weights that it has
-    step: int | None = None  # of the run, that the trainer has come to
-    responses: int | None = None  # that the collector has made
-    push_error: float | None = None  # the largest of its servers' last probes, nats a token
-    dropped: Sequence[str] | None = ()  # servers that it doesn't use
-    seen: float | None = None  # when it said so
-    restarts: int | None = None  # None: nobody starts it again
-    ended: str = ""  # why it doesn't run any more; "": it runs, as far as is known
+    version: int | None = None  # of its weights
+    step: int | None = None  # the run's step that the trainer has reached
+    responses: int | None = None  # number that the collector has sampled
+    push_error: float | None = None  # the largest of its servers' last probes, nats per token
+    dropped: Sequence[str] | None = ()  # servers that it no longer uses
+    seen: float | None = None  # time of the report
+    restarts: int | None = None  # None: nothing restarts it
+    ended: str = ""  # why it stopped; "": it runs, as far as is known
 
 
 class Publications:
     """What a trainer publishes, and collectors read."""
 
     def __init__(self, shared: LocalFolder) -> None:
-        self.shared = self._folder = shared  # that of the weights, if they aren't among the others
+        self.shared = self._folder = shared  # `_folder` has the weights, which may be elsewhere
 
     @classmethod
     def of(cls, store: Location, run: str, folder: Path) -> Publications:
-        """Of a run: in the database of its store, or else in its folder."""
+        """A run's publications, in the database of its store, or else in its folder."""
         url = url_of(store)
         publications = cls(LocalFolder(folder) if url is None else DatabaseFolder(url, run))
         return publications.told(publications.record())
 
     def told(self, record: Mapping[str, Any] | None) -> Publications:
-        """With the folder of weights that the configuration of a run names."""
+        """Use the folder of weights that a run's configuration names."""
         weights = (record or {}).get("source", {}).get("weights")
         if weights is not None and record is not None:
             self._folder = LocalFolder(Path(weights) / str(record["run"]))
@@ -102,19 +102,19 @@ class Publications:
         self.told(record)
         self.shared.write(RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
         newest = self.newest()
-        if newest is not None and newest.ended:  # and goes on with more steps
+        if newest is not None and newest.ended:  # it continues with more steps
             self._write(LATEST, replace(newest, ended=False))
         for version in self._versions():
             if newest is None or version > newest.name:
                 self._folder.remove(version)
-        for report in self.shared.names(PROCESSES):  # of processes that may have died since
+        for report in self.shared.names(PROCESSES):  # those processes may have died since
             self.shared.remove(report)
 
     def publish(self, weights: PublishedWeights, write: Callable[[Path], None]) -> None:
-        """Announce weights, which `write` puts into a folder unless they are there already."""
+        """Announce weights, after `write` has put them into a folder unless they are there already."""
         self._folder.add(weights.name, write)
         self._write(LATEST, weights)
-        for old in self._versions()[:-KEPT]:
+        for old in self._versions()[:-VERSIONS]:
             self._folder.remove(old)
 
     def end(self) -> None:
@@ -125,20 +125,20 @@ class Publications:
                 self._folder.remove(old)
 
     def newest(self) -> PublishedWeights | None:
-        """None where nothing was published yet."""
+        """The newest weights; None if nothing was published yet."""
         content = self._read(LATEST)
         return None if content is None else PublishedWeights(**content)
 
     def wait(self, published: PublishedWeights, seconds: float) -> None:
-        """Return as soon as something else is the newest, at the latest after so many seconds."""
+        """Return as soon as `published` isn't the newest any more, after `seconds` at the latest."""
         self.shared.wait(LATEST, _line(published), seconds)
 
     def record(self) -> dict[str, Any] | None:
-        """The contents of the run's config.json; None where no trainer has begun."""
+        """The contents of the run's config.json; None if no trainer has begun."""
         return self._read(RECORD)
 
     def begun(self) -> dict[str, Any]:
-        """`record`; raises `Refused` where there is none."""
+        """`record`; raises `Refused` if there is none."""
         record = self.record()
         if record is None:
             raise Refused(
@@ -147,7 +147,7 @@ class Publications:
         return record
 
     def prompts(self) -> list[Prompt]:
-        """Raises `Refused` where there are none."""
+        """The run's prompts. Raises `Refused` if there are none."""
         content = self.shared.read(PROMPTS)
         if content is None:
             raise Refused(
@@ -158,15 +158,15 @@ class Publications:
         return [Prompt(record["text"], record["id"], record["columns"]) for record in records]
 
     def weights(self, published: PublishedWeights) -> AbstractContextManager[Path]:
-        """The folder of a version. Raises `Refused` where it has made room for newer ones."""
+        """The folder of a version. Raises `Refused` if newer versions have replaced it."""
         return self._folder.open(published.name)
 
     def has(self, published: PublishedWeights) -> bool:
-        """Whether a version is there: a database loses it where its server crashes."""
+        """Whether a version exists: a database loses it if its server crashes."""
         return published.name in self._versions()
 
     def report(self, process: ProcessReport) -> None:
-        """Replace what a process said of itself before."""
+        """Replace a process's report."""
         self._write(f"{PROCESSES}/{process.name}.json", replace(process, seen=time.time()))
 
     def reports(self) -> list[ProcessReport]:
@@ -174,11 +174,11 @@ class Publications:
         return [ProcessReport(**content) for content in contents if content is not None]
 
     def withdraw(self, process: ProcessReport) -> None:
-        """Remove what a process said of itself: it has ended."""
+        """Remove the report of a process that has ended."""
         self.shared.remove(f"{PROCESSES}/{process.name}.json")
 
     def _versions(self) -> list[str]:
-        """The folders of weights; the one of a server's isn't among them."""
+        """The folders of weights, without the one of a server."""
         return [name for name in self._folder.names(WEIGHTS) if name.startswith(f"{WEIGHTS}/v")]
 
     def _read(self, name: str) -> dict[str, Any] | None:

@@ -2,15 +2,15 @@
 
 Rank 0 runs the loop. Each call of its learner is broadcast and repeated on all ranks, whose weights are
 shards of one model. A forward pass is a collective: the passes of a step are distributed over the ranks, and
-a rank without a pass of its own computes one over nothing. Each rank computes the streams of its rows. They
-are added up, so that all ranks evaluate the same objective over the complete step. FSDP averages gradients,
-which are multiplied by the number of ranks then, to obtain their sum. (Not before: the norms of transformers
-are float32 whatever the weights are, and would round three times a gradient differently.)
+a rank without a pass computes one without rows. Each rank computes the streams of its rows. They are added
+up, so that all ranks evaluate the same objective over the complete step. FSDP averages gradients; multiplying
+them by the number of ranks afterwards gives their sum. (Scaling before would round differently: transformers'
+norms are float32 whatever the weights' type.)
 
-An adapter and a value head are small: each rank has them completely, and adds up their gradients itself.
+An adapter and a value head are small: each rank holds all of them and adds up their gradients itself.
 
-Rank 0 also has a complete copy of the model, for sampling and for models that are saved. It is updated when
-an engine is to sample with the current weights, and when they are published.
+Rank 0 also has a complete copy of the model, for sampling and saving. It is updated when an engine is to
+sample with the current weights, and when they are published.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DistributedPasses(Passes):
         self.ranks, self.rank = dist.get_world_size(), dist.get_rank()
 
     def tolerating(self) -> AbstractContextManager[None]:
-        """All ranks must make the same passes: none of them raises before the streams were added up."""
+        """All ranks must make the same passes, so none raises before the streams are added up."""
         return suppress(NotFinite)
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
@@ -78,10 +78,10 @@ class Shard(Learner):
         run_inside(policy.model, policy, "streams", "agro_policy")
         if reference is None:
             return
-        if reference.model is policy.model:  # with an adapter of its own
+        if reference.model is policy.model:  # the reference is the model without or with another adapter
             run_inside(policy.model, reference, "streams", "agro_reference")
         else:
-            # No reshard: for the exact KL the policy's streams use its head after its hidden states.
+            # No reshard: for the exact KL, the policy's streams use its head after its hidden states.
             shard(reference, mesh, reshard=False)
             run_inside(reference.model, reference, "hidden", "agro_reference")
 
@@ -106,7 +106,7 @@ class Shard(Learner):
             self.reference.model.reshard()
 
     def begin_average(self) -> None:
-        """Let the policy, and the copy that samples, have the average of the weights."""
+        """Give the policy, and the copy that samples, the averaged weights."""
         self.average_in_place.enter_context(self.averaged())
         self.show()
 
@@ -132,7 +132,7 @@ class Shard(Learner):
 
     @torch.no_grad()
     def show(self) -> None:
-        """Gather the weights, one at a time; all ranks take part, rank 0 stores them."""
+        """Gather the weights one at a time; all ranks take part, and rank 0 copies them."""
         copies = {} if self.copy is None else dict(self.copy.model.named_parameters())
         for name, weight in self.policy.weights().items():
             full = weight.full_tensor() if isinstance(weight, DTensor) else weight
@@ -143,12 +143,12 @@ class Shard(Learner):
         return DistributedPasses(self.micro, offload="activations" in self.config.train.offload)
 
     def _after_backward(self) -> None:
-        """Turn FSDP's means over the ranks into sums, and add up the gradients of what isn't sharded.
+        """Turn FSDP's means over the ranks into sums, and add up the gradients of unsharded weights.
 
-        Then the reference, which a gradient may have read, is sharded again.
+        Then shard the reference again, which the objective may have read.
         """
         for weight in [*self.policy.weights().values(), *self.policy.value_weights().values()]:
-            if weight.grad is None:  # on all ranks: the objective doesn't read the value
+            if weight.grad is None:  # the same on all ranks: the objective doesn't read the value
                 continue
             if isinstance(weight, DTensor):
                 weight.grad *= dist.get_world_size()
@@ -164,7 +164,7 @@ class Shard(Learner):
             super()._write_text(text, file)
 
 
-# The methods of a learner that all ranks repeat as they are.
+# The learner's methods that all ranks repeat without changes.
 REPEATED = {
     *("enter", "logp", "values", "move", "along_gradient", "try_move", "follow", "refer"),
     *("show", "publish", "save_model", "save", "load"),
@@ -197,14 +197,14 @@ class Ranks:
         return partial(self._all, name)
 
     def logp_as_sampled(self, sample: Sample) -> NDArray[np.float64]:
-        """By the complete copy on this rank, which has the weights that were published last."""
+        """Computed by the complete copy on this rank, which has the last published weights."""
         assert self.shard.copy is not None
         return logp_as_sampled(self.shard.copy, sample)
 
     def gradient(
         self, batch: Batch, objective: str, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Step:
-        check()  # only here: an exception during a pass would leave the other ranks waiting in it
+        check()  # only here: an exception during a pass would leave the other ranks waiting
         step: Step = self._all("gradient", batch, objective, dict(options), nothing)
         return step
 
@@ -221,7 +221,7 @@ class Ranks:
 
     def close(self) -> None:
         dist.broadcast_object_list([None], group=self.group)
-        del self.group  # nothing else may keep it
+        del self.group  # nothing else may hold a reference to it
 
     def _all(self, method: str, *args: Any, **kwargs: Any) -> Any:
         dist.broadcast_object_list([(method, args, kwargs)], group=self.group)
@@ -229,7 +229,7 @@ class Ranks:
 
 
 def serve(shard: Shard) -> None:
-    """On a rank other than 0: repeat the calls of rank 0 until it ends. Signals are left to rank 0."""
+    """Repeat the calls of rank 0 on another rank until rank 0 closes. Signals are left to rank 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     group = group_of_calls()
@@ -241,14 +241,14 @@ def serve(shard: Shard) -> None:
         method, args, kwargs = call[0]
         try:
             getattr(shard, method)(*args, **kwargs)
-        except (NotFinite, Refused, OSError):  # raised on rank 0 too, which handles it
+        except (NotFinite, Refused, OSError):  # rank 0 raises and handles it too
             continue
 
 
 def shard(policy: Policy, mesh: DeviceMesh, *, reshard: bool) -> None:
-    """Shard a policy's model over the ranks of `mesh`, all but its adapter.
+    """Shard a policy's model over the ranks of `mesh`, except its adapter.
 
-    `reshard`: whether the weights outside of the layers are sharded again after each forward pass.
+    `reshard`: whether the weights outside the layers are sharded again after each forward pass.
     """
     precision = MixedPrecisionPolicy()
     if policy.masters is not None:
@@ -264,7 +264,7 @@ def shard(policy: Policy, mesh: DeviceMesh, *, reshard: bool) -> None:
 
 
 def run_inside(model: nn.Module, policy: Policy, method: str, name: str) -> None:
-    """Run a policy's `method` as a method `name` of the sharded model, which gathers its weights before."""
+    """Run a policy's `method` as the method `name` of the sharded model, which first gathers its weights."""
     setattr(model, name, getattr(policy, method))
     register_fsdp_forward_method(model, name)
     setattr(policy, method, getattr(model, name))

@@ -1,20 +1,19 @@
-"""Where the fresh samples of a step come from: this process, or collectors.
+"""Sources of a step's fresh samples: this process, or collectors.
 
-`CollectorSource` is the trainer's side of sampling in other processes; the other one is
-`agro.place.collector`. The trainer publishes its weights after each step (`agro.train.publications`). A
-collector loads them, claims prompts in the store, samples, scores, and marks the prompts done, so that
-sampling and training overlap.
-Collectors are at most `ahead` prompts ahead of training, which bounds the staleness of their samples.
+`CollectorSource` is the trainer's side of sampling in other processes; `agro.place.collector` is the other
+side. The trainer publishes its weights after each step (`agro.train.publications`). A collector loads them,
+claims prompts in the store, samples, scores, and marks the prompts done, so that sampling and training
+overlap. Collectors are at most `ahead` prompts ahead of training, which bounds their samples' staleness.
 
-Either side may be killed, or stopped. It counts as dead when it hasn't renewed its lease in the store for
-`source.lease_seconds`. The claim of a dead collector goes to the next one, which samples only the missing
-responses; the store keeps each response of a claim once, and its first reward, so that a collector that goes
-on after all changes nothing. What a killed trainer took since its last commit is ready again. Responses that
-are too stale are made again, under their numbers.
+Either side may be killed or stopped. It counts as dead once it hasn't renewed its lease in the store for
+`source.lease_seconds`. Another collector takes over a dead one's claim and samples only the missing
+responses. The store keeps each response of a claim once, with its first reward, so a collector that was
+presumed dead but continues changes nothing. What a killed trainer took since its last commit becomes ready
+again. Responses that are too stale are sampled again, under the same numbers.
 
-With `source.sync_every` the weights that sample in this process are those of up to so many optimizer steps
-ago, with `source.sync_from` one of the last such copies, drawn at random: a function of seed and version,
-also after a resume. With `policy.reference = "sampler"` they are the reference too.
+With `source.sync_every` the sampling weights in this process lag by up to that many optimizer steps. With
+`source.sync_from` they are one of the last such copies, chosen at random by a function of seed and version,
+so that a resume chooses the same. With `policy.reference = "sampler"` they are the reference too.
 """
 
 from __future__ import annotations
@@ -51,28 +50,28 @@ from agro.types import Prompt
 
 @dataclass(frozen=True)
 class FillRequest:
-    """The fresh groups of a step."""
+    """A request for a step's fresh groups."""
 
-    step: int  # of the run, from 1
+    step: int  # the run's step, from 1
     groups: int
-    first: int  # number of the first prompt, in the order of the phase
-    before: int = 0  # groups that were sampled for this step already
-    joining: Sequence[Prompt] = ()  # that get `n` responses: of stored groups, or of groups asked again
+    first: int  # index of the first prompt in the order of the phase
+    before: int = 0  # number of groups already sampled for this step
+    joining: Sequence[Prompt] = ()  # prompts of stored or earlier groups that get `n` more responses each
     n: int = 0
 
 
 class Source(Protocol):
-    """Where fresh samples come from. What else one can do is declared in `agro.train.around`."""
+    """Provides fresh samples. `agro.train.around` declares the other abilities of sources."""
 
     def fill(self, wanted: FillRequest) -> CollectResult:
-        """Return once the store has the requested groups, with the ids of their samples.
+        """Return the ids of the requested groups' samples once the store has them.
 
-        With `joining` prompts it samples to these, and to no others.
+        With `joining` prompts the source samples to these only.
         """
         ...
 
     def publish(self, learner: Learner) -> None:
-        """Generate later samples with the learner's current weights."""
+        """Use the learner's current weights for the samples that follow."""
         ...
 
 
@@ -84,7 +83,7 @@ class PromptOrder:
         self._epoch, self._order = -1, list(prompts)
 
     def take(self, start: int, count: int) -> list[Prompt]:
-        """Number `start` and the following ones."""
+        """Return `count` prompts, from index `start` on."""
         prompts: list[Prompt] = []
         while len(prompts) < count:
             epoch, offset = divmod(start + len(prompts), len(self.prompts))
@@ -96,15 +95,15 @@ class PromptOrder:
 
 
 class UncertainOrder(PromptOrder):
-    """Prompts of uncertain value first (SPO, arXiv 2509.13232), see `data.prompt_order`."""
+    """Prefers prompts of uncertain value (SPO, arXiv 2509.13232), see `data.prompt_order`."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, candidates: int, values: TrackedValues) -> None:
-        """`candidates`: for each prompt that is taken, 2 or more; `values`: of the run."""
+        """`candidates`: number of candidates per selected prompt, 2 or more; `values`: those of the run."""
         super().__init__(prompts, seed)
         self.candidates, self.values = candidates, values
 
     def take(self, start: int, count: int) -> list[Prompt]:
-        """Raises `Refused` for rewards that aren't from 0 to 1, and where there are too few prompts."""
+        """Raises `Refused` for rewards outside 0 to 1, and if there are too few prompts."""
         if count > len(self.prompts):
             raise Refused(
                 f'data.prompt_order = "uncertain" takes {count} different prompts at a step, and there are '
@@ -121,8 +120,8 @@ class UncertainOrder(PromptOrder):
                 )
             value = self.values.value(rewards, 0.5)
             log_weight[name] = math.log(math.sqrt(value * (1 - value)) + 0.05)
-        at = At(self.values.run, start, self.seed, self.values.learner.version)
-        return [prompts[name] for name in pick_likely(log_weight, count, at)]
+        point = At(self.values.run, start, self.seed, self.values.learner.version)
+        return [prompts[name] for name in pick_likely(log_weight, count, point)]
 
 
 @dataclass
@@ -136,7 +135,7 @@ class InlineSource:
     store: Store
     run: str  # its id
     activity: Activity
-    weights: Path | None = None  # folder of published versions; None where the engine is in this process
+    weights: Path | None = None  # folder of published versions; None if the engine is in this process
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         config, sampler, kind = self.config, self.config.sampler, "sample"
@@ -158,7 +157,7 @@ class InlineSource:
             learner.show()
             engine.version = learner.version
             return
-        folder = self.weights / f"v{learner.version:08d}"  # servers keep what they know of a path
+        folder = self.weights / f"v{learner.version:08d}"  # servers cache weights by path
         learner.publish(folder)
         with plugins.errors_of(engine.load, f"engine {type(engine).__name__}: load"):
             engine.load(folder, learner.version)
@@ -168,13 +167,13 @@ class InlineSource:
 
 
 def without_hint(prompt: Prompt) -> Prompt:
-    """The prompt without a column `hint`: `meta.hint` of a sample says that a hint was read."""
+    """The prompt without its `hint` column: a sample's `meta.hint` marks that the model read the hint."""
     columns = {name: value for name, value in prompt.columns.items() if name != "hint"}
     return Prompt(prompt.text, prompt.id, columns)
 
 
 def stored_prompt(store: Store, prompt_id: str) -> Prompt | None:
-    """The prompt of a group, with the columns of its first intact record; None where none is intact."""
+    """The prompt of a group, with the columns of its first intact record; None if none is intact."""
     for sample in store.samples(prompt_id=prompt_id, skip_damaged=True):
         columns = {name: value for name, value in sample.meta.items() if name not in RESERVED}
         return Prompt(sample.prompt, sample.prompt_id, columns)
@@ -191,9 +190,9 @@ def can_be_asked(prompt: Prompt, encoder: Encoder) -> bool:
 
 
 def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResult:
-    """What several calls added, of which a step trains on `ids`."""
+    """Combine the results of several calls, of which a step trains on `ids`."""
     measured = dict(parts[-1].measured)
-    if len(parts) > 1:  # what counts over them; a share of each can't be added
+    if len(parts) > 1:  # counts add up; shares don't
         failed = [part.measured.get("requests_failed") for part in parts]
         measured["requests_failed"] = None if None in failed else sum(failed)
         measured.pop("draft_accepted", None)
@@ -208,53 +207,53 @@ def joined(parts: Sequence[CollectResult], ids: tuple[int, ...]) -> CollectResul
 
 @dataclass(frozen=True)
 class Copies:
-    """Weights that a run keeps beside its checkpoints: the folders RUN/weights/`name`/vVERSION.
+    """Weights that a run keeps in addition to its checkpoints, in the folders RUN/weights/`name`/vVERSION.
 
-    One stays until no checkpoint needs it: a run that continues from one finds what it had there.
+    A copy stays until no checkpoint needs it, so that a run resumed from any checkpoint has the same copies.
     """
 
     run: Run
     store: Store
     name: str
-    last: int = 1  # how many of the last ones are in use at a time
+    in_use: int = 1  # number of most recent copies in use at a time
 
     def folder(self, version: int) -> Path:
         return self.run.folder / "weights" / self.name / f"v{version:08d}"
 
     def versions(self) -> list[int]:
-        """In rising order."""
+        """All versions, ascending."""
         return sorted(int(folder.name[1:]) for folder in self.folder(0).parent.glob("v*"))
 
     def until(self, version: int) -> list[int]:
-        """Those up to a version; later ones, of steps that are lost, are removed."""
+        """The versions up to `version`. Removes later ones, which belong to lost steps."""
         for later in self.versions():
             if later > version:
                 remove(self.folder(later))
         return self.versions()
 
-    def prune(self, now: int) -> None:
-        """Remove all but those in use at version `now`, and where the run continues from a checkpoint."""
+    def prune(self, current: int) -> None:
+        """Remove all copies but those in use at version `current` or at the version of a checkpoint."""
         folders = [self.run.checkpoint(commit.step) for commit in self.store.ledger.commits(self.run.id)]
         starts = [read_position(folder, "").version for folder in folders if folder.is_dir()]
         copies, needed = self.versions(), set[int]()
-        for start in (*starts, now):
-            needed |= set([version for version in copies if version <= start][-self.last :])
+        for start in (*starts, current):
+            needed |= set([version for version in copies if version <= start][-self.in_use :])
         for version in set(copies) - needed:
             remove(self.folder(version))
 
 
 class LaggingSource:
-    """Samples in this process with a copy of the policy, whose weights are renewed now and then.
+    """Samples in this process with a copy of the policy, whose weights are updated at intervals.
 
-    Versions and log-probs of its samples are those of the copy, which is in RUN/weights/synced.
+    Its samples have the version and the log-probs of the copy, which is in RUN/weights/synced.
     """
 
     def __init__(self, current: InlineSource, folder: Run) -> None:
-        """`current`: the source without a lag, whose engine monitors use."""
+        """`current`: the source without a lag; monitors use its engine."""
         self.current, self.config = current, current.config
         self.copies = Copies(folder, current.store, "synced", self.config.source.sync_from)
         self.lagging: InlineSource | None = None
-        self.version = -1  # of the weights that sample; -1: there are none yet
+        self.version = -1  # of the sampling weights; -1: none yet
 
     def fill(self, wanted: FillRequest) -> CollectResult:
         assert self.lagging is not None, "weights are published before a step"
@@ -262,15 +261,15 @@ class LaggingSource:
         return replace(filled, measured={**filled.measured, "sampler_version": self.version})
 
     def publish(self, learner: Learner) -> None:
-        """Copy the policy where the newest copy is `source.sync_every` steps old, and choose one of the last
-        `source.sync_from`: the same from one new copy to the next."""
+        """Copy the policy if the newest copy is `source.sync_every` steps old. Sample with one of the last
+        `source.sync_from` copies, the same one until the next copy."""
         self.current.publish(learner)
         copies = self.copies.until(learner.version)
         if not copies or learner.version - copies[-1] >= self.config.source.sync_every:
             learner.publish(self.copies.folder(learner.version))
             copies.append(learner.version)
-        last = copies[-self.copies.last :]
-        version = last[derive(self.config.train.seed, "sampler", copies[-1]) % len(last)]
+        recent = copies[-self.copies.in_use :]
+        version = recent[derive(self.config.train.seed, "sampler", copies[-1]) % len(recent)]
         if version == self.version:
             return
         self.version, folder = version, self.copies.folder(version)
@@ -287,31 +286,31 @@ class LaggingSource:
 
 
 POLL_SECONDS = 0.1
-LOOK_SECONDS = 5.0  # between two looks whether the published weights are still there
+LOOK_SECONDS = 5.0  # between checks that the published weights still exist
 
 
 def ahead(config: RunConfig) -> int:
-    """Prompts that may wait for training: a step's, and more as `data.max_age` allows (a step's if unset, and
-    then a collector goes on as long as fewer than a step's are done)."""
+    """Number of prompts that may wait for training: one step's, plus what `data.max_age` allows. If that is
+    unset it is one more step's, and a collector continues while fewer than a step's prompts are done."""
     steps = 1 if config.data.max_age is None else config.data.max_age // config.train.updates
     return config.train.groups * (1 + steps)
 
 
 @dataclass(eq=False)
 class CollectorSource:
-    """Waits until collectors have added the fresh groups of a step."""
+    """Waits until collectors have added a step's fresh groups."""
 
     phase: Phase
     store: Store
     run: str  # its id
     publications: Publications
     activity: Activity
-    step: int  # the last one that the run has made, by which collectors know how far they are ahead
+    step: int  # the run's last completed step, which tells collectors how far ahead they are
     process: ProcessReport = field(default_factory=lambda: ProcessReport("trainer", "trainer"))
     learner: Learner | None = None  # the one that published last
 
     def publish(self, learner: Learner) -> None:
-        """Publish weights, unless collectors are to keep those before (`source.sync_every`), and the step."""
+        """Publish the step, and the weights unless `source.sync_every` makes collectors keep older ones."""
         self.learner, version = learner, learner.version
         newest = self.publications.newest()
         is_due = newest is None or not 0 <= version - newest.version < self.phase.config.source.sync_every
@@ -321,10 +320,10 @@ class CollectorSource:
         self.publications.report(replace(self.process, version=learner.version, step=self.step))
 
     def fill(self, wanted: FillRequest) -> CollectResult:
-        """Wait for so many requests and their responses, and take them.
+        """Wait for the step's requests and their responses, and take them.
 
-        Responses that are too stale are made again, with newer weights, so that what was lost with a killed
-        trainer changes neither the prompts nor their order.
+        Responses that are too stale are sampled again with newer weights, so a killed trainer's lost work
+        changes neither the prompts nor their order.
         """
         if not wanted.groups:
             return CollectResult()
@@ -364,7 +363,7 @@ class CollectorSource:
                 next_look = time.monotonic() + LOOK_SECONDS
                 newest = self.publications.newest()
                 if newest is None or not self.publications.has(newest):
-                    self.publish(self.learner)  # a database lost them where its server crashed
+                    self.publish(self.learner)  # a database loses them if its server crashes
             time.sleep(POLL_SECONDS)
         requests.take(self.run, wanted.step, sorted(valid))
         self.step = wanted.step

@@ -2,13 +2,13 @@
 
 An objective depends on the parameters through its streams alone, so its gradient is Σ g · ∂stream/∂θ with
 g = ∂loss/∂stream. A first pass computes the streams of the complete step without gradient, and g from them.
-Then each micro-batch back-propagates Σ g · stream. Where a micro-batch contains all that the g of its rows
-depends on (the row, or its complete group), its own forward pass is enough to compute g.
+Then each micro-batch back-propagates Σ g · stream. If a micro-batch contains everything that its rows' g
+depends on (the row, or its complete group), its own forward pass suffices to compute g.
 
-The batch and g are on the CPU: an objective reads small numbers in many ways, each of which would wait for a
-GPU. So a GPU is waited for once in the first pass, or without a first pass once a micro-batch.
+The batch and g are on the CPU: an objective reads small numbers in many ways, each of which would synchronize
+with a GPU. So a step synchronizes once in the first pass, or, without one, once per micro-batch.
 
-The limits of a pass are halved when memory runs out.
+When memory runs out, the limits of a pass are halved.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from agro.objectives.needs import OBSERVED_LOGP
 from agro.types import Batch
 
 SMALL = 1 << 16  # tensors of fewer elements stay on the GPU: a copy costs more than it frees
-TOKENS = 2048  # of a pass, where the configuration names no limit
+TOKENS = 2048  # the default limit of a pass
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one backward pass returns besides the parameters' `.grad`."""
+    """The results of one backward pass, in addition to the parameters' `.grad`."""
 
     evaluation: Evaluation
     streams: dict[str, Tensor]  # [B,T] ([B] for "value") before the update; 0 outside the mask
     batch: Batch
-    norm: float = math.nan  # of the gradient, before it was clipped
+    norm: float = math.nan  # gradient norm before clipping
 
 
 @dataclass(eq=False)
 class MicroBatch:
-    """The limits of one forward pass; None is no limit. They change a gradient by rounding only."""
+    """The limits of one forward pass; None: no limit. They change a gradient only by rounding."""
 
     sequences: int | None = None
     tokens: int | None = None  # padding included
@@ -61,7 +61,7 @@ class MicroBatch:
         return cls(config.micro_batch, TOKENS if neither else config.micro_tokens, say)
 
     def holds(self, sequences: int, width: int) -> bool:
-        """Whether one pass may have so many sequences, the longest of `width` tokens."""
+        """Whether one pass may have `sequences` sequences, the longest of `width` tokens."""
         if self.sequences is not None and sequences > self.sequences:
             return False
         return self.tokens is None or sequences * width <= self.tokens
@@ -69,11 +69,11 @@ class MicroBatch:
     def pack(self, blocks: Sequence[Sequence[int]], length: Sequence[int]) -> list[list[int]] | None:
         """Pack blocks of rows that must stay together into passes; blocks of similar length share a pass.
 
-        A single row that is too long is a pass of its own. None where a larger block doesn't fit.
+        A single row that is too long gets its own pass. None if a larger block doesn't fit.
         """
         widest = [max(length[r] for r in rows) for rows in blocks]
         passes: list[list[int]] = []
-        width = 0  # of the last pass, whose first block is its longest
+        width = 0  # the last pass's width, which its first block sets
         for i in sorted(range(len(blocks)), key=lambda i: -widest[i]):
             rows = list(blocks[i])
             if passes and self.holds(len(passes[-1]) + len(rows), width):
@@ -86,16 +86,16 @@ class MicroBatch:
         return passes
 
     def within_memory(self, work: Callable[[], R], step: int) -> R:
-        """`work()`, repeated with smaller passes when memory runs out. `step`: sequences of the step."""
+        """Return `work()`, retried with smaller passes when memory runs out. `step`: its sequences."""
         while True:
             try:
                 return work()
             except (RuntimeError, MemoryError) as error:
-                has_class = isinstance(error, (torch.OutOfMemoryError, MemoryError))  # the CPU's has none
+                has_class = isinstance(error, (torch.OutOfMemoryError, MemoryError))  # on a CPU it has none
                 if not self.adapts or not (has_class or "can't allocate memory" in str(error)):
                     raise
                 message = str(error).partition("\n")[0]
-            # Only here are the failed pass's tensors freed: the exception referred to them.
+            # The failed pass's tensors are freed only here: the exception referred to them.
             previous = min(self.sequences or step, step)
             if previous == 1:
                 raise Refused(
@@ -114,25 +114,25 @@ class MicroBatch:
 
 @dataclass(eq=False)
 class Passes:
-    """How the forward passes of a step are computed: here all of them in this process."""
+    """How a step's forward passes are computed: here, all of them in this process."""
 
     micro: MicroBatch
     check: Callable[[], None] = lambda: None
-    """Called before each pass; what it raises leaves the weights as they were."""
+    """Called before each pass; if it raises, the weights stay unchanged."""
     offload: bool = False  # whether activations are kept in the CPU's memory until the backward pass
 
     def tolerating(self) -> AbstractContextManager[None]:
-        """Around the gradient of single rows. Errors may be ignored here: the evaluation of the complete step
-        raises them."""
+        """The context for the gradient of a pass. It may ignore errors, which the evaluation of the complete
+        step raises again."""
         return nullcontext()
 
     def share(self, parts: list[Tensor]) -> list[Tensor | None]:
-        """The passes to compute here: row numbers, or None for a pass without rows, by which the ranks of a
-        sharded model stay in step."""
+        """The passes to compute here, as row numbers. None is a pass without rows, which keeps the ranks of a
+        sharded model in step."""
         return list(parts)
 
     def gather(self, streams: Mapping[str, Tensor]) -> None:
-        """Add up, in place, what each place computed of its own rows."""
+        """Add up, in place, the streams that each rank computed for its rows."""
 
 
 def streams_of(
@@ -144,7 +144,7 @@ def streams_of(
     def forward() -> dict[str, Tensor]:
         streams = {s: blank(batch, s).to(policy.device, non_blocking=True) for s in want}
         parts = None
-        if policy.packs:  # then a beginning that rows of a group share is computed once
+        if policy.packs:  # then a prefix that rows of a group share is computed once
             parts = complete(batch, "group", passes.micro)
         for rows in passes.share(parts or by_length(batch, passes.micro)):
             live = _forward(policy, batch, rows, want, reference)
@@ -165,7 +165,7 @@ def backward(
 ) -> Step:
     """Put the gradient of objective `name` (resolved `options`) over `batch` into the parameters' `.grad`.
 
-    The batch has what the objective needs besides the policy's own streams. `reference` is for the exact KL.
+    The batch has all that the objective needs except the policy's own streams. The exact KL uses `reference`.
     """
     objective = get(name)
     want = wanted_streams(objective.needs(options))
@@ -197,7 +197,7 @@ def backward(
         return seen
 
     def attempt() -> dict[str, Tensor]:
-        policy.zero_grad()  # also of what an attempt that ran out of memory had added
+        policy.zero_grad()  # an attempt that ran out of memory may have added to it
         parts = complete(batch, objective.coupling(options), passes.micro)
         return in_two_passes() if parts is None else in_one_pass(parts)
 
@@ -207,7 +207,7 @@ def backward(
 
 @contextmanager
 def activations(active: bool) -> Iterator[None]:
-    """Keep what autograd saves for the backward pass on the CPU, except for weights."""
+    """Keep the tensors that autograd saves for the backward pass on the CPU, except weights."""
     if not active:
         yield
         return
@@ -228,7 +228,7 @@ def activations(active: bool) -> Iterator[None]:
 def _back_propagate(
     live: Mapping[str, Tensor], grads: Mapping[str, Tensor] | None, rows: Tensor | None
 ) -> None:
-    """Backward of Σ g · stream over some rows; of zero times the streams for a pass over nothing."""
+    """Back-propagate Σ g · stream over some rows, or zero times the streams for a pass without rows."""
     total = torch.zeros((), dtype=torch.float64, device=next(iter(live.values())).device)
     for s, value in live.items():
         if rows is None or grads is None:
@@ -243,7 +243,7 @@ def _back_propagate(
 
 
 def _on_cpu(streams: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The streams without gradient, in one copy, which waits for them."""
+    """The streams without gradient, in one copy that synchronizes."""
     values = [value.detach().double() for value in streams.values()]
     if all(value.device.type == "cpu" for value in values):
         return dict(zip(streams, values))
@@ -252,7 +252,7 @@ def _on_cpu(streams: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _put(streams: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor | None) -> None:
-    """Write some rows' streams, without gradient, into those of the step on the same device."""
+    """Write some rows' streams, without gradient, into the step's streams on the same device."""
     if rows is None:
         return
     rows = rows.to(next(iter(live.values())).device, non_blocking=True)
@@ -266,9 +266,9 @@ def _put(streams: Mapping[str, Tensor], live: Mapping[str, Tensor], rows: Tensor
 def _forward(
     policy: Policy, batch: Batch, rows: Tensor | None, want: Sequence[str], reference: Policy | None
 ) -> dict[str, Tensor]:
-    """Streams of some rows, [K,T'] with 0 outside the mask ([K] for "value"); T' is the longest of them.
+    """Streams of some rows, [K,T'] with 0 outside the mask ([K] for "value"); T' is their largest length.
 
-    Of nothing (None): those of the first row, so that a model sharded over ranks is run everywhere.
+    If `rows` is None, computes the first row's, so that every rank of a sharded model runs it.
     """
     assert batch.tokens is not None
     assert batch.lengths is not None
@@ -279,23 +279,23 @@ def _forward(
     observed = batch.extra["observed"][rows, :width] if OBSERVED_LOGP in want else None
     if observed is not None:  # the log-probs of one pass, at the tokens of both masks
         places = mask | observed
-    other = reference if OF_REFERENCE & set(want) else None
+    ref = reference if OF_REFERENCE & set(want) else None
     kept_sets = None if batch.kept is None else batch.kept.rows(rows, width)
-    own = [stream for stream in want if stream != OBSERVED_LOGP]
-    streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], places, own, other, kept_sets)
-    found: dict[str, Tensor] = {}
+    names = [stream for stream in want if stream != OBSERVED_LOGP]
+    streams = policy.streams(batch.tokens[rows, :width], batch.lengths[rows], places, names, ref, kept_sets)
+    observed_logp: dict[str, Tensor] = {}
     if observed is not None:
         answers = observed.to(policy.device, non_blocking=True)
-        found[OBSERVED_LOGP] = torch.where(answers, streams["logp"], 0.0)
+        observed_logp[OBSERVED_LOGP] = torch.where(answers, streams["logp"], 0.0)
     mask = mask.to(policy.device, non_blocking=True)
     for stream, value in streams.items():
         if value.dim() == 2:
             streams[stream] = torch.where(mask, value, 0.0)
-    return streams | found
+    return streams | observed_logp
 
 
 def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
-    """Row numbers in micro-batches, rows of like length together."""
+    """Micro-batches of row numbers, with rows of similar length together."""
     assert batch.lengths is not None
     parts = micro.pack([[row] for row in range(len(batch.mask))], batch.lengths.tolist())
     assert parts is not None
@@ -303,9 +303,9 @@ def by_length(batch: Batch, micro: MicroBatch) -> list[Tensor]:
 
 
 def complete(batch: Batch, couples: str, micro: MicroBatch) -> list[Tensor] | None:
-    """Micro-batches that each contain all that their rows' gradients depend on; None where one is too large.
+    """Micro-batches that each contain all that their rows' gradients depend on; None if one is too large.
 
-    A response in several rows couples them, so "row" means by response.
+    A response in several rows couples them, so "row" groups rows by response.
     """
     assert batch.lengths is not None
     member = {"step": torch.zeros_like(batch.group), "group": batch.group, "row": batch.response}[couples]

@@ -1,10 +1,10 @@
-"""The tensors of a checkpoint, which one process wrote, or ranks together.
+"""The tensors of a checkpoint, written by one process or by ranks together.
 
 One process writes a file for each part, such as `model.safetensors`. Ranks write with
-`torch.distributed.checkpoint`, in safetensors too: `shard-RANK-model-PIECE-of-PIECES.safetensors` has what
-a rank has of some tensors. Their names begin with that of their part, and the file's header has the offsets
-of what is there. No file is a pickle. Either is read by one process and by any number of ranks: each reads
-what belongs to it and nothing else.
+`torch.distributed.checkpoint`, also in safetensors: `shard-RANK-model-PIECE-of-PIECES.safetensors` has one
+rank's shards of some tensors. Their names begin with that of their part, and the file's header has the
+shards' offsets. No file is a pickle. One process or any number of ranks can read either form: each reads only
+what belongs to it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor
 from agro.errors import Refused
 from agro.models.reference import is_shard
 
-OFFSETS = "DCP_SHARDING_INFO"  # where torch.distributed.checkpoint has them, in the header of a file
-PIECES = 32  # files of a rank, where no tensor is larger: one at a time is copied, twice
+OFFSETS = "DCP_SHARDING_INFO"  # the key of torch.distributed.checkpoint's offsets in a file's header
+PIECES = 32  # files per rank unless a tensor is larger than one: a write copies one file at a time, twice
 
 
 class Chunk(NamedTuple):
-    """A part of a tensor, and where it is stored."""
+    """A part of a tensor, and its location."""
 
     path: Path
     key: str
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 class StoredTensors:
     """The tensors of one part of a checkpoint, by name.
 
-    A file is open only while one tensor is read: what was read of an open file stays in memory.
+    A file is open only while one tensor is read, since all that was read of an open file stays in memory.
     """
 
     def __init__(self, folder: Path, part: str) -> None:
@@ -78,7 +78,7 @@ class StoredTensors:
                 )
 
     def read(self, name: str, weight: Tensor) -> Tensor:
-        """A tensor that belongs to a weight; it is sharded as the weight is, where it has its shape."""
+        """Read a tensor that belongs to a weight; it is sharded like the weight if it has its shape."""
         chunks = self.chunks[name]
         ends = [[o + n for o, n in zip(c.offsets, c.sizes, strict=True)] for c in chunks]
         shape = torch.Size(max(sizes) for sizes in zip(*ends, strict=True))
@@ -92,7 +92,7 @@ class StoredTensors:
 
     @torch.no_grad()
     def copy_to(self, name: str, target: Tensor) -> None:
-        """Copy a tensor into `target`, or what belongs there where it is a shard."""
+        """Copy a tensor into `target`, or the matching part of it if `target` is a shard."""
         local, offsets = target.detach(), [0] * target.dim()
         if is_shard(local):
             [shard] = local.__create_chunk_list__()
@@ -107,7 +107,7 @@ def exists(folder: Path, part: str) -> bool:
 
 
 def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
-    """Put the tensors of a part into `weights`, which have the same names."""
+    """Copy the tensors of a part into `weights`, which have the same names."""
     stored = StoredTensors(folder, part)
     stored.check(weights)
     for name, weight in weights.items():
@@ -115,23 +115,23 @@ def assign(folder: Path, part: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def to_text(tensors: Mapping[str, Tensor]) -> str:
-    """Small tensors as text, for the JSON of a monitor's state."""
+    """Encode small tensors as text, for the JSON of a monitor's state."""
     detached = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return base64.b64encode(save(detached)).decode()
 
 
 def from_text(text: str) -> dict[str, Tensor]:
-    """What `to_text` wrote."""
+    """Decode the tensors that `to_text` encoded."""
     return load(base64.b64decode(text))
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write what this rank has of the tensors, which are named PART/NAME. All ranks call it.
+    """Write this rank's parts of the tensors, which are named PART/NAME. All ranks call it.
 
-    Of tensors that all ranks have, one of them writes each. Raises what failed to be written on any rank, and
-    on rank 0 `Refused` where it doesn't see what others wrote.
+    One rank writes each tensor that all ranks have. Raises the error of any rank that failed to write, and on
+    rank 0 `Refused` if the other ranks' files aren't visible there.
     """
-    # A second and a half, which one process doesn't wait for.
+    # These imports take a second and a half; a run in one process skips them.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -147,12 +147,12 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path) -> None:
         return
     for part in {name.partition("/")[0] for name in state}:
         prefix = f"{part}/"
-        own = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-        StoredTensors(folder, part).check(own)
+        expected = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+        StoredTensors(folder, part).check(expected)
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number, from 1, of the file that each tensor is in. Files are of about equal size."""
+    """Assign each tensor to a file, numbered from 1. Files have about equal sizes."""
     sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
     limit = max([sum(sizes.values()) // PIECES, *sizes.values()])
     piece, filled, numbers = 1, 0, {}
@@ -165,7 +165,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _copy_overlap(chunk: Chunk, local: Tensor, offsets: Sequence[int]) -> None:
-    """Copy what a chunk has of a tensor of which `local` is the part that begins at `offsets`."""
+    """Copy the overlap of a chunk with `local`, the part of the tensor that begins at `offsets`."""
     source, target = [], []
     for theirs, stored, ours, size in zip(chunk.offsets, chunk.sizes, offsets, local.shape, strict=True):
         begin, end = max(theirs, ours), min(theirs + stored, ours + size)

@@ -1,4 +1,4 @@
-"""Whether an objective can train on what a store has, checked before a model is loaded."""
+"""Checks, before a model is loaded, whether an objective can train on a store's samples."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from agro.train.collate import total_reward
 from agro.train.phases import Phase, options_at
 from agro.types import ROLES, Prompt, Sample
 
-NAMED = 3  # samples or groups in a message
-POLICY = "policy"  # source and role of the samples that a run makes itself
+NAMED = 3  # samples or groups that a message names
+POLICY = "policy"  # source and role of a run's own samples
 Stored = TypeVar("Stored", Group, SampleSummary, Sample)
 
 
 def check_stores(
     phases: Sequence[Phase], prompts: Sequence[Prompt], path: Location, clusters: Clusters | None = None
 ) -> None:
-    """Check the stores of a run's phases before a model is loaded; what a fresh phase adds is unknown yet.
+    """Check the stores of a run's phases, as far as the samples of fresh phases don't matter.
 
-    `prompts`: those that the run samples from. `path`: the store that phases draw from.
+    `prompts`: the prompts that the run samples to. `path`: the store that phases draw from.
     """
     if not phases[0].config.data.samples_fresh:
         check_made(path)
@@ -55,7 +55,7 @@ def check_stores(
         with Store.open(path, read_only=True) as store:
             store.split.use(clusters)
             store.experience.check_prompts((p.id, p.text) for p in prompts)
-            adds = sampled = False  # whether the run has added samples, and groups, before a phase draws
+            adds = sampled = False  # whether the run adds samples, or new groups, before a phase draws
             for phase in phases:
                 data = phase.config.data
                 adds = adds or data.samples
@@ -70,10 +70,10 @@ def check_stores(
 
 
 def check_enough(phases: Sequence[Phase], path: Location, clusters: Clusters | None = None) -> None:
-    """Raise `Refused` where the store has fewer groups than a step draws, before anything adds to it.
+    """Raise `Refused` if the store has fewer groups than a step draws before anything adds to it.
 
-    Of the first phases, up to one that samples. Staleness, by which groups come and go, is left to the step.
-    `clusters`: the run's.
+    Checks the phases before the first one that samples. Limits on staleness, with which groups come and go,
+    are left to the step. `clusters`: the run's.
     """
     for phase in itertools.takewhile(lambda phase: not phase.config.data.samples_fresh, phases):
         data, waits = phase.config.data, phase.config.source.kind == "elsewhere"
@@ -92,14 +92,14 @@ def check_enough(phases: Sequence[Phase], path: Location, clusters: Clusters | N
 def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool) -> None:
     """Raise `Refused` for a source that `data` names, or for `data.roles`, that no sample of the store has.
 
-    `counts`: of the store, which is at `path`. With `adds` the run samples too, which makes samples of source
-    and role "policy". An empty store is accepted: other processes may fill it.
+    `counts`: those of the store at `path`. With `adds` the run itself adds samples of source and role
+    "policy". An empty store is accepted: other processes may fill it.
     """
     if not counts.samples:
         return
     roles, sources = data.drawn_from
     shares = [name for name in data.shares_at(0) if name and name not in ROLES]
-    named: dict[str, tuple[Sequence[str] | None, Mapping[str, int]]] = {  # None allows all
+    named: dict[str, tuple[Sequence[str] | None, Mapping[str, int]]] = {  # None: all are allowed
         "replay": (shares or None, counts.sources),
         "sources": (None if shares else sources, counts.sources),
         "roles": (roles, counts.roles),
@@ -110,21 +110,21 @@ def check_names(data: DataConfig, counts: Counts, path: Location, *, adds: bool)
             continue
         may_add = adds or key == "reward_scale"  # perhaps for a later phase
         unknown = [name for name in names if name not in having and not (may_add and name == POLICY)]
-        # A choice among the few roles that there are may allow for more than the store has.
+        # data.roles may allow more roles than the store has.
         if names and (not unknown or (key == "roles" and len(unknown) < len(names))):
             continue
         have = ", ".join(f"{name} ({having[name]})" for name in sorted(having))
         wrong = f"no sample of {path} has {', '.join(unknown)}" if unknown else "an empty list draws nothing"
         raise Refused(
-            f"data.{key}: {wrong}; expected some of (with the number of samples) {have}. What to do: correct "
-            "or remove the name, or import such samples (agro import)"
+            f"data.{key}: {wrong}; expected some of {have} (samples in brackets). What to do: correct or "
+            "remove the name, or import such samples (agro import)"
         )
 
 
 def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> list[str]:
-    """Raise `Refused` where the objective can't train on what would be drawn; returns notes on the rest.
+    """Raise `Refused` if the objective can't train on what would be drawn; return notes on what isn't drawn.
 
-    `fills`: whether a run adds samples where there are none to draw; by default where some step samples.
+    `fills`: whether the run adds samples if there are none to draw; by default, whether any step samples.
     """
     config, data = phase.config, phase.config.data
     fills = data.samples_fresh if fills is None else fills
@@ -132,7 +132,7 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     check = _StoreCheck(config, store, phase.entry.needed(options))
     if not check.samples():
         if fills:
-            return ["the store is empty: all groups are sampled until it isn't"]
+            return ["the store is empty: all groups are sampled until it has some"]
         raise Refused(
             f"data.store: {store.path} has no samples that data.roles, data.sources, data.min_reward and "
             "data.best_of_group admit; import some (agro import)"
@@ -142,17 +142,17 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
     if data.spread:
         groups = list(drawn_groups(data, store))
         equal = sum(g.scored > 1 and g.reward_min == g.reward_max for g in groups)
-        drawn = "aren't drawn" if data.spread is True else "are drawn more seldom"
+        effect = "aren't drawn" if data.spread is True else "are drawn more seldom"
         if equal:
             check.notes.append(
-                f"{equal} of {len(groups)} groups have equal rewards and {drawn} (data.spread)"
+                f"{equal} of {len(groups)} groups have equal rewards and {effect} (data.spread)"
             )
     remaining = check.groups(sizes, drop=options.get("singletons") == "drop")
     if remaining == 0 and not fills:
         raise Refused(
             f"data.store: no group of {store.path} is left to draw: {'; '.join(check.notes)}. What to do: "
-            f"{check.otherwise()}sample more responses to each prompt (data.complete_groups does it in a "
-            "run), or score those that have no reward (agro score)"
+            f"{check.otherwise()}sample more responses to each prompt (data.complete_groups does so in a "
+            "run), or score those without a reward (agro score)"
         )
     if REWARD in check.needs:
         check_scales(data, store)
@@ -160,19 +160,19 @@ def check_store(phase: Phase, store: Store, *, fills: bool | None = None) -> lis
 
 
 def drawn_groups(data: DataConfig, store: Store) -> Iterator[Group]:
-    """The groups that may be drawn: those of the samples that `data` admits, without held-out ones."""
+    """The groups that may be drawn: those of samples that `data` admits, without held-out prompts."""
     return trained(store.survey.each_group(**chosen(data)), data, store)
 
 
 def trained(stored: Iterable[Stored], data: DataConfig, store: Store) -> Iterator[Stored]:
-    """Without those of prompts that are held out."""
+    """Drop entries of held-out prompts."""
     is_held_out = store.split.held_out(data)
     return (each for each in stored if not is_held_out(each.prompt_id))
 
 
 @dataclass
 class _StoreCheck:
-    """The stored samples of a run against the needs of its objective, read in constant memory."""
+    """Checks a run's stored samples against the needs of its objective, in constant memory."""
 
     config: RunConfig
     store: Store
@@ -184,23 +184,23 @@ class _StoreCheck:
         return trained(survey.each_summary(**chosen(data)), data, self.store)
 
     def otherwise(self) -> str:
-        """The recipe for the log, and "or" before other ways; "" where it isn't of another kind."""
+        """The recipe for a log of another kind, followed by "or"; else ""."""
         way_out = instead(self.store)
         return f"{way_out}, or " if way_out else ""
 
     def refusal(
         self, need: Need, names: Sequence[str], total: int, unit: str = "rows", count: int | None = None
     ) -> Refused:
-        """For `count` of `total` units that don't have a need; `names`: the first of them."""
+        """The refusal of `count` of `total` units that lack a need; `names`: the first of them."""
         need = changed(need, way_out=self.otherwise() + need.way_out)
         return need.refusal(self.config.objective.name, names, total, unit, count)
 
     def samples(self) -> int:
-        """How many there are. Refuses those without a need that all must have, or that none has."""
+        """Count the samples. Refuses missing needs that all must meet, and needs that no sample meets."""
         total, needs = 0, ordered(self.needs)
-        missing: dict[Need, list[SampleSummary]] = {need: [] for need in needs}  # the first ones
+        missing: dict[Need, list[SampleSummary]] = {need: [] for need in needs}  # the first few
         counts = Counter[Need]()
-        missing_by_kind: dict[tuple[object, ...], list[Need]] = {}  # what a kind of samples doesn't have
+        missing_by_kind: dict[tuple[object, ...], list[Need]] = {}  # the needs that a kind of samples lacks
         for row in self.rows():
             total += 1
             kind = (row.scored, row.knows_behavior, row.truncation, row.role)
@@ -217,10 +217,10 @@ class _StoreCheck:
         return total
 
     def contents(self, *, answers: bool) -> None:
-        """Refuse what only the samples themselves show: rows of one episode with different rewards, a reward
-        without those that it is the sum of, and a log in which no environment answered.
+        """Refuse problems that only the samples themselves show: rows of one episode with different rewards,
+        a reward without its recorded parts, and a log without replies of an environment.
 
-        `answers`: whether fresh episodes will have some.
+        `answers`: whether fresh episodes will have replies.
         """
         functions = labeled(self.config.reward.functions) if REWARD_PARTS in self.needs else {}
         if OBSERVED_LOGP in self.needs and not answers:
@@ -229,7 +229,7 @@ class _StoreCheck:
         rows = [r for r in self.rows() if functions or (compares and r.episode is not None)]
         scored = {row.id for row in rows if row.scored}
         partial = {(row.prompt_id, row.episode) for row in rows if not row.scored}
-        of_episode: dict[tuple[str, str], Sample] = {}
+        first_rows: dict[tuple[str, str], Sample] = {}  # by prompt and episode
         for sample in self.store.samples(ids=[row.id for row in rows], skip_damaged=True):
             if functions and sample.id in scored and (without := unrecorded(sample, functions)):
                 raise Refused(
@@ -240,7 +240,7 @@ class _StoreCheck:
             key = (sample.prompt_id, sample.episode)
             if not compares or sample.episode is None or key in partial:
                 continue
-            other = of_episode.setdefault((sample.prompt_id, sample.episode), sample)
+            other = first_rows.setdefault((sample.prompt_id, sample.episode), sample)
             rewards = total_reward(other), total_reward(sample)
             if rewards[0] != rewards[1]:
                 raise Refused(
@@ -258,7 +258,7 @@ class _StoreCheck:
             raise OBSERVED_LOGP.refusal(self.config.objective.name, names, len(rows), unit, len(rows))
 
     def groups(self, sizes: Iterable[tuple[str, int]], *, drop: bool) -> int | None:
-        """Refuse groups that are too small, unless `drop`; returns how many are left, None without groups.
+        """Refuse groups that are too small, unless `drop`; return how many remain, None without groups.
 
         `sizes`: responses, or pairs, by prompt.
         """
@@ -280,7 +280,7 @@ class _StoreCheck:
         return total - count
 
     def responses(self) -> Iterator[tuple[str, int]]:
-        """By prompt the number of responses that can be drawn, where there are any."""
+        """By prompt, the number of responses that can be drawn, if there are any."""
         need = grouping(self.needs)
         if need is not None and need.but_experts:
             responses = {(r.prompt_id, r.episode or r.id) for r in self.rows() if need.applies_to(r.role)}
@@ -292,7 +292,7 @@ class _StoreCheck:
                 yield group.prompt_id, size
 
     def pairs(self) -> Iterable[tuple[str, int]]:
-        """By prompt the number of its pairs. Refuses a store without pairs, and missing votes."""
+        """By prompt, the number of its pairs. Refuses a store without pairs, and missing votes."""
         rows, counts, need = list(self.rows()), self.store.counts(), judging(self.needs)
         judged = pairs_among(rows, self.needs, self.store)
         pairs = [pair for group_pairs in judged.values() for pair in group_pairs]
@@ -308,8 +308,8 @@ class _StoreCheck:
             unit = f"samples in {self.store.path}"
             error = self.refusal(PAIRS, [*map(named, rows[:NAMED])], len(rows), unit, len(rows))
             excluded = (
-                f" The store has {total} pairs: of samples that data.roles, data.sources and data.min_reward "
-                "exclude, of samples without a reward, or of two prompts."
+                f" The store has {total} pairs, but of samples that data.roles, data.sources and "
+                "data.min_reward exclude, of samples without a reward, or of two prompts."
             )
             raise Refused(f"{error}{excluded if total else ''}")
         without_votes = [pair for pair in pairs if pair.votes_winner is None or pair.votes_loser is None]
@@ -330,9 +330,9 @@ class _StoreCheck:
 
 
 def pairs_among(rows: Iterable[SampleSummary], needs: Set[Need], store: Store) -> dict[str, list[Pair]]:
-    """By prompt the pairs of two of these samples, with rewards where these are needed.
+    """By prompt, the pairs among these samples, or among the scored ones if rewards are needed.
 
-    Judgments with equal votes are pairs only to objectives that read them.
+    Judgments with equal votes are pairs only for objectives that read them.
     """
     need = judging(needs)
     reads_ties = need is not None and need.reads_ties
@@ -346,19 +346,19 @@ def pairs_among(rows: Iterable[SampleSummary], needs: Set[Need], store: Store) -
 
 
 def named(row: SampleSummary | Sample) -> str:
-    """A row, for messages."""
+    """Name a row in messages."""
     sampled = f", sampled with {row.truncation}" if row.truncation else ""
     return f"sample {row.id} (prompt {row.prompt_id}{sampled})"
 
 
-Kind = Literal["log", "feedback", "pairs"]  # also the name of the recipe for it
-MANY = 0.5  # of the prompts with a reward, which have one response
+Kind = Literal["log", "feedback", "pairs"]  # named after its recipe
+MANY = 0.5  # share of scored prompts with one response above which a log is of single responses
 
 
 def kind_of(store: Store) -> Kind:
-    """What a store has, by the recipe that trains on it.
+    """The kind of data in a store, named after the recipe that trains on it.
 
-    log: rewards of several responses a prompt; feedback: of one; pairs: judgments, and no such rewards.
+    log: rewards of several responses per prompt; feedback: of one; pairs: judgments without such rewards.
     """
     scored = [group.scored for group in store.survey.each_group() if group.scored]
     if not any(size > 1 for size in scored) and judged_prompts(store):
@@ -371,12 +371,12 @@ def instead(store: Store) -> str:
     kind = kind_of(store)
     if kind == "log":
         return ""
-    what = "judged pairs" if kind == "pairs" else "single responses"
-    return f"recipe {kind}, which trains on {what} (agro check {store.path} prints its command)"
+    data_kind = "judged pairs" if kind == "pairs" else "single responses"
+    return f"recipe {kind}, which trains on {data_kind} (agro check {store.path} prints its command)"
 
 
 def judged_prompts(store: Store) -> int:
-    """How many prompts have a judgment with a winner."""
+    """Count the prompts that have a judgment with a winner."""
     if not store.counts().pairs:
         return 0
     prompts = {row.id: row.prompt_id for row in store.survey.each_summary()}
@@ -386,7 +386,7 @@ def judged_prompts(store: Store) -> int:
 def train_command(
     recipe: str, model: str | None, store: Store, log: Path | None, changes: Sequence[str] = ()
 ) -> str:
-    """`agro train RECIPE …`, after `agro import` where the store was filled from a file for a look."""
+    """`agro train RECIPE …`, after `agro import` if the store is a temporary import of a file."""
     path = store.path if log is None else Path(log.name.split(".")[0] + ".db")
     parts = ["agro", "train", recipe, f"policy.model={model or 'MODEL'}", f"data.store={path}", *changes]
     command = shlex.join([*parts, "--out", f"runs/{recipe}"])
@@ -395,29 +395,29 @@ def train_command(
     return f"{shlex.join(['agro', 'import', str(log), '--store', str(path)])} && {command}"
 
 
-SCALE_RATIO = 3.0  # times the largest |reward| of one source is that of another, at least, on another scale
+SCALE_RATIO = 3.0  # the smallest ratio of two sources' largest |reward| that means different scales
 
 
 class ScaleConflict(NamedTuple):
-    """Two sources of different scales that scored responses to one prompt."""
+    """Two sources of different scales with rewards in the same groups."""
 
     lower: Scale
     higher: Scale
     groups: int
-    prompt_id: str  # of one of them
+    prompt_id: str  # of one of these groups
 
 
 def differ_in_scale(a: Scale, b: Scale) -> bool:
-    """Whether two ranges of rewards can't be of one scale, as far as it shows.
+    """Whether two ranges of rewards must be on different scales.
 
-    Rewards within [−1, 1] count as one scale, since few or poor responses may only use a part of it.
+    Rewards within [−1, 1] count as one scale, since few or poor responses may use only a part of it.
     """
     sizes = sorted(max(1.0, scale.size) for scale in (a, b))
     return sizes[1] >= SCALE_RATIO * sizes[0]
 
 
 def find_scale_conflicts(data: DataConfig, store: Store) -> list[ScaleConflict]:
-    """The pairs of sources whose rewards, by `data.reward_scale`, differ in scale and meet in a group."""
+    """The pairs of sources that share a group and, after `data.reward_scale`, differ in scale."""
     scales = {}
     for source, *rewards in store.survey.scales():
         rule = data.reward_scale.get(source, RewardScale())
@@ -430,9 +430,9 @@ def find_scale_conflicts(data: DataConfig, store: Store) -> list[ScaleConflict]:
 def _conflicts(
     data: DataConfig, scales: Mapping[str, Scale], meetings: Iterable[tuple[Iterable[str], int, str]]
 ) -> list[ScaleConflict]:
-    """`meetings`: sources that scored responses to one prompt, the number of such prompts, and one of them.
+    """`meetings`: sources that share a group, the number of such groups, and a prompt id of one.
 
-    A map of both sources is the user's word, whatever the ranges are then.
+    If both sources have a map, the user's choice is accepted, whatever the ranges.
     """
     conflicts: dict[tuple[str, str], ScaleConflict] = {}
     for names, count, prompt_id in meetings:
@@ -448,12 +448,12 @@ def _conflicts(
 
 
 def check_scales(data: DataConfig, store: Store) -> None:
-    """Raise `Refused` where sources of different scales meet in a group and have no map."""
+    """Raise `Refused` if sources of different scales share a group and have no map."""
     _refuse(find_scale_conflicts(data, store), str(store.path))
 
 
 def check_drawn(samples: Sequence[Sample], data: DataConfig) -> None:
-    """`check_scales` of the samples of one step, whose rewards are mapped."""
+    """`check_scales` for the samples of one step, whose rewards are mapped already."""
     rewards: dict[str, list[float]] = {}  # by source
     groups: dict[str, dict[str, None]] = {}  # the sources of each group, in order
     for sample in samples:
@@ -466,7 +466,7 @@ def check_drawn(samples: Sequence[Sample], data: DataConfig) -> None:
 
 
 def rescaled(samples: Sequence[Sample], data: DataConfig) -> list[Sample]:
-    """The samples with rewards of the scale that training uses; token rewards have the factor alone."""
+    """Map the samples' rewards to the scale of training; token rewards get only the factor."""
     result = []
     for sample in samples:
         rule, tokens = data.reward_scale.get(sample.source), sample.token_reward

@@ -1,4 +1,4 @@
-"""From a configuration to a run: everything is loaded and checked here, and the loop's parts are built."""
+"""Turns a configuration into a run: loads and checks everything, and builds the loop's parts."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ from agro.types import Prompt
 
 
 def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
-    """What the model and the prompts show, before the first step."""
+    """Notes on the model and the prompts before the first step."""
     texts, count = sum(isinstance(p.text, str) for p in prompts), parameters(policy.model)
     positions, on_gpu = positions_of(policy.model), policy.device.type == "cuda"
     is_large = config.policy.threads == "auto" and count >= LARGE and policy.device.type == "cpu"
     rows = {
         f"{texts} of {len(prompts)} prompts are plain text without a chat template, though the tokenizer has "
-        "one; policy.chat.wrap = true makes user messages of them": texts
+        "one; policy.chat.wrap = true turns them into user messages": texts
         and policy.tokenizer.chat_template
         and not config.policy.chat.wrap,
         f"the context is {policy.context} of the model's {positions} tokens: in longer passes, LongRoPE "
         "changes the log-probs of all sequences": policy.context < positions,
-        f"engine.kind = {config.engine.kind} decodes on the GPU an operation at a time, without CUDA graphs; "
+        f"engine.kind = {config.engine.kind} decodes on the GPU operation by operation, without CUDA graphs; "
         "engine.kind = vllm starts vLLM, which samples faster": (
             on_gpu and "shares_weights" in capabilities(config.engine.kind)
         ),
@@ -85,11 +85,11 @@ def notes(policy: Policy, prompts: Sequence[Prompt], config: RunConfig) -> list[
 
 
 class BaseTrainer:
-    """Train as `config` says, in the run folder `out` (default: runs/ and the time).
+    """Trains according to `config`, in the run folder `out` (default: runs/ and the time).
 
-    `monitors` observe each step besides the run's own. `rewards`: functions by their names in the
+    `monitors` observe each step in addition to the run's own. `rewards`: functions by their names in the
     configuration, which are called in this process. After `run`, `policy` is the trained policy, with its
-    last weights; RUN/model has their average where `train.weights_average` is set.
+    last weights; RUN/model has their average if `train.weights_average` is set.
     """
 
     policy: Policy
@@ -98,7 +98,7 @@ class BaseTrainer:
     folder: Run
     trackers: Trackers
     activity: RunActivity
-    ended_well = True  # after `run`: whether no problem is more important than what was measured
+    ended_well = True  # after `run`: whether no problem outweighs the measured result
 
     def __init__(
         self,
@@ -159,19 +159,19 @@ class BaseTrainer:
             ):
                 self._train()
         finally:
-            with suppress(OSError):  # no folder was made, or its disk is full
+            with suppress(OSError):  # no folder was created, or its disk is full
                 (self.out / STAGE).unlink()
-            with ExitStack() as closed:  # all of them, whichever raises
+            with ExitStack() as closed:  # closes all of them, even if one raises
                 for opened in (self.reward, self.__dict__.get("engine"), *self.monitors):
                     if opened is not None:
                         closed.callback(opened.close)
 
     def _prepare(self) -> None:
-        """Load and check what is cheap."""
+        """Load and check everything that is cheap."""
         config, data, path = self.config, self.config.data, self.location
         self.prompts, self.notes = inputs.configured_prompts(data, "prompts")
         self.eval_prompts, repeated = inputs.configured_prompts(data, "eval_prompts")
-        self.set_aside: list[Prompt] = []  # held-out prompts that can be answered
+        self.set_aside: list[Prompt] = []  # held-out prompts that the models answer
         self.clusters: Clusters = {}
         self.notes += self.budget.notes
         if data.hold_out:
@@ -201,10 +201,10 @@ class BaseTrainer:
             self.notes += inputs.check_scorable(self.reward, scored, config.reward.max_failed)
 
     def _load(self) -> tuple[Policy, Policy | None]:
-        """Policy and reference; the prompts that the policy can be asked remain."""
+        """Load policy and reference, and drop the prompts that the policy can't encode."""
         policy, data = self._load_policy(), self.config.data
         self.prompts, dropped = inputs.valid_prompts(self.prompts, policy.encoder, data, "prompts")
-        if self.set_aside:  # what the model can't be asked isn't missed there
+        if self.set_aside:  # invalid prompts of these are dropped without a refusal
             drop = data.model_copy(update={"invalid_prompts": "drop"})
             self.set_aside, more = inputs.valid_prompts(self.set_aside, policy.encoder, drop, "hold_out")
             self.eval_prompts = self.set_aside if self.eval_prompts else []
@@ -221,15 +221,15 @@ class BaseTrainer:
         return policy
 
     def _load_reference(self, policy: Policy) -> Policy | None:
-        """The reference, which stays in memory for the complete run where any phase needs it."""
+        """Load the reference if any phase needs it; it stays in memory for the complete run."""
         if not any(phase.reads_reference for phase in self.phases):
             return None
-        first = self.phases[0].config
-        if first.policy.reference_is_served:
+        config = self.phases[0].config
+        if config.policy.reference_is_served:
             from agro.rollout.engines.connection import ServedReference
 
-            return ServedReference(first, policy)
-        return load_reference(first.policy, policy)
+            return ServedReference(config, policy)
+        return load_reference(config.policy, policy)
 
     def _train(self) -> None:
         say = self.activity.say
@@ -258,7 +258,7 @@ class BaseTrainer:
 
     @contextmanager
     def _learner(self) -> Iterator[Learner]:
-        """The learner: in this process, or sharded over the ranks that torchrun started."""
+        """Provide the learner, in this process or sharded over the ranks that torchrun started."""
         if world_size() == 1:
             yield Learner(self.policy, self.reference, self.activity.say)
             return
@@ -297,7 +297,7 @@ class BaseTrainer:
         if data.value_half_life is not None:
             values = TrackedValues(self.store, self.folder.id, learner, data.value_half_life)
         source, monitors = self._source(phase, position, values), self._monitors(phase, learner, trained)
-        if isinstance(source, Monitor):  # whose fits are in checkpoints
+        if isinstance(source, Monitor):  # so that checkpoints contain its state
             monitors = [source, *monitors]
         if phase.config.source.around is not None:
             source = CheckedSource(source, f"source.around = {phase.config.source.around}", self.store)
@@ -308,7 +308,7 @@ class BaseTrainer:
     def _source(
         self, phase: Phase, position: Position, values: StoredValues | TrackedValues | None
     ) -> Source:
-        """Where the fresh samples of a phase come from, with what it puts around that."""
+        """Build the source of a phase's fresh samples, with its wrapper."""
         config, run = phase.config, self.folder.id
         inline: InlineSource | None = None
         source: Source
@@ -322,7 +322,7 @@ class BaseTrainer:
             if config.data.prompt_order == "uncertain":
                 assert isinstance(values, TrackedValues)
                 order = UncertainOrder(prompts, seed, config.data.candidates, values)
-            # Of published versions, for an engine that doesn't share the policy's.
+            # The folder of published versions, for an engine that doesn't share the policy's weights.
             weights = None if "shares_weights" in declared(self.engine) else self.out / "weights" / "served"
             recorded, rollout = recording(self.phases, phase), self._rollout(phase)
             source = inline = InlineSource(
@@ -351,7 +351,7 @@ class BaseTrainer:
         return Rollout(self.policy.encoder, self.engine, self.environments.get(phase.name), turns)
 
     def _monitors(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
-        """First the run's own, then those passed to the trainer, then those that write the metrics."""
+        """The run's own monitors, then those passed to the trainer, then those that write the metrics."""
         config, activity, say = phase.config, self.activity, self.activity.say
         shifts = config.objective.options.get("baseline_shift") == MEASURED
         other = None if "shares_weights" in capabilities(config.engine.kind) else learner
@@ -372,7 +372,7 @@ class BaseTrainer:
         return [*monitors, Record(self.folder, self.trackers, self.store), Terminal(self.activity)]
 
     def _held_out_log(self, phase: Phase, learner: Learner, trained: set[str]) -> list[Monitor]:
-        """Nothing where each held-out prompt has one response, and nothing follows what would be measured."""
+        """Empty if no held-out prompt has two scored responses, unless a setting needs the measurement."""
         config, name = phase.config, phase.name
         try:
             log = heldout.HeldOutLog.load(phase, learner, self.activity, self.clusters)
@@ -390,7 +390,7 @@ class BaseTrainer:
         return [log]
 
     def _unscored(self, phase: Phase, learner: Learner) -> list[Monitor]:
-        """Nothing where no prompt leaves room for a response, or none is asked for."""
+        """Empty if no prompt leaves room for a response, or if no responses are requested."""
         config, has_reference = phase.config, learner.reference_key is not None
         count = unscored(config, has_reference=has_reference)
         if not count:

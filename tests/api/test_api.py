@@ -377,7 +377,7 @@ def test_three_arguments_are_enough(objects, capsys) -> None:
     assert "note: the method is that of recipe fresh" in said
     assert "note: objective.beta = 0.01, for rewards from 0 to 1 (taken to be; none is known yet)" in said
     assert "note: train.lr = auto, found at the first step" in said
-    assert re.search(r"train\.lr = [\d.e-]+, at which the first update changes the policy by", said)
+    assert re.search(r"train\.lr = [\d.e-]+: the first update then changes the policy by", said)
     config = config_of(trained.folder)
     assert (config["objective"]["beta"], config["train"]["lr"]) == (0.01, "auto")
     assert (config["objective"]["baseline"], config["train"]["gain_ratio"]) == ("step", 0.75)

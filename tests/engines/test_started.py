@@ -132,7 +132,7 @@ def test_a_server_of_ones_own_has_no_other_address(engine) -> None:
         "engine": {"kind": "vllm"},
     }
     check_config(RunConfig.of(values))
-    with pytest.raises(Refused, match=r'engine\.memory is of engine\.kind = "vllm", got "hf"'):
+    with pytest.raises(Refused, match=r'engine\.memory needs engine\.kind = "vllm", got "hf"'):
         check_config(RunConfig.of({**values, "engine": {"memory": 0.5}}))
     with pytest.raises(Refused, match=r"starts a server of its own: expected no engine\.urls"):
         check_config(RunConfig.of({**values, "engine": {"kind": "vllm", **engine}}))

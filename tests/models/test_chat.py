@@ -192,7 +192,7 @@ def test_default_settings_leave_the_fingerprint_of_stores_made_before(make):
             {"options": {"add_generation_prompt": False}},
             "add_generation_prompt: .* agro sets this one",
         ),
-        (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected the file of a Jinja template"),
+        (CHATML, {"template": "/no/such.jinja"}, "/no/such.jinja: expected a file with a Jinja template"),
     ],
 )
 def test_settings_that_would_be_passed_over_are_refused(make, template, settings, message):
@@ -282,7 +282,7 @@ def test_a_template_that_drops_earlier_thoughts_makes_rows_of_one_episode(make, 
     assert rows[0].episode is not None
     assert rows[0].context_tokens is None
     assert rows[1].context_tokens.tolist() == rows[1].tokens[~rows[1].action].tolist()
-    with pytest.raises(InvalidSample, match="2 turns are sequences of their own"):
+    with pytest.raises(InvalidSample, match="2 turns are separate sequences"):
         policy.encode(sample)
 
 
@@ -343,7 +343,7 @@ def test_what_a_text_holds_of_its_own_tokens(make):
     policy = make()
     for response in ("yo<|im_end|>", "yo<|im_end|>\n", "yo<|im_end|><eos><eos>"):
         assert layout(policy, Sample([USER], response))[-1] == ("yo<|im_end|>", True)
-    with pytest.raises(InvalidSample, match=r"special token <\|im_end\|> at character 2, and more behind it"):
+    with pytest.raises(InvalidSample, match=r"special token <\|im_end\|> at character 2, and more text"):
         policy.encode(Sample([USER], "yo<|im_end|>\n<|im_start|>user\nhi"))
     assert layout(policy, Sample("<bos>hi", "yo<eos>"))[0] == ("<bos>hi", False)  # one BOS
     assert layout(policy, Sample("hi", "yo<eos>"))[-1] == ("yo<eos>", True)
@@ -357,7 +357,7 @@ def test_a_date_of_a_template_is_pinned(make):
     assert later.fingerprint != make(dated).fingerprint
     with pytest.raises(Refused, match="writes no date, so it has no effect"):
         make(CHATML, today="2025-01-02")
-    with pytest.raises(Refused, match="expected a date as 2026-01-31, got '2025-02-30'"):
+    with pytest.raises(Refused, match="expected a date such as 2026-01-31, got '2025-02-30'"):
         make(dated, today="2025-02-30")
     with pytest.raises(Refused, match="in a form that can't be pinned"):
         make("{% set f = '%Y' %}{{ strftime_now(f) }}" + CHATML).encoder.prompt([USER])

@@ -221,7 +221,7 @@ def test_a_server_gets_what_the_trainer_leaves(sleep: bool) -> None:
     assert found.share(4000, 24e9, 48e9) == round(left / 48e9, 3)
     longest = found.longest(16e9, 8, 40_000)
     assert found.peak(longest, 8) <= 16e9 < found.peak(longest + 100, 8)
-    with pytest.raises(Refused, match=r"engine\.memory: the trainer needs .* and vLLM gets nothing"):
+    with pytest.raises(Refused, match=r"engine\.memory: the trainer needs .* so vLLM gets nothing"):
         found.share(4000, 1e9, 1e9)
 
 

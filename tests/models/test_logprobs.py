@@ -204,7 +204,7 @@ def test_kept_logits_change_no_bit(monkeypatch):
     monkeypatch.setattr("agro.models.logprobs.TILE", 8)
     gradients = []
     for kept in (0, *range(1, 3 * B * T * V, 23)):
-        monkeypatch.setattr("agro.models.logprobs.KEPT", kept)
+        monkeypatch.setattr("agro.models.logprobs.MAX_KEPT_LOGITS", kept)
         hidden, weight, bias, tokens, mask = arrays()
         leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
         token_streams((hidden, Head(weight, bias)), tokens, mask, chunk=3)["logp"][mask].sum().backward()
@@ -356,7 +356,7 @@ def test_memory_beside_logits_that_are_kept_is_below_a_tenth_of_all(causal, toke
         sum(v[mask].sum() for v in out.values()).backward()
 
     kept = 1 << 22
-    monkeypatch.setattr("agro.models.logprobs.KEPT", kept)
+    monkeypatch.setattr("agro.models.logprobs.MAX_KEPT_LOGITS", kept)
     assert peak_bytes(work) <= length * vocabulary * 4 / 10 + 4 * kept
     assert all(p.grad is not None for p in policy.model.parameters())
 

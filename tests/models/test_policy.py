@@ -354,7 +354,7 @@ def test_a_head_that_is_not_linear_is_refused(causal, tokenizer):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(causal, tokenizer):
-    with pytest.raises(Refused, match="the tokenizer has 13 tokens, the model's output layer 12"):
+    with pytest.raises(Refused, match="the tokenizer has 13 tokens, but the model's output layer has 12"):
         Policy(causal("Llama", vocab_size=12), tokenizer)
 
 

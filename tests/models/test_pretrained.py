@@ -323,10 +323,10 @@ def test_the_model_is_a_llama_with_tied_embeddings(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "heads that divide hidden into parts of an even size, got hidden = 8, heads = 3"),
-        ({"heads": 8}, "parts of an even size"),
-        ({"alphabet": "aba"}, "expected different characters, or 'bytes'; repeated: 'a'"),
-        ({"alphabet": ""}, "expected different characters"),
+        ({"heads": 3}, "hidden to be heads times an even number, got hidden = 8, heads = 3"),
+        ({"heads": 8}, "heads times an even number"),
+        ({"alphabet": "aba"}, "expected distinct characters, or 'bytes'; repeated: 'a'"),
+        ({"alphabet": ""}, "expected distinct characters"),
     ],
 )
 def test_a_specification_that_makes_no_model_is_refused(tmp_path, changes, message):

@@ -24,7 +24,7 @@ from agro.rollout import Activity, CollectResult
 from agro.store import DamagedSample, DrawnGroups, Store
 from agro.store.drawing import Draws
 from agro.train.collate import StoredValues, collate
-from agro.train.feed import Feed, Valid, by_reward, count_responses, one_each, select_valid
+from agro.train.feed import Feed, Valid, count_responses, one_each, priorities, select_valid
 from agro.train.learner import Local
 from agro.train.measure import describe_batch
 from agro.train.monitors.heldout import HeldOutLog
@@ -131,7 +131,7 @@ def test_groups_are_replayed_by_the_mean_power_of_their_rewards() -> None:
     """Rewards 4 and 0 at the power ½: (2 + 10⁻³)/2, ε = 10⁻⁶; one without a reward counts nowhere."""
     rewards = [("a", 4.0), ("a", 0.0), ("b", -1.0), ("b", None)]
     samples = [Sample(p, str(i), reward=r, prompt_id=p) for i, (p, r) in enumerate(rewards)]
-    assert by_reward(samples, 0.5) == pytest.approx({"a": math.log((2 + 1e-3) / 2), "b": 0.0}, abs=1e-6)
+    assert priorities(samples, 0.5) == pytest.approx({"a": math.log((2 + 1e-3) / 2), "b": 0.0}, abs=1e-6)
 
 
 def test_samples_of_an_episode_are_one_response() -> None:

@@ -131,7 +131,7 @@ def test_what_the_policy_has_left_is_dropped_and_counted(tmp_path: Path) -> None
     """Replayed responses alone, whose |log π − log μ| per token is above the limit."""
 
     def look(feed, valid) -> None:
-        stored = [s for s in valid.samples if s.id not in valid.made]
+        stored = [s for s in valid.samples if s.id not in valid.fresh]
         assert all(value >= -0.02 for value in per_token(feed.learner, stored, "behavior"))
 
     with before_step(look):

@@ -95,7 +95,7 @@ STORED = {"data__store": "log.db", "data__hold_out": 0.2}  # without prompts to 
     ("rules", "metric", "values", "kept", "stops", "said"),
     [
         (PROMPTS | {"patience": 2}, "eval_reward", [0.5, 0.5, None, math.nan, 0.7, 0.6, 0.7], [0, 4], 6, ""),
-        (STORED | {"patience": 2}, "eval_auc", [0.5, 0.7, 0.6, 0.65], [0, 1], 3, "0.7000, which step 1 had"),
+        (STORED | {"patience": 2}, "eval_auc", [0.5, 0.7, 0.6, 0.65], [0, 1], 3, "0.7000 of step 1"),
         ({"target_kl": 2.0}, "eval_kl_ref", [None, math.nan, 1.99, 2.0], [], 3, "evaluate.target_kl 2"),
     ],
 )
@@ -361,7 +361,7 @@ def off(monkeypatch) -> list[float]:
 def test_the_run_stops_before_the_weights_move(tmp_path: Path, off: list[float]) -> None:
     off[0] = 0.2
     words = (
-        r"step 1: .*logp_diff_fresh = 0\.2 nats a token, above guard\.logp_diff = 0\.1.*processed_logprobs"
+        r"step 1: .*logp_diff_fresh = 0\.2 nats per token, above guard\.logp_diff = 0\.1.*processed_logprobs"
     )
     with pytest.raises(Refused, match=words):
         run_tiny(tmp_path)

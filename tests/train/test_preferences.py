@@ -145,7 +145,7 @@ def test_pairs_that_the_rules_leave_out(tmp_path: Path) -> None:
     assert "0 of 4 samples in " in refused(tmp_path, data={"sources": ["someone"]})
     with Store.open(tmp_path / "pairs.db") as store:
         import_files(store, [preferences(tmp_path)])
-    excluded = "36 pairs: of samples that data.roles, data.sources and data.min_reward exclude"
+    excluded = "36 pairs, but of samples that data.roles, data.sources and data.min_reward exclude"
     assert excluded in refused(tmp_path, data={"sources": ["someone"]})
     gap = {"name": "pair_consistency", "beta": 0.3, "gap": "reward"}
     said = refused(tmp_path, gap, data={"sources": ["file:preferences.jsonl"]})

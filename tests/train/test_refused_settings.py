@@ -201,7 +201,7 @@ OBJECTIVES: list[tuple[Changes, str]] = [
 ]
 OTHER_POLICIES: list[tuple[Changes, str]] = [
     ({"policy__model": "somewhere"}, "got both"),
-    (RIVALS | {"source__sync_every": 1, "source__sync_from": 1}, r'reference = "sampler" is the earlier'),
+    (RIVALS | {"source__sync_every": 1, "source__sync_from": 1}, r'reference = "sampler" uses the earlier'),
     (RIVALS | {"source__kind": "elsewhere"}, r"source\.sync_from = 3 and source\.kind"),
     (RIVALS | {"objective": {"name": "agro", "beta": 0.1}}, r"rivals makes pairs .* objective agro"),
     (RIVALS | {"data__experts": 0}, r"rivals makes pairs .* data\.experts = 0"),

@@ -111,7 +111,7 @@ def test_a_server_sleeps_while_the_weights_move(tmp_path: Path, start: str, monk
     order = [path for path, _ in state.asked if "completions" not in path]
     assert order[:3] == ["/wake_up", "/v1/load_lora_adapter", "/sleep?level=1"]
     assert order.count("/wake_up") == order.count("/sleep?level=1") >= 3
-    with pytest.raises(Refused, match=r"engine\.sleep needs a server of vLLM"):
+    with pytest.raises(Refused, match=r"engine\.sleep needs a vLLM server"):
         check_config(run_of(tmp_path, start, url, engine={"kind": "hf", "urls": [], "sleep": True}))
 
 

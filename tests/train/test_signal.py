@@ -148,7 +148,7 @@ def test_a_share_that_the_store_does_not_meet_names_what_limits_it(tmp_path: Pat
     rows = [GOOD | {"replay_missing": missing} for missing in (2, 0, 2, 1, 2, 2)]
     limited = {"data__max_age": 3, "data__sources": ["policy"], "data__max_uses": 1}
     [line] = signal_lines(tmp_path, rows, data__replay=0.5, **limited)
-    assert line.startswith("step 5: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn")
+    assert line.startswith("step 5: data.replay = 0.5 requests 2 groups of the store, but again only 0 could")
     assert "data.sources = ('policy',), data.max_age = 3, data.max_uses = 1" in line
     [line] = signal_lines(tmp_path, [GOOD | {"replay_missing": 1}] * 3, data__replay=0.5)
     assert "or more prompts" in line
@@ -193,7 +193,7 @@ def test_a_run_without_a_valid_response_says_so(tmp_path: Path, capsys) -> None:
 def test_a_run_whose_replay_is_never_met_says_so(tmp_path: Path, capsys) -> None:
     """Rewards are at most 1, so that no group of the run's own store can be drawn."""
     [line] = said_by(tmp_path, "run", capsys, data__replay=0.5, data__min_reward=2.0)
-    assert "step 3: data.replay = 0.5 asks for 2 groups of the store, and 0 could be drawn" in line
+    assert "step 3: data.replay = 0.5 requests 2 groups of the store, but again only 0 could" in line
     assert "data.min_reward = 2.0" in line
     assert [m["replay_missing"] for m in metrics(tmp_path / "run")] == [2] * 6
     assert said_by(tmp_path, "met", capsys, data__replay=0.5) == []
@@ -331,7 +331,7 @@ def test_agro_on_stored_responses_without_a_weight_is_warned_of_once_and_in_the_
 )
 def test_the_baseline_of_the_step_is_noted_on_samples_that_are_not_fresh(tmp_path, changes, named) -> None:
     said = notes(tmp_path, AGRO | {"baseline": "step"}, **changes)
-    assert ('baseline = "step" keeps the optimum on fresh samples alone' in said) == bool(named)
+    assert ('baseline = "step" keeps the optimum only on fresh samples' in said) == bool(named)
     assert named in said
     assert 'baseline = "step"' not in notes(tmp_path, AGRO | {"baseline": "others"}, **changes)
 

@@ -24,8 +24,8 @@ from agro.pages.run.page import course
 from agro.runs.problems import kept_share, phase_problems
 from agro.runs.rundata import load_run
 from agro.train.learner import Local
-from agro.train.measure import change, kept
-from agro.train.phases import KEPT, TRIED, Position, loss_of, lowered, recalled, speed_of, step_bound
+from agro.train.measure import change, gain_of
+from agro.train.phases import DECAY, FIRST_RATE, Position, loss_of, lowered, recalled, speed_of, step_bound
 from agro.train.step import MicroBatch, Step
 from agro.train.trainer import BaseTrainer
 from agro.types import Batch
@@ -82,7 +82,7 @@ def test_the_highest_speed_counts_at_once_and_is_forgotten_slowly() -> None:
     speed = speed_of(0.02, 0.01)
     assert speed == pytest.approx(20.0, rel=1e-12)
     assert (recalled(speed, None), recalled(speed, 5.0)) == (speed, speed)
-    assert recalled(speed, 50.0) == pytest.approx(KEPT * 50 + (1 - KEPT) * 20, rel=1e-12)
+    assert recalled(speed, 50.0) == pytest.approx(DECAY * 50 + (1 - DECAY) * 20, rel=1e-12)
     assert recalled(None, None) is None
 
 
@@ -149,7 +149,7 @@ def test_equal_rewards_tell_no_rate(tmp_path: Path) -> None:
     """Then the gradient is 0 at the reference, and nothing moves."""
     rule = {"train__lr": "auto", "train__gain_ratio": 0.75, "train__steps": 2}
     rows = metrics(run_tiny(tmp_path, reward__name=f"{REWARDS}:alike", **rule))
-    assert [row["lr"] for row in rows] == [TRIED, TRIED]
+    assert [row["lr"] for row in rows] == [FIRST_RATE, FIRST_RATE]
 
 
 def test_the_gain_of_an_exact_kl_isn_t_measured(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_share_of_a_quadratic_gain_is_exact(rate: float) -> None:
     y, a, theta = torch.tensor([0.5, 2.0, -1.0]).double(), torch.tensor([0.25, 0.5, 0.25]).double(), 0.25
     p = float((a * (y - theta)).sum())
     first, then = (-0.5 * (y - at)[:, None].square() for at in (theta, theta + rate * p))
-    found = kept(after(then), step_of(a[:, None], first))
+    found = gain_of(after(then), step_of(a[:, None], first))
     assert found == pytest.approx(rate * p * p * (1 - rate / 2), rel=1e-12)
 
 
@@ -193,19 +193,19 @@ def test_what_falls_loses_no_more_than_its_probability() -> None:
     push = torch.tensor([[0.5], [-0.5]]).double()
     before = torch.full((2, 1), -math.log(2), dtype=torch.float64)
     change = torch.tensor([[up], [down]], dtype=torch.float64)
-    assert kept(after(before + change), step_of(push, before)) == pytest.approx(expected, rel=1e-12)
+    assert gain_of(after(before + change), step_of(push, before)) == pytest.approx(expected, rel=1e-12)
     halves = torch.stack([change[:, 0] / 4, change[:, 0] * 3 / 4], 1)
     tokens = step_of(push.expand(2, 2), torch.zeros(2, 2).double())
-    assert kept(after(halves), tokens) == pytest.approx(expected, rel=1e-12)
+    assert gain_of(after(halves), tokens) == pytest.approx(expected, rel=1e-12)
     rows = step_of(push[[0, 1, 1]], torch.zeros(3, 1).double(), response=[0, 1, 1])
     thirds = torch.tensor([[up], [down / 3], [down * 2 / 3]], dtype=torch.float64)
-    assert kept(after(thirds), rows) == pytest.approx(expected, rel=1e-12)
+    assert gain_of(after(thirds), rows) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_gradient_that_isnt_of_log_probs_alone_is_unknown() -> None:
     push = torch.tensor([[1.0]]).double()
-    assert kept(after(push), step_of(push, push, kl=torch.zeros(1, 1), value=torch.ones(1))) == 0.0
-    assert kept(after(push), step_of(push, push, kl=torch.ones(1, 1))) is None
+    assert gain_of(after(push), step_of(push, push, kl=torch.zeros(1, 1), value=torch.ones(1))) == 0.0
+    assert gain_of(after(push), step_of(push, push, kl=torch.ones(1, 1))) is None
 
 
 def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tuple[float, float, float]:
@@ -229,7 +229,7 @@ def stepped(folder: Path, micro: int, rate: float = 1e-5, **changes: Any) -> tup
     fall = float(before - learner.along_gradient())
     moved = zip(weights, first, strict=True)
     by_hand = -sum(float((w.grad * (w.detach() - w0)).double().sum()) for w, w0 in moved)
-    return by_hand, fall, kept(learner.logp(batch), step) * config.train.clip / step.norm
+    return by_hand, fall, gain_of(learner.logp(batch), step) * config.train.clip / step.norm
 
 
 @pytest.mark.parametrize("changes", [{}, {"policy__dtype": "mixed"}, {"train__weight_decay": 0.1}])

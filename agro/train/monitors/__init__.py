@@ -1,4 +1,4 @@
-"""The protocol of a monitor, what it observes, and the two that write down what a run leaves of its steps."""
+"""The protocol of monitors, the step that they observe, and the two monitors that log a run's steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agro.types import Sample
 
 @dataclass(frozen=True)
 class Action:
-    """What a monitor requests before the weights move, and why; "stop" ends the run with it as an error."""
+    """A monitor's request before the weights move, and its reason, with which "stop" ends the run."""
 
     kind: Literal["go", "skip", "roll back", "stop"] = "go"
     why: str = ""
@@ -30,14 +30,14 @@ GO = Action()
 
 @dataclass
 class View:
-    """One step, as its monitors see it. Step 0 is the measurement before the first step."""
+    """One step, as monitors see it. Step 0 is the measurement before the first step."""
 
     phase: Phase
-    step: int  # of the run
+    step: int  # the run's step
     options: dict[str, Any]  # the objective's, at this step
     metrics: dict[str, Any]  # the step's line of metrics.jsonl; None: unknown
-    stop: str = ""  # why the run is to end after this step; a monitor may set it
-    held_out: Sequence[Sample] = ()  # responses of an evaluation to held-out prompts, or unscored ones
+    stop: str = ""  # why the run should end after this step; a monitor may set it
+    held_out: Sequence[Sample] = ()  # an evaluation's responses to held-out prompts, or unscored ones
     held_out_rewards: HeldOutRewards | None = None  # of the latest evaluation of these prompts
 
     @property
@@ -52,7 +52,7 @@ class View:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is the measurement before the first step, and nothing was measured."""
+        """Whether this is step 0 and nothing was measured."""
         return self.step == 0 and not self.was_evaluated
 
     @property
@@ -67,7 +67,7 @@ class View:
 
 
 class Monitor:
-    """Observes steps. Each method does nothing unless a subclass overrides it. What one raises ends the run.
+    """Observes steps. Each method does nothing unless a subclass overrides it. An exception ends the run.
 
     `name` is the key of its `state` (JSON) in checkpoints; a monitor without state has none.
     """
@@ -75,28 +75,28 @@ class Monitor:
     name = ""
 
     def receive(self, samples: Sequence[Sample]) -> None:
-        """The samples that a step trains on, before its gradient."""
+        """Receive the samples that a step trains on, before its gradient."""
 
     def judge(self, view: View) -> Action:
-        """Whether the weights may move; called before the first update, with the metrics of its gradient."""
+        """Decide whether the weights may move, before the first update, from its gradient's metrics."""
         return GO
 
     def after(self, view: View) -> None:
-        """After a step: add to `view.metrics`, or set `view.stop`."""
+        """Observe a completed step; may add to `view.metrics` or set `view.stop`."""
 
     def state(self) -> Any:
-        """What a checkpoint stores."""
+        """The state to store in a checkpoint."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Continue from what a checkpoint stored."""
+        """Restore the state from a checkpoint."""
 
     def close(self) -> None:
-        """The run has ended."""
+        """Called when the run has ended."""
 
 
 class Record(Monitor):
-    """metrics.jsonl and copies of it for other programs, and responses and rewards of held-out prompts."""
+    """Writes metrics.jsonl, its copies for trackers, and responses and rewards of held-out prompts."""
 
     def __init__(self, folder: Run, trackers: Trackers, store: Store) -> None:
         self.folder, self.trackers, self.store = folder, trackers, store
@@ -110,18 +110,18 @@ class Record(Monitor):
             return
         self.folder.log(view.metrics)
         if view.held_out_rewards is not None and view.held_out_rewards is not self.written:
-            # Also after a resume: the file may be of a later step, which is made again.
+            # Also after a resume: the file may be from a later step, which is repeated.
             write_rewards(self.folder.folder, view.held_out_rewards)
             self.written = view.held_out_rewards
         self.trackers.log(view.metrics)
 
 
 class Terminal(Monitor):
-    """A line per step, and responses every `train.show_every` steps."""
+    """Prints a line per step, and responses every `train.show_every` steps."""
 
     def __init__(self, activity: RunActivity) -> None:
         self.activity = activity
-        self.samples: Sequence[Sample] = ()  # that the step trained on
+        self.samples: Sequence[Sample] = ()  # the step's
 
     def receive(self, samples: Sequence[Sample]) -> None:
         self.samples = samples

@@ -1,18 +1,18 @@
-"""The rule for a step that explodes.
+"""Guards against steps that explode, and monitors that select the best model and warn.
 
-A step explodes when |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps, or
-when kl_ref is above `guard.kl`. Both are measured before the weights move. The median needs `LEAST` steps. A
-median of 0, which is common where rewards are rare, is ignored. The actions:
+A step explodes if |loss| is above `guard.loss` times the median |loss| of the last `guard.window` steps, or
+if kl_ref is above `guard.kl`. Both are measured before the weights move. The median needs `MIN_STEPS` steps.
+A median of 0, which is common if rewards are rare, is ignored. The actions:
 
 - "skip": the update is skipped; train.max_skipped in a row stop the run.
-- "stop": the run ends as refused, with a checkpoint of the step before.
-- "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from there
-  on; the order of the data continues. After `guard.rollbacks` of them the next one stops the run.
+- "stop": the run ends as refused, with a checkpoint of the previous step.
+- "rollback": weights and optimizer return to the last checkpoint, and the learning rate is halved from then
+  on; the order of the data continues. After `guard.rollbacks` rollbacks the next one stops the run.
 
-A gradient that isn't finite is skipped whatever the rule. The guard also stops a run whose sampler and
-trainer have different log-probs. Another monitor follows a held-out metric: which model is saved, and when
-the run ends. Two others warn: of the metrics of steps, each once per phase, and of steps from which nothing
-can be learned.
+An update whose gradient isn't finite is skipped under any rule. The guard also stops a run whose sampler and
+trainer have different log-probs. Another monitor follows a held-out metric to save the best model and to end
+the run. Two others warn: about metrics, once per topic and phase, and about steps from which nothing can be
+learned.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from agro.train.monitors import GO, Action, Monitor, View
 from agro.train.phases import Phase
 from agro.types import Sample
 
-LEAST = 5
+MIN_STEPS = 5
 TRUNCATION = ("top_k", "top_p", "min_p")
-COMPARED = 64  # responses
-OUTSIDE = 0.01  # share of tokens that the truncation of the trainer may exclude, by rounding at its edge
+COMPARED = 64  # number of responses
+OUTSIDE = 0.01  # share of tokens that the trainer's truncation may exclude, by rounding at its edge
 ADVICE = (
-    "What to look at: whether the server reports log-probs of what it samples from, not raw ones (vLLM: "
-    "--logprobs-mode processed_logprobs); whether new weights arrive there (of a tied output layer too); "
+    "What to check: whether the server reports log-probs of its sampling distribution, not raw ones (vLLM: "
+    "--logprobs-mode processed_logprobs); whether new weights arrive there (also a tied output layer's); "
     "whether both have the same model, tokenizer and chat template, temperature, top-p and min-p, and dtype. "
-    "Where they differ on purpose: raise guard.logp_diff, or 0 for no limit"
+    "If they differ on purpose: raise guard.logp_diff, or set 0 for no limit"
 )
 
 
 class Guard(Monitor):
-    """Judges by |loss| and kl_ref, and by the log-probs of fresh responses. Its state is that of one phase.
+    """Judges by |loss| and kl_ref, and by the log-probs of fresh responses. Its state covers one phase.
 
-    At staleness 0 trainer and sampler have the same weights, so that log π is log μ up to rounding (a mean of
-    about 1e-6 nats a token in float32, .01 in bfloat16). A larger difference is a mistake of the setup, and
-    training would go on with responses of another policy.
+    At staleness 0 trainer and sampler have the same weights, so log π equals log μ up to rounding (a mean of
+    about 1e-6 nats per token in float32, .01 in bfloat16). A larger difference means a mistake in the setup:
+    training would continue on another policy's responses.
 
-    `logp_diff_fresh` compares no samplers at another temperature than the policy's, or with truncation: at
-    temperature .5 raw log-probs are 2 nats a token off. Of these the first `COMPARED` fresh responses are
-    compared at the sampler's own settings.
+    `logp_diff_fresh` excludes samplers with truncation or another temperature than the policy's: at
+    temperature .5 raw log-probs are 2 nats per token off. For these, the guard compares the first `COMPARED`
+    fresh responses at the sampler's own settings.
     """
 
     name = "guard"
@@ -65,9 +65,9 @@ class Guard(Monitor):
     def __init__(
         self, rule: config.GuardConfig, phase: str, learner: Learner | None = None, temperature: float = 1.0
     ) -> None:
-        """`learner`: where the sampler doesn't share its weights, `temperature` being the policy's."""
+        """`learner`: None if the sampler shares its weights. `temperature`: the policy's."""
         self.rule, self.phase, self.learner, self.temperature = rule, phase, learner, temperature
-        self.losses: tuple[float, ...] = ()  # |loss| of the last steps, the latest last
+        self.losses: tuple[float, ...] = ()  # |loss| of recent steps, the latest last
         self.rollbacks = 0
         self.compared = 0
         self.fresh: list[Sample] = []  # to compare
@@ -95,17 +95,17 @@ class Guard(Monitor):
             way = toward_reference(view.metrics["kl_to_reward_spread"])
         return Action(
             "stop",
-            f"{reason}. What to do: look at the samples (agro store show), then start a new run with {way}, "
-            "or raise the limit of the guard",
+            f"{reason}. What to do: inspect the samples (agro store show), then start a new run with {way}, "
+            "or raise the guard's limit",
         )
 
     def _mismatch(self, off_fresh: float | None) -> str:
-        """How trainer and sampler differ on fresh responses, or "". `off_fresh`: see `logp_differences`."""
+        """Describe how trainer and sampler differ on fresh responses, or "". `off_fresh`: logp_diff_fresh."""
         limit = self.rule.logp_diff
         if limit and off_fresh is not None and off_fresh > limit:
             return (
                 "expected equal log-probs of sampler and trainer on fresh responses (staleness 0), got "
-                f"logp_diff_fresh = {off_fresh:.3g} nats a token, above guard.logp_diff = {limit:g}"
+                f"logp_diff_fresh = {off_fresh:.3g} nats per token, above guard.logp_diff = {limit:g}"
             )
         if not limit or not self.fresh or self.learner is None:
             return ""
@@ -119,9 +119,9 @@ class Guard(Monitor):
         if mean <= limit and outside <= OUTSIDE:
             return ""
         return (
-            f"expected the sampler's log-probs of {len(self.fresh)} fresh responses to be the trainer's at "
-            f"the sampler's settings, got a difference of {mean:.3g} nats a token, above guard.logp_diff = "
-            f"{limit:g}, and {outside:.1%} of the tokens outside of its truncation"
+            f"expected equal log-probs of sampler and trainer on {len(self.fresh)} fresh responses at the "
+            f"sampler's settings, got a difference of {mean:.3g} nats per token (guard.logp_diff = "
+            f"{limit:g}) and {outside:.1%} of the tokens outside its truncation (at most {OUTSIDE:.0%})"
         )
 
     def _is_comparable(self, sample: Sample) -> bool:
@@ -129,7 +129,7 @@ class Guard(Monitor):
             return False
         if sample.behavior_logp is None or sample.sampling is None:
             return False
-        # Not a greedy one, which has a point mass, and none that `logp_diff_fresh` compares.
+        # Not a greedy response, whose distribution is a point mass, nor one that `logp_diff_fresh` compares.
         temperature = sample.sampling.get("temperature")
         if not temperature or draws_from(sample, self.temperature, over_kept=False):
             return False
@@ -138,7 +138,7 @@ class Guard(Monitor):
 
     def _explosion(self, loss: float, kl: float | None) -> str:
         """Why the step explodes, or "". `kl` None: not measured."""
-        rule, usual = self.rule, median(self.losses) if len(self.losses) >= LEAST else 0.0
+        rule, usual = self.rule, median(self.losses) if len(self.losses) >= MIN_STEPS else 0.0
         if rule.loss is not None and usual and abs(loss) > rule.loss * usual:
             return (
                 f"|loss| is {abs(loss):.4g}, above guard.loss = {rule.loss:g} times its median of {usual:.4g}"
@@ -160,33 +160,33 @@ class Guard(Monitor):
 class Best(Monitor):
     """Saves the best model by the held-out metric that the phase follows, see `RunConfig.followed`.
 
-    Stops the run where the metric stops improving, and where the KL to the reference has reached
-    `evaluate.target_kl`. It comes after the monitors that measure.
+    Stops the run if the metric stops improving, or if the KL to the reference reaches `evaluate.target_kl`.
+    It runs after the monitors that measure.
     """
 
     name = "best"
 
     keep: Callable[[str, Mapping[str, Any]], None]
-    """Saves the current model, with the name of the metric and the metrics of the step."""
-    value: float | None = None  # the best one
+    """Saves the current model, given the name of the metric and the step's metrics."""
+    value: float | None = None  # the best value
     step: int = -1  # its step
-    waited: int = 0  # evaluations since then
+    waited: int = 0  # number of evaluations since then
 
     def after(self, view: View) -> None:
         rule, name, reasons = view.phase.config.evaluate, view.phase.config.followed, []
         value = view.metrics.get(name) if name is not None else None
         if name is not None and value is not None and not math.isnan(value):
             self.waited += 1
-            is_repeated = view.step == self.step  # step 0 is measured again where a run resumes from it
+            is_repeated = view.step == self.step  # step 0 is measured again if a run resumes from it
             if is_repeated or self.value is None or value > self.value:
                 self.value, self.step, self.waited = value, view.step, 0
                 if rule.keep_best:
                     self.keep(name, {**view.metrics, "step": view.step})
             if rule.patience and self.waited >= rule.patience:
-                best = f"{name} = {self.value:.4f}, which step {self.step} had"
-                reasons.append(f"{self.waited} evaluations without better than {best}")
+                best = f"{name} = {self.value:.4f} of step {self.step}"
+                reasons.append(f"{self.waited} evaluations in a row didn't exceed {best}")
         elif view.step == 0 and name == "eval_auc" and (rule.keep_best or rule.patience):
-            # A reward may be known at the next step; what stored groups don't have stays so.
+            # A reward may become known at a later step; stored groups don't change.
             raise Refused(
                 "evaluate.keep_best and evaluate.patience follow eval_auc, which can't be measured on these "
                 "held-out groups: it needs responses of different rewards in a group. What to do: hold out "
@@ -208,11 +208,11 @@ class Best(Monitor):
         self.value, self.step, self.waited = state["value"], state["step"], state["waited"]
 
 
-AGAIN = 100  # steps in a row after which a warning is repeated
+REPEAT_EVERY = 100  # consecutive steps after which a warning is repeated
 
 
 class Signal(Monitor):
-    """Warns of steps in a row without a signal (`no_signal`), and of a share of replay that isn't met."""
+    """Warns about consecutive steps without a signal (`no_signal`) and about an unmet share of replay."""
 
     def __init__(self, phase: Phase, say: Callable[[str], None]) -> None:
         self.phase, self.say = phase, say
@@ -246,16 +246,17 @@ class Signal(Monitor):
             if choice:
                 way = f"check the choice by {', '.join(choice)}, or lower data.replay"
             self.say(
-                f"step {view.step}: data.replay = {data.replay} asks for {requested} groups of the store, "
-                f"and {requested - missing} could be drawn, again; the others are sampled. What to do: {way}"
+                f"step {view.step}: data.replay = {data.replay} requests {requested} groups of the store, "
+                f"but again only {requested - missing} could be drawn; the others are sampled. What to do: "
+                f"{way}"
             )
 
     def _is_time(self, in_a_row: int) -> bool:
         patience = min(PATIENCE, self.phase.ends - self.phase.begins)
-        return in_a_row == patience or in_a_row % AGAIN == 0
+        return in_a_row == patience or in_a_row % REPEAT_EVERY == 0
 
     def _why(self, metrics: Mapping[str, Any]) -> str | None:
-        """A key of `WAYS_OUT`; None where something can be learned, or where that is unknown."""
+        """A key of `WAYS_OUT`; None if something can be learned, or if that is unknown."""
         groups = metrics["groups"]
         if groups == 0:
             return "no valid response"
@@ -272,44 +273,44 @@ class Signal(Monitor):
 
 
 class Warnings(Monitor):
-    """Warns where the metrics show that something is wrong with the settings, and names the way out."""
+    """Warns if the metrics show a problem with the settings, and names the way out."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
-        self.given: set[str] = set()
-        self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its last ones
+        self.topics: set[str] = set()  # warned about already
+        self.rows: list[dict[str, Any]] = []  # the metrics of the phase's first step and its latest ones
 
     def after(self, view: View) -> None:
         metrics, entry, config = view.metrics, view.phase.entry, view.phase.config
         options = entry.defaults() | view.options
         if metrics["objective"] is not None:
             self._warn("method", view.step, entry.warnings.metrics_warning(metrics["objective"], options))
-        # Of the spread of βρ, unless the method warns of its β itself, or most groups have equal rewards.
-        warns_itself = "method" in self.given or entry.warnings.options_warning(options) is not None
+        # Check the spread of βρ, unless the method warns about its β or most groups have equal rewards.
+        warns_itself = "method" in self.topics or entry.warnings.options_warning(options) is not None
         mostly_equal = 2 * (metrics["groups_equal"] or 0) > (metrics["groups"] or 0)
         ratio, length = metrics["kl_to_reward_spread"] or 0.0, metrics["length_mean"]
         if not warns_itself and not mostly_equal and ratio > DWARFED:
             way = "a smaller objective.beta"
             if entry.averages(view.options) == "sum":
-                way += f" (about 1/length, {1 / length:.2g}, where rewards go from 0 to 1)"
+                way += f" (about 1/length, {1 / length:.2g}, if rewards go from 0 to 1)"
                 if "average" in entry.options.model_fields:
                     way += ', or objective.average = "token"'
             beta = f"β = {view.options['beta']:.3g}, responses of {length:.0f} tokens"
             text = (
                 f"within groups the spread of βρ is {ratio:.3g} times that of the rewards (1 at the optimum),"
-                f" so that updates mainly follow the log-ratios: {beta}. What to do: {way}"
+                f" so updates mainly follow the log-ratios: {beta}. What to do: {way}"
             )
             self._warn("spread", view.step, text)
-        # What the page, too, would say of the phase if it ended here.
+        # Report what the run's page would report if the phase ended here.
         self.rows.append(metrics)
-        read = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows, by `phase_problems`
-        if len(self.rows) > read:
+        limit = config.train.warmup + config.evaluate.every + 2 * WINDOW  # rows that `phase_problems` reads
+        if len(self.rows) > limit:
             del self.rows[1]
         if view.was_evaluated or view.at % WINDOW == 0:
             for problem in phase_problems(self.rows, config):
                 self._warn(problem.title, view.step, problem.detail)
 
     def _warn(self, topic: str, step: int, text: str | None) -> None:
-        if text and topic not in self.given:
-            self.given.add(topic)
+        if text and topic not in self.topics:
+            self.topics.add(topic)
             self.say(f"step {step}: {text}")

@@ -1,6 +1,6 @@
-"""Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, and stored groups
-of any origin: AGRO's loss, and whether π ranks right above wrong. And responses that no reward scores, with
-their KL to the reference."""
+"""Measurements on data that a phase doesn't train on: fresh responses to held-out prompts, unscored responses
+with their KL to the reference, and stored groups of any origin, with AGRO's loss and whether π ranks right
+responses above wrong ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from agro.train.source import can_be_asked
 from agro.train.trainable import differ_in_scale, rescaled
 from agro.types import Batch, Prompt, Sample, prompt_hash
 
-TOGETHER = 64  # groups in one batch
+TOGETHER = 64  # groups per batch
 
 
 class NothingToRank(Refused):
@@ -55,13 +55,13 @@ class NothingToRank(Refused):
 
 @dataclass(eq=False)
 class HeldOutPrompts(Monitor):
-    """Held-out reward and its parts, and its difference to the start's on the same prompts; on samples of the
-    policy itself also KL to the reference, ½ Var(R) and regret.
+    """Measures the held-out reward and its parts, and its gain over the start on the same prompts; on samples
+    of the policy itself also KL to the reference, ½ Var(R) and regret.
 
-    Measured at step 0, every `evaluate.every` steps and after the last step of the phase, with the same
-    random numbers at every step. Its state are the rewards at step 0 and at the latest evaluation, by prompt,
-    which the run folder has too. Of several parts of the reward one of weight 0 is measured beside those that
-    are optimized: where the two part, the run's problems say so (`agro.runs.problems`).
+    It measures at step 0, every `evaluate.every` steps and after the phase's last step, with the same random
+    numbers each time. Its state has the rewards at step 0 and at the latest evaluation, by prompt, which the
+    run folder has too. A part of the reward with weight 0 is measured but not optimized: if it diverges from
+    the optimized ones, the run's problems report it (`agro.runs.problems`).
     """
 
     name = "held-out prompts"
@@ -90,13 +90,13 @@ class HeldOutPrompts(Monitor):
         result = heldout(self.rollout, self.reward, self.prompts, sampler, seed)
         keys = [prompt.id for prompt in self.prompts]
         rewards = dict(zip(keys, map(none_if_nan, result.means.tolist()), strict=True))
-        before = self.measured if view.step else None
+        previous = self.measured if view.step else None
         unscored: dict[str, tuple[float, float]] = {}
         for key, unknown in zip(keys, np.isnan(result.rewards).mean(1).tolist(), strict=True):
-            at_start = unknown if before is None else before.unscored.get(key, (0.0, 0.0))[0]
+            at_start = unknown if previous is None else previous.unscored.get(key, (0.0, 0.0))[0]
             if at_start or unknown:
                 unscored[key] = at_start, unknown
-        start = rewards if before is None else before.start
+        start = rewards if previous is None else previous.start
         self.measured = HeldOutRewards(view.step, rewards, start, self.texts, self.clusters, unscored)
         view.held_out, view.held_out_rewards = result.samples, self.measured
         view.metrics |= self._describe(result, view.options)
@@ -117,17 +117,17 @@ class HeldOutPrompts(Monitor):
         self.measured = HeldOutRewards.of(state, "the checkpoint's rewards of held-out prompts")
 
     def _compare(self, measured: HeldOutRewards) -> dict[str, Any]:
-        """With the start; of fewer than two prompts that have a reward at both steps nothing."""
+        """Compare with the start; empty if fewer than two prompts have a reward at both steps."""
         keys = list(measured.rewards)
-        before, after = (
-            np.array([of.get(key) for key in keys], dtype=np.float64)
-            for of in (measured.start, measured.rewards)
+        start, end = (
+            np.array([rewards.get(key) for key in keys], dtype=np.float64)
+            for rewards in (measured.start, measured.rewards)
         )
-        if np.count_nonzero(before + after == before + after) < 2:
+        if np.count_nonzero(~np.isnan(start + end)) < 2:
             return {}
         shares = np.array([measured.unscored.get(key, (0.0, 0.0)) for key in keys])
         labels = _labels(self.clusters[key] for key in keys)
-        comparison = compare(before, after, labels, (shares[:, 0], shares[:, 1]))
+        comparison = compare(start, end, labels, (shares[:, 0], shares[:, 1]))
         numbers = {f"{GAIN}_{name}": getattr(comparison, name) for name in COMPARED}
         return {GAIN: comparison.difference, **numbers}
 
@@ -159,36 +159,36 @@ def _parts(samples: Sequence[Sample]) -> dict[str, Any]:
             if value is not None:
                 values[name][sample.prompt_id].append(value)
     means, errors = dict[str, float](), dict[str, float | None]()
-    for name, of_prompts in values.items():
-        by_prompt = np.array([np.mean(of_prompt) for of_prompt in of_prompts.values()])
-        means[name] = float(by_prompt.mean())
-        errors[name] = standard_error(by_prompt) if len(by_prompt) > 1 else None
+    for name, prompt_values in values.items():
+        prompt_means = np.array([np.mean(parts) for parts in prompt_values.values()])
+        means[name] = float(prompt_means.mean())
+        errors[name] = standard_error(prompt_means) if len(prompt_means) > 1 else None
     return {"eval_reward_parts": means, "eval_reward_parts_se": errors}
 
 
 def _labels(names: Iterable[str]) -> list[int]:
-    """The number of each name, in the order of their first places."""
+    """Number the names in the order of their first occurrence."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 def _referred(samples: Sequence[Sample], learner: Learner) -> tuple[Batch, Tensor]:
-    """A batch with its log-probs under π_ref, and those [B,T] under π."""
+    """A batch with its log-probs under π_ref, and its log-probs [B,T] under π."""
     batch = collate(samples, 0)
     logp, ref_logp = learner.logp(batch), learner.logp(batch, "reference")
     return batch.to(logp.device).replace(ref_logp=ref_logp), logp
 
 
 def _stand_in(view: View) -> None:
-    """Let the held-out KL stand for one that the step's own samples don't tell."""
+    """Use the held-out KL if the step's own samples don't measure one."""
     if view.metrics["kl_ref"] is None and view.step:
         view.metrics["kl_ref"] = view.metrics["eval_kl_ref"]
 
 
 class MeasuredShift(Monitor):
-    """How much the log's mean reward is above the policy's on held-out prompts, when a phase begins.
+    """Measures how far the log's mean reward is above the policy's on held-out prompts when a phase begins.
 
-    0 where that doesn't exceed two standard errors; unknown without rewards, or of another scale.
+    The shift is 0 if that doesn't exceed two standard errors, and unknown without rewards on one scale.
     """
 
     name = SHIFT
@@ -204,9 +204,9 @@ class MeasuredShift(Monitor):
             view.metrics["baseline_shift"] = self.shift
 
     def _measure(self, measured: HeldOutRewards, data: DataConfig) -> float | None:
-        of_log = [group.reward_mean for group in self.store.groups(**chosen(data))]
+        log_means = [group.reward_mean for group in self.store.groups(**chosen(data))]
         log, policy = (
-            np.array([x for x in of if x is not None]) for of in (of_log, measured.rewards.values())
+            np.array([x for x in means if x is not None]) for means in (log_means, measured.rewards.values())
         )
         ranges = [Scale("", x.min(initial=0.0), x.max(initial=0.0)) for x in (log, policy)]
         if min(len(log), len(policy)) < 2 or data.reward_scale or differ_in_scale(*ranges):
@@ -229,11 +229,11 @@ class MeasuredShift(Monitor):
 
 
 class HeldOutLog(Monitor):
-    """AUC, and with a β ½ Var(R), within groups of `data.eval_store`, or of held-out prompts of `data.store`,
-    when held-out data are measured.
+    """Measures AUC, and ½ Var(R) if there is a β, within groups of `data.eval_store`, or of held-out prompts
+    of `data.store`.
 
-    Where the log has behavior log-probs of all tokens that could be sampled, also an off-policy estimate of
-    the gain over the start. Its state are the start's log-weights: [N] Σ log π − log μ of each response.
+    If the log has untruncated behavior log-probs of all tokens, it also estimates the gain over the start
+    off-policy. Its state has the start's log-weights: [N] Σ log π − log μ of each response.
     """
 
     name = "held-out log"
@@ -247,9 +247,9 @@ class HeldOutLog(Monitor):
         clusters: Mapping[str, str],
         dropped: int = 0,
     ) -> None:
-        """`groups`: encoded and scored samples, at least two a group. `dropped`: how many were invalid.
+        """`groups`: encoded and scored samples, at least two per group. `dropped`: number of invalid ones.
 
-        `clusters`: by prompt id the name of its near-copies; a prompt without any is its own.
+        `clusters`: by prompt id, the name of its near-copies; other prompts are clusters of one.
         """
         self.phase, self.learner, self.activity, self.dropped = phase, learner, activity, dropped
         self.knows_behavior = all(s.knows_behavior and not s.truncation for s in chain.from_iterable(groups))
@@ -264,13 +264,13 @@ class HeldOutLog(Monitor):
         names: list[str] = []
         rewards: list[float] = []
         for batch in self._batches:
-            of_batch = Groups.of(batch)
-            rewards += of_batch.reward.tolist()
-            keys = [batch.group_names[group] for group in of_batch.group.tolist()]
+            batch_groups = Groups.of(batch)
+            rewards += batch_groups.reward.tolist()
+            keys = [batch.group_names[group] for group in batch_groups.group.tolist()]
             names += [clusters.get(key, key) for key in keys]
         self._rewards, self._labels = np.array(rewards), np.array(_labels(names), np.int64)
-        of_best = np.concatenate([measure.kl_of_best(batch) for batch in self._batches])
-        self._kl_of_best = summary("eval_kl_of_best", of_best, error=False)
+        best_kl = np.concatenate([measure.kl_of_best(batch) for batch in self._batches])
+        self._kl_of_best = summary("eval_kl_of_best", best_kl, error=False)
 
     @classmethod
     def load(
@@ -280,9 +280,9 @@ class HeldOutLog(Monitor):
         activity: Activity,
         clusters: Mapping[str, str] | None = None,
     ) -> HeldOutLog:
-        """Without invalid samples; raises `NothingToRank` where no group remains.
+        """Load the valid samples. Raises `NothingToRank` if no group remains.
 
-        `clusters`: those of a run, by which it holds prompts out; as the store has them by default.
+        `clusters`: those by which the run holds prompts out; by default the store's.
         """
         config, data = phase.config, phase.config.data
         path = data.eval_store or data.store
@@ -294,7 +294,7 @@ class HeldOutLog(Monitor):
                 store.split.use(clusters)
                 is_held_out = store.split.held_out(data)
                 stored = filter(lambda sample: is_held_out(sample.prompt_id), stored)
-            order: dict[str, int] = {}  # in which the groups began, whose samples it brings together
+            order: dict[str, int] = {}  # of the groups' first samples; groups become contiguous
             samples = sorted(stored, key=lambda sample: order.setdefault(sample.prompt_id, len(order)))
         samples = rescaled(samples, data)
         valid = select_valid(DrawnGroups(samples), learner.encoder, config.train.max_length, {REWARD, GROUPS})
@@ -313,11 +313,11 @@ class HeldOutLog(Monitor):
         return cls(phase, learner, groups, activity, clusters or {}, len(samples) - sum(map(len, groups)))
 
     def measure(self, beta: float | None, average: str = "sum") -> dict[str, Any]:
-        """Means over groups with their standard errors, groups being the independent units.
+        """Means over groups with their standard errors; groups are the independent units.
 
-        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as of the objective agro.
+        `beta`: in reward per nat; without it ½ Var(R) isn't measured. `average`: as the option of agro.
         """
-        found: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        columns: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
         self.latest = []
         for batch in self._batches:
             assert batch.ref_logp is not None
@@ -326,21 +326,21 @@ class HeldOutLog(Monitor):
                 assert batch.behavior_logp is not None
                 self.latest += Groups.of(batch).sum_tokens(logp - batch.behavior_logp).tolist()
             best, worst = measure.best_and_worst(batch, logp)
-            found["eval_auc"].append(measure.ranking(batch, logp, average))
-            found["eval_log_ratio_best"].append(best)
-            found["eval_log_ratio_worst"].append(worst)
-            found["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
+            columns["eval_auc"].append(measure.ranking(batch, logp, average))
+            columns["eval_log_ratio_best"].append(best)
+            columns["eval_log_ratio_worst"].append(worst)
+            columns["eval_ratio_mean"].append(measure.log_mean_ratios(batch, logp))
             if beta:
                 half = measure.distances(batch, logp, beta, average)[0]
                 start = measure.distances(batch, batch.ref_logp, beta, average)[0]  # R = r
-                found["eval_consistency"].append(half)
-                found["eval_consistency_fall"].append(start - half)
-        values = {name: np.concatenate(parts) for name, parts in found.items()}
+                columns["eval_consistency"].append(half)
+                columns["eval_consistency_fall"].append(start - half)
+        values = {name: np.concatenate(parts) for name, parts in columns.items()}
         metrics: dict[str, Any] = {"eval_groups": len(self.prompt_ids), "eval_dropped": self.dropped}
         metrics |= {"eval_auc_groups": len(values["eval_auc"]), **self._kl_of_best}
         metrics |= measure.exponential("eval_ratio_mean", values.pop("eval_ratio_mean"))
-        for name, of_groups in values.items():
-            metrics |= summary(name, of_groups)
+        for name, group_values in values.items():
+            metrics |= summary(name, group_values)
         return metrics
 
     def after(self, view: View) -> None:
@@ -352,13 +352,13 @@ class HeldOutLog(Monitor):
         if view.step == 0:
             self.start = self.latest
         elif self.start and len(self.start) == len(self.latest):
-            found = compare_on_log(np.array(self.start), np.array(self.latest), self._rewards, self._labels)
-            view.metrics |= {f"{LOGGED}_ess": found.ess, f"{LOGGED}_weight": found.mean_weight}
-            if not found.obstacle:  # else the numbers mean nothing; the effective responses say why
+            gain = compare_on_log(np.array(self.start), np.array(self.latest), self._rewards, self._labels)
+            view.metrics |= {f"{LOGGED}_ess": gain.ess, f"{LOGGED}_weight": gain.mean_weight}
+            if not gain.obstacle:  # else the numbers are meaningless; ess and weight show why
                 numbers = {
-                    f"{LOGGED}_{name}": getattr(found, name) for name in ("low", "high", "p", "clusters")
+                    f"{LOGGED}_{name}": getattr(gain, name) for name in ("low", "high", "p", "clusters")
                 }
-                view.metrics |= {LOGGED: found.difference, f"{LOGGED}_n": len(self.prompt_ids), **numbers}
+                view.metrics |= {LOGGED: gain.difference, f"{LOGGED}_n": len(self.prompt_ids), **numbers}
 
     def state(self) -> Any:
         return self.start
@@ -369,14 +369,14 @@ class HeldOutLog(Monitor):
 
 @dataclass(eq=False)
 class Unscored(Monitor):
-    """Responses of the policy where no reward scores held-out ones, to show; and the KL to the reference.
+    """Samples responses to show if no reward scores held-out ones, and measures the KL to the reference.
 
-    Prompts and random numbers are the same at every evaluation, so that differences are not of the draw.
+    Prompts and random numbers are the same at every evaluation, so differences don't come from sampling.
     """
 
     learner: Learner
     rollout: Rollout
-    prompts: Sequence[Prompt]  # one for each response
+    prompts: Sequence[Prompt]  # one per response
     activity: Activity
     measures_kl: bool
 
@@ -399,16 +399,16 @@ class Unscored(Monitor):
 def first_prompts(
     config: RunConfig, store: Store, run: str, sampled: Sequence[Prompt], encoder: Encoder, count: int
 ) -> list[Prompt]:
-    """The first `count` prompts by their `place`, without those that leave no room.
+    """The first `count` prompts by their `place`, without those that leave no room for a response.
 
-    With `data.hold_out` the held-out ones, else those that may be drawn. The choice doesn't depend on what
-    the run itself adds to the store, so that a resumed run makes the same. Where the store has nothing else,
-    `sampled` are chosen from: the prompts that the run samples from.
+    With `data.hold_out` these are held-out prompts, else those that may be drawn. The choice ignores what the
+    run itself adds to the store, so a resumed run makes the same choice. If the store has nothing else, they
+    come from `sampled`, the prompts that the run samples to.
     """
     hold_out, is_held_out = config.data.hold_out, store.split.held_out(config.data)
     wanted = chosen(config.data)
     if hold_out:
-        wanted["min_reward"] = None  # they are held out whatever their rewards
+        wanted["min_reward"] = None  # prompts are held out whatever their rewards
     made_by_run = {row.id for row in store.survey.summaries(run=run)}
     first_ids: dict[str, int] = {}
     for row in store.survey.summaries(**wanted):
@@ -423,8 +423,8 @@ def first_prompts(
         prompt = prompts_by_id.get(prompt_id)
         if first_ids:
             stored = store.samples(ids=[first_ids[prompt_id]], skip_damaged=True)
-            asked = [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
-            prompt = asked[0] if asked else None
+            sampleable = [Prompt(s.prompt, s.prompt_id) for s in stored if s.context_tokens is None]
+            prompt = sampleable[0] if sampleable else None
         if prompt is not None and can_be_asked(prompt, encoder):
             prompts.append(prompt)
     return prompts
