@@ -84,7 +84,7 @@ def test_failures_are_counted_over_decodings_within_each_other(state, connect) -
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, at last with finish_reason "abort"')],
+    [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, finally with finish_reason "abort"')],
 )
 def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
     state.fail, state.how = 100, how
