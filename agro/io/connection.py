@@ -113,7 +113,7 @@ class Connection:
                 async for part in response.aiter_bytes():
                     content += part
                     if len(content) > self.longest:
-                        raise Failed(f"the reply had more than {self.longest >> 20} MiB")
+                        raise Failed(f"a reply of more than {self.longest >> 20} MiB")
         except TimeoutError:
             raise Failed(f"no complete reply in {self.section}.timeout = {self.timeout:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:

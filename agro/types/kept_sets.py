@@ -33,7 +33,7 @@ def problem(tokens: Ids, action: NDArray[np.bool_], ids: Ids, kept_count: Ids) -
         return f"kept: expected as many ids as kept_count adds up to, {total}, got {len(ids)}"
     outside = (kept_count > 0) & ~action
     if outside.any():
-        return f"kept_count: expected 0 where action is false, got a size at index {outside.argmax()}"
+        return f"kept_count: expected 0 where action is false, got a nonzero size at index {outside.argmax()}"
     index = np.repeat(np.arange(len(tokens)), kept_count)
     falls = (np.diff(ids) <= 0) & (index[1:] == index[:-1])
     if falls.any():

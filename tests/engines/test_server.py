@@ -97,7 +97,7 @@ def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
 def test_a_reply_has_a_largest_size(state, connect, monkeypatch) -> None:
     monkeypatch.setattr(Connection, "longest", 1 << 20)
     state.spoil, state.change = 0, lambda choice: choice.update(text="!" * (2 << 20))
-    with pytest.raises(Refused, match="it answered with more than 1 MiB"):
+    with pytest.raises(Refused, match="a reply of more than 1 MiB"):
         decoded(connect(retries=0))
 
 
