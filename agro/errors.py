@@ -1,5 +1,4 @@
-"""Errors and warnings for the person who runs agro, and what is removed from all output: secrets and terminal
-escapes."""
+"""User-facing errors and warnings, and the removal of secrets and terminal escapes from all output."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 REDACTED = "(redacted)"
-SHORTEST, SHORTEST_WORD = 6, 8  # characters of a secret: removing "secret" would shred texts, hiding nothing
+SHORTEST, SHORTEST_WORD = 6, 8  # minimum lengths: removing "secret" would garble texts and hide nothing
 _KEYS = tuple(f"{kind}{joint}key" for kind in ("api", "access", "private", "secret") for joint in ("", "_"))
 _VARIABLES = ("secret", "passwd", "password", "credential", "credentials", "token", *_KEYS)
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 _secrets: set[str] = set()
-# Marks of direction, which reorder the text after them.
+# Bidirectional control characters, which reorder the text that follows.
 DIRECTIONS = "\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{DIRECTIONS}]")
 
 
 def remember_secret(value: str | None) -> None:
-    """`without_secrets` removes this value from now on, as text, in JSON, in an address and in a page."""
+    """Make `without_secrets` remove this value from now on, whether as text, in JSON, in a URL or in HTML."""
     if value is None or value in _secrets or len(value) < (SHORTEST_WORD if value.isalpha() else SHORTEST):
         return
     _secrets.update((value, json.dumps(value)[1:-1], quote(value, safe=""), value.translate(_HTML)))
@@ -30,22 +29,22 @@ def remember_secret(value: str | None) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """`text` without the values of secrets: those of the configuration, and of variables of the environment
-    whose name says so (HF_TOKEN, WANDB_API_KEY, AGRO_TOKEN, …), unless they are paths."""
+    """Redact secrets in `text`: those of the configuration, and the values of environment variables that are
+    named as secrets (HF_TOKEN, WANDB_API_KEY, AGRO_TOKEN, …), unless they are paths or numbers."""
     for name in os.environ:
         value = os.environ.get(name, "") if name.lower().endswith(_VARIABLES) else ""
         if not (value.isdecimal() or value.startswith("/")):
             remember_secret(value)
-    for secret in sorted(_secrets, key=len, reverse=True):  # one may begin with another
+    for secret in sorted(_secrets, key=len, reverse=True):  # one may be a prefix of another
         text = text.replace(secret, REDACTED)
     return text
 
 
 def visible(text: str) -> str:
-    """`text` without secrets, and with control characters, lone surrogates and marks of direction as escapes
-    such as \\x1b or \\u202e, which JSON has too.
+    """Redact secrets in `text`, and escape control characters, lone surrogates and direction marks, such as
+    \\x1b or \\u202e.
 
-    Line ends and tabs are kept.
+    Newlines and tabs are kept.
     """
     return _CONTROL.sub(_escaped, without_secrets(text))
 
@@ -58,8 +57,8 @@ def _escaped(match: re.Match[str]) -> str:
 class Refused(ValueError):
     """The request, the configuration or the data can't be used as they are.
 
-    The message says what was expected, what came, which record, and what to do. The command line prints it
-    without a traceback and exits with 2.
+    The message says what was expected, what was given, which record, and what to do. The command line prints
+    it without a traceback and exits with 2.
     """
 
     def __str__(self) -> str:
@@ -67,18 +66,18 @@ class Refused(ValueError):
 
 
 def refuse(problems: Mapping[str, object], begin: str = "", end: str = "") -> None:
-    """Raise `Refused` for the first of the problems that is there: its text, between `begin` and `end`."""
-    for problem, is_there in problems.items():
-        if is_there:
+    """Raise `Refused` for the first problem whose value is true, with its text between `begin` and `end`."""
+    for problem, applies in problems.items():
+        if applies:
             raise Refused(f"{begin}{problem}{end}")
 
 
 class Unwritable(Refused):
-    """The disk is full, or a file or folder can only be read. What was written before is intact."""
+    """The disk is full, or a file or folder is read-only. Earlier writes are intact."""
 
 
 class Lost(Refused):
-    """The connection to a database, and with it what a transaction did."""
+    """The connection to a database was lost, and with it the writes of the open transaction."""
 
 
 class AgroWarning(UserWarning):

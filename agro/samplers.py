@@ -1,4 +1,4 @@
-"""Names for programs outside: `sample(prompts, n, options)` yields samples. See rollout/."""
+"""The public sampler interface: `sample(prompts, n, options)` yields samples. See `agro.rollout`."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class Sampler(Protocol):
     def sample(
         self, prompts: Sequence[Prompt], n: int, options: SamplerConfig, *, seed: int = 0
     ) -> Iterator[Sample]:
-        """`n` responses a prompt, unscored, each as soon as it finishes; see `Rollout.sample`."""
+        """Yield `n` unscored responses per prompt, each as soon as it finishes; see `Rollout.sample`."""
         ...

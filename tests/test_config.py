@@ -261,7 +261,7 @@ def test_what_a_configuration_refuses(values: dict[str, Any], words: str) -> Non
             "configuration: phase b: unknown key trian; did you mean train?",
         ),
         ([{"name": "a", "train": {"steps": 0}}], "configuration: phase a: train.steps: input should be"),
-        ([{"name": "a", "phases": [{"name": "b"}]}], "phase a: phases: a phase has none of its own"),
+        ([{"name": "a", "phases": [{"name": "b"}]}], "phase a: phases: a phase can't set it"),
     ],
     ids=str,
 )
@@ -327,13 +327,13 @@ def test_every_key_of_the_contract_exists() -> None:
 def test_an_override_that_a_phase_would_undo_is_refused(tmp_path) -> None:
     phases = ('[[phases]]\nname = "one"\ntrain.steps = 7\n', '[[phases]]\nname = "two"\ntrain.steps = 8\n')
     path = recipe(tmp_path, "[train]\nsteps = 5\n" + "".join(phases))
-    words = r"every phase sets train\.steps itself; say phases\.one\.train\.steps=9"
+    words = r"every phase sets train\.steps itself; use phases\.one\.train\.steps=9"
     with pytest.raises(Refused, match=words):
         RunConfig.load(path, ["train.steps=9"])
     config = RunConfig.load(path, ["phases.one.train.steps=9", "train.lr=0.5"])
     assert [config.phase(p).train.steps for p in ("one", "two")] == [9, 8]
     assert config.phase("one").train.lr == 0.5
-    with pytest.raises(Refused, match="expected a phase of one, two"):
+    with pytest.raises(Refused, match="phases: one, two"):
         RunConfig.load(path, ["phases.three.train.steps=9"])
 
 

@@ -146,7 +146,7 @@ ACCEPTED = [  # TRL's name and value, and what they are here
 def test_ten_names_of_trl_are_accepted_at_every_door(
     key: str, value: Any, ours: str, meant: Any, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(aliases, "_said", set())
+    monkeypatch.setattr(aliases, "_printed", set())
     section, _, name = ours.partition(".")
     text = json.dumps(value)
 
@@ -204,13 +204,13 @@ def test_an_option_that_an_objective_lacks_is_not_answered_with_itself() -> None
 @pytest.mark.parametrize("key", ["loss_type", "objective.loss_type", "objective.name"])
 def test_another_objective_of_the_command_line_keeps_what_it_has(key: str, monkeypatch, capsys) -> None:
     """The others are dropped, which is said once; one that is given stays."""
-    monkeypatch.setattr(aliases, "_said", set())
+    monkeypatch.setattr(aliases, "_printed", set())
     assert RunConfig.load("fresh", [f"{key}=grpo", "beta=0.2"]).objective.options == {"beta": 0.2}
     assert RunConfig.load("fresh", [f"{key}=agro"]).objective.options == {"beta": 0.01, "baseline": "step"}
     kept = RunConfig.load("log", [f"{key}=dpo"]).objective.options
     assert kept["beta"] == 0.01
     assert "weight_baseline" not in kept
-    assert "without the recipe's options of another objective: weight_baseline" in capsys.readouterr().err
+    assert "dropped the options of the recipe's objective: weight_baseline" in capsys.readouterr().err
 
 
 def test_a_phase_that_is_given_another_objective_keeps_what_it_has(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The configuration of a run: frozen, typed, each value with its unit and meaning; an unknown key is refused.
+"""A run's configuration: frozen and typed, each value with unit and meaning. Unknown keys are refused.
 
 A recipe is TOML. `RunConfig.load(path, overrides)` reads one, or a run's own `config.json`; an override is
 `section.key=value` with a TOML value (a bare word is text), or `phases.NAME.section.key=value`. A run has one
-phase, or those listed under `[[phases]]`, each of which changes some values of the sections above it.
+phase, or those listed under `[[phases]]`, each of which overrides some values of the sections above.
 """
 
 from agro.config.data import DataConfig

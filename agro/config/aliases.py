@@ -1,4 +1,4 @@
-"""TRL's names of settings, where they mean the same here: accepted at every door, and said once."""
+"""TRL's names for settings that mean the same here: accepted everywhere, with one note each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from agro.config.override import parse, section_at
 from agro.errors import Refused
 from agro.io import peers
 
-_said: set[str] = set()
+_printed: set[str] = set()
 
 
 def without_aliases(values: Mapping[str, Any], location: str, config: type[BaseModel]) -> dict[str, Any]:
-    """Nested values with agro's names in place of TRL's, at the root and in sections.
+    """Replace TRL's names in nested values by agro's, at the root and in sections.
 
-    Raises `Refused` where a setting has both names.
+    Raises `Refused` for a setting given under both names.
     """
     result = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
     theirs = [(result, key) for key in values if key in peers.ALIASES]
-    for section, inside in values.items():
+    for section, entries in values.items():
         model = section_at(config, section)
-        if model is not None and isinstance(inside, Mapping):
+        if model is not None and isinstance(entries, Mapping):
             ours = {*model.model_fields, *(["beta"] if section == "objective" else [])}
-            theirs += [(result[section], key) for key in inside if key in peers.ALIASES and key not in ours]
+            theirs += [(result[section], key) for key in entries if key in peers.ALIASES and key not in ours]
     for within, theirs_name in theirs:
         setting, value = _ours(theirs_name, within.pop(theirs_name))
         section, _, key = setting.partition(".")
@@ -44,12 +44,12 @@ def without_aliases(values: Mapping[str, Any], location: str, config: type[BaseM
 
 
 def renamed(items: Iterable[str]) -> list[str]:
-    """`KEY=VALUE` texts of the command line with agro's keys, so that they replace those of a recipe.
+    """Rewrite the command line's `KEY=VALUE` texts to agro's keys, so that they override a recipe's.
 
-    Raises `Refused` where a setting has both names.
+    Raises `Refused` for a setting given under both names.
     """
-    found = []
-    called: dict[str, str] = {}  # by agro's key TRL's name, "" where agro's is given
+    rewritten = []
+    named_as: dict[str, str] = {}  # agro's key: TRL's name, or "" if agro's was used
     for item in items:
         key, equals, value = item.partition("=")
         ours, theirs = key.strip(), ""
@@ -57,30 +57,30 @@ def renamed(items: Iterable[str]) -> list[str]:
         is_theirs = equals and name in peers.ALIASES and not key.startswith("phases.")
         if is_theirs and (ours == name or name != "beta"):  # evaluate.beta is ours
             theirs = name
-            meant = parse(value, f"command line: {name}")
-            if name == "reward_funcs" and isinstance(meant, str):  # names, with brackets or without
-                names = [part.strip(" \"'") for part in meant.strip(" []").split(",")]
-                value, meant = names[0], names if len(names) > 1 else names[0]
-            ours, meant = _ours(name, meant)
+            parsed = parse(value, f"command line: {name}")
+            if name == "reward_funcs" and isinstance(parsed, str):  # names, with brackets or without
+                names = [part.strip(" \"'") for part in parsed.strip(" []").split(",")]
+                value, parsed = names[0], names if len(names) > 1 else names[0]
+            ours, parsed = _ours(name, parsed)
             if ours == "reward.functions":
-                tables = (f"{{ name = {json.dumps(each['name'])} }}" for each in meant)
+                tables = (f"{{ name = {json.dumps(each['name'])} }}" for each in parsed)
                 value = f"[{', '.join(tables)}]"
             say(name, ours)
             item = f"{ours}={value}"
-        if called.setdefault(ours, theirs) != theirs:
+        if named_as.setdefault(ours, theirs) != theirs:
             raise Refused(
-                f"command line: {theirs or called[ours]} is {ours} here, which is given too; leave one out"
+                f"command line: {theirs or named_as[ours]} is {ours} here, which is given too; leave one out"
             )
-        found.append(item)
-    return found
+        rewritten.append(item)
+    return rewritten
 
 
 def _ours(key: str, value: Any) -> tuple[str, Any]:
-    """agro's key and value: several rewards are added, as TRL does, and a data set may be a store."""
+    """Return agro's key and value. Several rewards are summed, as in TRL; a data set may be a store."""
     if key == "reward_funcs" and isinstance(value, list | tuple):
         return "reward.functions", [{"name": name} for name in value]
     if key == "train_dataset" and isinstance(value, str | Path):
-        from agro.io.record_files import has_several_tables  # here: few runs have this name
+        from agro.io.record_files import has_several_tables  # lazy: few runs use this name
 
         if has_several_tables(Path(value)):
             return "data.store", value
@@ -92,7 +92,7 @@ def say(theirs: str, ours: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say it once a process."""
-    if text not in _said:
-        _said.add(text)
+    """Print a note once per process."""
+    if text not in _printed:
+        _printed.add(text)
         print(f"note: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Nested values of a configuration: how a phase or `KEY=VALUE` changes them, and why they are refused."""
+"""Changes to nested configuration values, by a phase or by `KEY=VALUE`, and why values are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agro.errors import Refused
 from agro.io import peers
 from agro.io.peers import did_you_mean
 
-LENGTH = ("steps", "epochs")  # of [train], which has one of them
-REPLACED = {  # what a recipe may have in place of a key, by the key
+LENGTH = ("steps", "epochs")  # keys of [train], of which one is set
+REPLACED = {  # an override's key: the recipe's key that it replaces
     "data.hold_out": "data.hold_out_most",
     "reward.functions": "reward.name",
     "reward.name": "reward.functions",
 }
 M = TypeVar("M", bound=BaseModel)
-_ALTERNATIVE = re.compile(r"literal\[|constrained-")  # in pydantic's path, which of several types was tried
-# A quoted text, or a number such as .1 and 1., which TOML doesn't have.
+_ALTERNATIVE = re.compile(r"literal\[|constrained-")  # the union member in pydantic's error path
+# A quoted text, or a number such as .1 and 1., which TOML lacks.
 _SHORT_NUMBER = re.compile(
     r"""
     (?P<quoted> "(?:\\.|[^"\\])*" | '[^']*' )
@@ -35,8 +35,8 @@ _SHORT_NUMBER = re.compile(
 
 
 def check_values(value: Any, location: str, *keys: Any) -> None:
-    """Options of objectives and rewards have any type, but JSON (`config.json`) has no NaN or infinity, and
-    tensors no integers beyond 64 bits."""
+    """Raise `Refused` for NaN, infinities (JSON has none) and integers beyond 64 bits (tensors have none),
+    which options of any type could hold."""
     problem = ""
     if isinstance(value, float) and not math.isfinite(value):
         problem = f"expected a finite number, got {value}"
@@ -53,7 +53,7 @@ def check_values(value: Any, location: str, *keys: Any) -> None:
 
 
 def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
-    """The options of a part as an object. Raises `Refused` with each that is unknown or isn't as expected."""
+    """Validate a part's options. Raises `Refused` with every one that is unknown or invalid."""
     try:
         return kind.model_validate(options)
     except ValidationError as error:
@@ -61,12 +61,12 @@ def read_options(kind: type[M], options: Mapping[str, Any], location: str) -> M:
 
 
 def explain(
-    error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = (), *, of_run: bool = False
+    error: Any, config: type[BaseModel], location: str, overrides: Sequence[str] = (), *, is_run: bool = False
 ) -> str:
-    """One error of pydantic's, with the dotted key; for an unknown key with the nearest known one, which may
-    be TRL's with `of_run`, where a run's configuration is read.
+    """Phrase a pydantic error with its dotted key, and for an unknown key the nearest known one.
 
-    `location`: what has the values, but those of `overrides`, KEY=VALUE, which are of the command line.
+    `location`: the origin of all values but those of `overrides` (KEY=VALUE), the command line's. `is_run`:
+    for a run's configuration, TRL's names count too.
     """
     keys = [str(key) for key in error["loc"] if not _ALTERNATIVE.match(str(key))]
     path = ".".join(keys)
@@ -80,15 +80,15 @@ def explain(
     *sections, name = keys
     model = config
     for key in sections:
-        model = section_at(model, key) or model  # a place in a list of sections is none
-    names, theirs = model.model_fields, peers.ALIASES if of_run else {}
+        model = section_at(model, key) or model  # an index into a list has no model
+    names, theirs = model.model_fields, peers.ALIASES if is_run else {}
     near = did_you_mean(name, {**names, **theirs}, path.removesuffix(name))
-    answer = (peers.hint(path) if of_run else "") or near or f"known here: {', '.join(names) or 'none'}"
+    answer = (peers.hint(path) if is_run else "") or near or f"known here: {', '.join(names) or 'none'}"
     return f"{location}: unknown key {path}; {answer}"
 
 
 def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """The section at a key, also an optional one or the item of a list; None where there isn't one."""
+    """The section at a key, whether optional or a list's item; None if there isn't one."""
     if key not in model.model_fields:
         return None
     annotation = model.model_fields[key].annotation
@@ -99,7 +99,7 @@ def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _is_text(model: type[BaseModel], keys: Sequence[str]) -> bool:
-    """Whether the value at a dotted key is text, and never a number or a truth value."""
+    """Whether the value at a dotted key can only be text, not a number or a boolean."""
     types: set[Any] = {model}
     for key in keys:
         inner: set[Any] = set()
@@ -113,7 +113,7 @@ def _is_text(model: type[BaseModel], keys: Sequence[str]) -> bool:
 
 
 def _members(annotation: Any) -> set[Any]:
-    """The types of a union, one by one; other types are their only member."""
+    """The members of a union type; any other type is its own only member."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -122,8 +122,8 @@ def _members(annotation: Any) -> set[Any]:
 
 
 def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `base`, changed. Another objective, or source around the source, doesn't inherit the
-    options of the one in `base`. Epochs replace steps, and steps epochs."""
+    """Merge `changes` into `base`. A different objective or source wrapper doesn't inherit the options of the
+    one in `base`. Epochs replace steps, and steps replace epochs."""
     merged = dict(base)
     for key, value in changes.items():
         previous = merged.get(key)
@@ -142,10 +142,10 @@ def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override_all(values: dict[str, Any], items: Sequence[str], config: type[BaseModel]) -> Iterator[str]:
-    """Put all `KEY=VALUE` into the nested values of a recipe, as of `override`; yields what to say of it.
+    """Apply every `KEY=VALUE` to a recipe's nested values with `override`; yields notes to print.
 
-    What the recipe has in place of a key goes first: steps for epochs, what REPLACED says. So do those
-    options of its objective that another one doesn't have.
+    First removes what the overrides replace: steps or epochs, keys of REPLACED, and options of the recipe's
+    objective that a new one doesn't have.
     """
     names = {item.partition("=")[0].strip().rpartition(".")[2] for item in items}
     for item in items:
@@ -164,9 +164,9 @@ def override_all(values: dict[str, Any], items: Sequence[str], config: type[Base
             options = target.get("objective")
             if keys == ["objective", "name"] and isinstance(options, dict):
                 dropped = _without_options(options, str(parse(raw, f"override {item!r:.80}")))
-                said = [option for option in dropped if option not in names]
-                if said:
-                    yield f"{item}: without the recipe's options of another objective: {', '.join(said)}"
+                reported = [option for option in dropped if option not in names]
+                if reported:
+                    yield f"{item}: dropped the options of the recipe's objective: {', '.join(reported)}"
     for item in items:
         override(values, item, config)
 
@@ -177,17 +177,17 @@ def _without_options(options: dict[str, Any], name: str) -> list[str]:
 
     if name not in entries():
         return []
-    known = entries()[name].options.model_fields
-    dropped = [option for option in options if option != "name" and option not in known]
+    options_known = entries()[name].options.model_fields
+    dropped = [option for option in options if option != "name" and option not in options_known]
     for option in dropped:
         del options[option]
     return dropped
 
 
 def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None:
-    """Put `KEY=VALUE`, a dotted path and a value as of `parse`, into nested values of `config`.
+    """Apply `KEY=VALUE`, a dotted path and a value for `parse`, to nested values of `config`.
 
-    A number or a word such as true stays text where the value at KEY is one.
+    A number or a word such as true stays text if KEY holds text.
     """
     key, equals, raw = item.partition("=")
     if not equals or not key.strip():
@@ -196,7 +196,7 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
     target, keys = _target(values, item)
     if _is_text(config, keys) and not isinstance(value, (str, list, dict)):
         value = raw
-    if keys == ["data", "store"] and raw == value and raw[:1] == "[":  # the shell took a list's quotes
+    if keys == ["data", "store"] and raw == value and raw[:1] == "[":  # the shell removed a list's quotes
         raise Refused(f"{item}: expected one store, a file or postgresql://…")
     for section in keys[:-1]:
         target = target.setdefault(section, {})
@@ -206,7 +206,7 @@ def override(values: dict[str, Any], item: str, config: type[BaseModel]) -> None
 
 
 def parse(raw: str, location: str) -> Any:
-    """A TOML value, or one with numbers such as .1 and 1.; a bare word or date is text."""
+    """Parse a TOML value, also with numbers such as .1 and 1.; a bare word or date is text."""
     for text in (raw, _SHORT_NUMBER.sub(_complete_number, raw)):
         try:
             value = tomllib.loads(f"value = {text}")["value"]
@@ -219,23 +219,22 @@ def parse(raw: str, location: str) -> Any:
 
 
 def _complete_number(match: re.Match[str]) -> str:
-    """A match of `_SHORT_NUMBER` with digits on both sides of its point; other matches stay."""
+    """Complete a `_SHORT_NUMBER` match with digits on both sides of its point; other matches stay."""
     if match["quoted"] or not (match["whole"] or match["fraction"]):
         return match[0]
     return f"{match['whole'] or 0}.{match['fraction'] or 0}{match['exponent'] or ''}"
 
 
 def _target(values: dict[str, Any], item: str) -> tuple[dict[str, Any], list[str]]:
-    """The values that the key of `KEY=VALUE` is in, those of the run or of a phase, and the keys that lead
-    to it."""
+    """Find the values that `KEY=VALUE` changes, the run's or a phase's, and the path of KEY in them."""
     key, _, raw = item.partition("=")
     keys = key.strip().split(".")
     tables = [phase for phase in as_list(values.get("phases")) if isinstance(phase, dict)]
     phases = {str(phase.get("name")): phase for phase in tables}
     if keys[0] == "phases" and len(keys) > 2:
         if keys[1] not in phases:
-            names = ", ".join(phases) or "which there is none"
-            raise Refused(f"override {item!r}: expected a phase of {names}")
+            names = ", ".join(phases) or "none"
+            raise Refused(f"override {item!r}: expected one of the configuration's phases: {names}")
         return phases[keys[1]], keys[2:]
     is_length = keys[-2:-1] == ["train"] and keys[-1] in LENGTH
     same = [[*keys[:-1], length] for length in LENGTH] if is_length else [keys]
@@ -243,7 +242,7 @@ def _target(values: dict[str, Any], item: str) -> tuple[dict[str, Any], list[str
     if setters and len(setters) == len(phases):
         raise Refused(
             f"override {item!r} would change nothing: every phase sets {key} itself; "
-            f"say phases.{setters[0]}.{key}={raw}"
+            f"use phases.{setters[0]}.{key}={raw}"
         )
     return values, keys
 

@@ -1,5 +1,4 @@
-"""The configuration of a run: its sections, its phases, how it is loaded, and what of it may change
-when a run is resumed, and from phase to phase."""
+"""A run's configuration: sections, phases, loading, and what may change on resume or between phases."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from agro.config.override import as_list, check_values, explain, merge, override
 from agro.config.secrets import redacted
 from agro.errors import Refused
 
-BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # what config.json has besides
+BY_THE_RUN = ("versions", "run", "inputs", "epochs", "started_in")  # keys that a run adds to config.json
 
 
 class PhaseConfig(BaseModel):
-    """A name, and values that differ from the run's sections while the phase lasts."""
+    """A phase's name, and the values of the run's sections that it overrides."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
     name: str
@@ -49,18 +48,18 @@ class RunConfig(sections.Section):
     def of(
         cls, values: Mapping[str, Any], location: str = "configuration", overrides: Sequence[str] = ()
     ) -> RunConfig:
-        """The configuration of nested values.
+        """Validate nested values.
 
-        In messages `location` names them, but those of `overrides`, KEY=VALUE, which are of the command line.
+        Messages name `location` as their origin, and the command line for those of `overrides` (KEY=VALUE).
         """
         values = without_aliases(values, location, cls)
         check_values(values, location)
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
-            problems = [explain(e, cls, location, overrides, of_run=True) for e in error.errors()]
+            problems = [explain(e, cls, location, overrides, is_run=True) for e in error.errors()]
             raise Refused("\n".join(problems)) from None
-        for phase in config.phases:  # a mistake in a phase is refused before the first one trains
+        for phase in config.phases:  # refuse a mistake in any phase before the first one trains
             config.phase(phase.name, location)
         names = [phase.name for phase in config.phases]
         if len(set(names)) < len(names):
@@ -69,12 +68,12 @@ class RunConfig(sections.Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-        """The configuration of a TOML recipe or a run's config.json, changed by `KEY=VALUE` texts.
+        """Load a TOML recipe or a run's config.json, and apply `KEY=VALUE` overrides.
 
-        `path`: the file, or the name of a recipe that agro brings along (`agro.config.recipes`).
+        `path`: a file, or the name of a recipe (`agro.config.recipes`).
         """
         path = Path(path)
-        values, items = _of_user(_read(path)), renamed(overrides)
+        values, items = _user_values(_read(path)), renamed(overrides)
         if not values and not items:
             raise Refused(f"{path}: the file is empty: expected a recipe, or settings such as train.steps=20")
         for text in override_all(values, items, cls):
@@ -83,48 +82,48 @@ class RunConfig(sections.Section):
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], location: str) -> RunConfig:
-        """The configuration of a run, from the contents of its config.json."""
-        return cls.of(_of_user(record), location)
+        """Rebuild a run's configuration from the contents of its config.json."""
+        return cls.of(_user_values(record), location)
 
     def phase(self, name: str, location: str = "configuration") -> RunConfig:
-        """The configuration of one phase: this one, changed by the phase's values."""
+        """Return one phase's configuration: this one with the phase's overrides."""
         if name not in self.phase_names:
             raise Refused(f"phase: expected one of {', '.join(self.phase_names)}, got {name!r}")
         if not self.phases:
             return self
-        validated: dict[str, RunConfig] = vars(self).setdefault("_validated", {})  # each once
+        validated: dict[str, RunConfig] = vars(self).setdefault("_validated", {})  # cached
         if name not in validated:
             location = f"{location}: phase {name}"
             changes = next(dict(phase.model_extra or {}) for phase in self.phases if phase.name == name)
             for key in ("phases", "track"):
                 if key in changes:
-                    raise Refused(f"{location}: {key}: a phase has none of its own")
+                    raise Refused(f"{location}: {key}: a phase can't set it; set it for the run")
             changes = without_aliases(changes, location, RunConfig)
             validated[name] = RunConfig.of(merge(self.model_dump(exclude={"phases"}), changes), location)
         return validated[name]
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As of pydantic; a copy with other values has other phases."""
+        """Copy as pydantic does, without the cached phases, which the update may change."""
         copied = super().model_copy(update=update, deep=deep)
         vars(copied).pop("_validated", None)
         return copied
 
     def record(self) -> dict[str, Any]:
-        """All values, for files that are kept and shared: what looks like a secret is redacted."""
+        """All values, for files that are stored and shared; whatever looks like a secret is redacted."""
         values: dict[str, Any] = redacted(self.model_dump(mode="json"))
         return values
 
     @property
     def followed(self) -> str | None:
-        """The held-out metric by which the best model of a phase is chosen; None: nothing is held out."""
+        """The held-out metric that selects a phase's best model; None without held-out data."""
         if self.asks_held_out:
             return "eval_reward"
         return "eval_auc" if self.data.has_held_out_groups else None
 
     @property
     def asks_held_out(self) -> bool:
-        """Whether the policy answers held-out prompts, which are scored: data.eval_prompts, or some of those
-        that data.hold_out holds out."""
+        """Whether the policy is evaluated on held-out prompts: data.eval_prompts, or some of
+        data.hold_out."""
         data = self.data
         if data.eval_prompts is not None or not data.hold_out:
             return data.eval_prompts is not None
@@ -142,13 +141,13 @@ class RunConfig(sections.Section):
         return tuple(phase.name for phase in self.phases) or ("train",)
 
 
-def _of_user(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json without what the run itself adds to them."""
+def _user_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json's values without those that the run added."""
     return {key: value for key, value in record.items() if key not in BY_THE_RUN}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Of the file; of the recipe of that name where there is no such file."""
+    """Read a file's values; if there is no such file, those of the recipe of that name."""
     expected = "expected a TOML recipe or a run's config.json, or a recipe's name (agro recipes)"
     try:
         text = path.read_text(encoding="utf-8")
@@ -156,7 +155,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise Refused(f"{path}: can't be read: it isn't UTF-8 text; {expected}") from None
     except OSError as error:
         from agro.config import (
-            recipes,  # here: recipes of methods are declared by objectives, which import torch
+            recipes,  # lazy: objectives, which declare the recipes of methods, import torch
         )
 
         recipe = None if path.is_file() else recipes.recipes().get(str(path))
@@ -166,7 +165,7 @@ def _read(path: Path) -> dict[str, Any]:
         text = recipe.text
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
+    except (ValueError, RecursionError) as error:  # such as an integer of thousands of digits
         raise Refused(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"{path}: expected an object of sections, got {text!r:.80}")
@@ -174,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def marked(mark: str) -> Iterator[tuple[str, str]]:
-    """(section, key) of every value that is declared with a mark, see `agro.config.sections.field`."""
+    """Yield (section, key) of every value with this mark; see `agro.config.sections.field`."""
     for section in RunConfig.model_fields:
         model = section_at(RunConfig, section)
         assert model is not None
@@ -184,22 +183,22 @@ def marked(mark: str) -> Iterator[tuple[str, str]]:
 
 
 def shared() -> Iterator[tuple[str, str]]:
-    """(section, key) of every value that is one for the complete run, so that a phase can't change it."""
+    """Yield (section, key) of every value that is fixed for the whole run, so that no phase can change it."""
     return marked("shared")
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a configuration, as in `config.json`, that decides what a step computes."""
+    """The part of a config.json's values that determines what a step computes."""
     free = set(marked("resume"))
 
-    def part(of: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
-        found = {}
+    def part(source: Mapping[str, Any], sections: Iterable[str]) -> dict[str, Any]:
+        selected = {}
         for section in sections:
-            value = of[section]
+            value = source[section]
             if isinstance(value, dict):
                 value = {key: item for key, item in value.items() if (section, key) not in free}
-            found[section] = value
-        return found
+            selected[section] = value
+        return selected
 
     return part(values, RunConfig.model_fields) | {
         "phases": [part(phase, phase) for phase in as_list(values.get("phases"))]
@@ -207,9 +206,9 @@ def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_length(values: dict[str, Any]) -> int | None:
-    """Take the last phase's number of steps, which may grow, out of what `deciding` returns.
+    """Remove the last phase's number of steps, which may grow, from the result of `deciding`, and return it.
 
-    None where the last phase has none of its own.
+    None if the last phase doesn't set it.
     """
     phases = values["phases"]
     section = phases[-1].get("train", {}) if phases else values["train"]
@@ -218,7 +217,7 @@ def take_length(values: dict[str, Any]) -> int | None:
 
 
 def ending(config: RunConfig) -> list[tuple[float | None, ...]]:
-    """What decides when each phase, or the run in it, ends: steps, patience, KL."""
+    """Each phase's stopping criteria: steps, patience, KL."""
     phases = [config.phase(name) for name in config.phase_names]
     rules = [p.evaluate for p in phases]
     return [(p.train.steps, r.patience, r.target_kl) for p, r in zip(phases, rules, strict=True)]

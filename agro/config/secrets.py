@@ -1,4 +1,4 @@
-"""Secrets among options: `env:NAME` is a variable of the environment; literal ones are never stored."""
+"""Secrets in options: `env:NAME` reads an environment variable; literal secrets are never stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VALUES = re.compile(
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """Nested values without texts that look like secrets, by their names or by themselves."""
+    """Redact texts in nested values that look like secrets, by their key or by their form."""
     if isinstance(value, Mapping):
         return {key: redacted(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -33,9 +33,9 @@ def redacted(value: Any, name: str = "") -> Any:
 
 
 def from_environment(value: Any, location: str) -> Any:
-    """Nested values with those of the environment for `env:NAME`; raises `Refused` where it isn't set.
+    """Replace `env:NAME` in nested values by the environment variable; raises `Refused` if it isn't set.
 
-    What came from there, or looks like a secret, is in no message, log or page from now on.
+    These values, and any that look like secrets, are redacted in all messages, logs and pages from now on.
     """
     if isinstance(value, Mapping):
         return {key: from_environment(item, f"{location}.{key}") for key, item in value.items()}
@@ -53,7 +53,7 @@ def from_environment(value: Any, location: str) -> Any:
 
 
 def check_texts(value: Any, location: str = "") -> None:
-    """Raise `Refused` for text that can't be written to files, and where a config.json lost a secret."""
+    """Raise `Refused` for text that can't be written to files, and for a secret redacted in a config.json."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         items = list(value.items())
@@ -67,5 +67,5 @@ def check_texts(value: Any, location: str = "") -> None:
     if value == REDACTED:
         raise Refused(
             f"{location}: this run's value looked like a secret and wasn't stored. What to do: give it again "
-            f"({location}=VALUE); in new runs give env:NAME, whose value is taken from the environment"
+            f"({location}=VALUE); in new runs give env:NAME, whose value is read from the environment"
         )

@@ -1,1 +1,1 @@
-"""Files, JSON, numbers, text and functions of unknown origin: what every room reads and writes with."""
+"""Input and output for all rooms: files, JSON, numbers, text, and functions of unknown origin."""

@@ -1,9 +1,8 @@
-"""Files and folders that are written completely or not at all, and why one can't be written.
+"""Files and folders that are written completely or not at all, with the reason if one can't be written.
 
-SHA-256 of files, and of the code that a name of a user stands for: file.py:NAME, module:NAME, or an object.
-Code counts with the modules that it imports, directly or not, from its own folder, the working directory and
-other folders of `sys.path`. Installed packages don't, nor does what code opens or imports by a name that it
-computes.
+Also SHA-256 of files, and of the code that a user's name stands for: file.py:NAME, module:NAME, or an object.
+It includes the modules that the code imports, directly or not, from its own folder, the working directory and
+other folders of `sys.path`; but not installed packages, nor what code opens or imports by a computed name.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ _REASONS = {
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `Unwritable` where `path`, or a file in it, can't be written; other errors pass through."""
+    """Raise `Unwritable` if `path`, or a file in it, can't be written; other errors pass through."""
     try:
         yield
     except OSError as error:
         if error.errno not in _REASONS:
             raise
         raise Unwritable(f"{path}: can't be written: {_REASONS[error.errno]}") from error
-    except SafetensorError as error:  # from Rust: the number is in its text alone
+    except SafetensorError as error:  # from Rust: only its text has the number
         code = re.search(r"os error (\d+)", str(error))
         if code is None or int(code[1]) not in _REASONS:
             raise
@@ -61,7 +60,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` once all of it is on the disk."""
+    """A file that replaces `path` once all of it is on disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -81,7 +80,7 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def complete_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write into, which takes the place of `folder` once all of it is on the disk."""
+    """A temporary folder to write into, which replaces `folder` once all of it is on disk."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     with writing(folder):
         remove(temporary)
@@ -100,7 +99,7 @@ def complete_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
+    """Remove a file or folder, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -114,7 +113,7 @@ def digest(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on the disk."""
+    """Wait until a file's content, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -123,14 +122,14 @@ def sync(path: Path) -> None:
 
 
 def new_run_folder() -> Path:
-    """runs/ and the time, with -2, -3, … where a run of the same second has that name already."""
+    """runs/ and the time, with -2, -3, … if a run already has that name."""
     base = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    others = (base.with_name(f"{base.name}-{number}") for number in count(2))
-    return next(folder for folder in chain([base], others) if not folder.exists())
+    alternatives = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([base], alternatives) if not folder.exists())
 
 
 def digest_of_object(function: Callable[..., Any]) -> str | None:
-    """Of the source text of a function or of an object's class; None where it is unknown."""
+    """SHA-256 of the source text of a function or of an object's class; None if it is unknown."""
     code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
     try:
         return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
@@ -139,7 +138,8 @@ def digest_of_object(function: Callable[..., Any]) -> str | None:
 
 
 def digest_of_module(name: str) -> str | None:
-    """Of file.py:NAME, module:NAME or verifiers:ENV_ID; None without a file, as of a built-in name."""
+    """SHA-256 of file.py:NAME, module:NAME or verifiers:ENV_ID; None without a file, as for built-in
+    names."""
     location, _, attribute = name.rpartition(":")
     if location == "verifiers":
         location = attribute.rpartition("/")[2].replace("-", "_")
@@ -175,7 +175,7 @@ def digest_of_module(name: str) -> str | None:
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
-    """The modules that a file imports, and names in them, which may be modules too."""
+    """The modules that a file imports, and the names from them, which may be modules too."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # not Python's own source text
@@ -190,7 +190,7 @@ def _imports(path: Path, package: str) -> Iterator[str]:
 
 
 def _find(module: str, folders: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """A module's file and those of the packages that it is in, without importing them."""
+    """The files of a module and of the packages that contain it, without importing them."""
     locations: Sequence[str] | None = folders
     name = ""
     for part in module.split("."):
@@ -219,16 +219,16 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def is_complete_folder(name: str) -> bool:
-    """Whether it is the folder of a model, or a name of the hub. Raises `Refused` for any other folder."""
+    """Whether it is a model's folder; False for a hub name. Raises `Refused` for any other folder."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        # A name of the hub has at most one slash.
+        # A hub name has at most one slash.
         is_path = (
             folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
         )
         if is_path:
             checkpoints = ", ".join(sorted(path.name for path in folder.parent.glob("step-*")))
-            there = f"; there are {checkpoints}" if checkpoints else ""  # the run keeps the last ones
+            there = f"; there are {checkpoints}" if checkpoints else ""  # the run retains the latest ones
             raise Refused(f"{name}: expected the folder of a model, but there is no such folder{there}")
         return False
     if not (folder / "config.json").is_file():

@@ -1,5 +1,5 @@
-"""Values of records that other programs wrote: checked, and read where they are JSON in a text. They are
-found by the name of a column, or by a JMESPath expression (`output.text`, `choices[0].message.content`)."""
+"""Values of other programs' records: found, checked, and decoded if they are JSON in a text. They are found
+by the name of a column, or by a JMESPath expression (`output.text`, `choices[0].message.content`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agro.errors import Refused
 from agro.io.strictjson import loads
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_SPECIAL = re.compile(r"""[\[\](){}|&"'`*]""")  # what names seldom have, and expressions
+_SPECIAL = re.compile(r"""[\[\](){}|&"'`*]""")  # rare in names, common in expressions
 
 
 def unpacked(value: Any) -> Any:
-    """A value that may be written as JSON in a text, or as Python prints it (pandas does so in the cells of a
-    table); the text where it isn't an object or a list."""
+    """Decode an object or list that is written in a text, as JSON or as Python prints it (pandas does so in
+    the cells of a table); other values and texts stay."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -41,8 +41,8 @@ def unpacked(value: Any) -> Any:
 
 
 def messages_in(value: Any) -> Any:
-    """The messages that a value holds, as a list, in `messages` of an object, as one message, or as JSON of
-    these; another value as it is."""
+    """The messages in a value: a list, an object's `messages`, one message, or their JSON; other values
+    stay."""
     inner = unpacked(value)
     if isinstance(inner, str):
         return value
@@ -72,7 +72,7 @@ def text(value: Any, name: str) -> str:
 
 
 def objects(value: Any, name: str, expected: str = "a list of objects") -> list[dict[str, Any]]:
-    """A list of objects, such as messages, which may be written as JSON."""
+    """Check a list of objects, such as messages, which may be written as JSON."""
     if isinstance(value, str):
         value = messages_in(value)
     if isinstance(value, list) and all(isinstance(x, dict) for x in value):
@@ -81,7 +81,7 @@ def objects(value: Any, name: str, expected: str = "a list of objects") -> list[
 
 
 def entry(value: Any, name: str) -> dict[str, Any]:
-    """An object; an empty one where there is none."""
+    """Check an object; None becomes an empty one."""
     if value is None:
         return {}
     if isinstance(value, dict):
@@ -90,7 +90,7 @@ def entry(value: Any, name: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file. Raises `Refused` where it isn't one, or can't be read."""
+    """The object of a JSON file. Raises `Refused` if it isn't one, or can't be read."""
     try:
         value = loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -101,12 +101,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def omit(row: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The columns that a reader doesn't take, for `meta`; unknown ones (null, NaN) left out."""
+    """The columns that a reader doesn't use, for `meta`; unknown values (null, NaN) are dropped."""
     return {name: value for name, value in row.items() if name not in names and not is_unknown(value)}
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether it is null or NaN, which tables have in place of an unknown number."""
+    """Whether it is null or NaN, which tables use for an unknown number."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -120,7 +120,7 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
         exists, value = (True, row[column]) if column in row else value_at(row, column)
         if not exists:
             raise Refused(
-                f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'} (where files "
+                f"data.columns.{name}: no column {column}; there are {', '.join(row) or 'none'} (if files "
                 f'differ, "{column} || OTHER" takes the first that a row has)'
             )
         values[name] = value
@@ -143,7 +143,7 @@ def value_at(
 ) -> tuple[bool, Any]:
     """Whether there is a value at an expression, and the value.
 
-    JMESPath has null both for what is missing and for what is null: of a path the last step tells.
+    JMESPath returns null both for missing and for null values; the last step of a path tells them apart.
     """
     tree = compiled(expression).parsed
     try:
@@ -154,7 +154,7 @@ def value_at(
 
 
 def _is_null(value: Any, tree: Mapping[str, Any]) -> bool:
-    """Whether the path `tree` leads to a null that is there."""
+    """Whether the path `tree` leads to an existing null."""
     if tree["type"] == "subexpression":
         for step in tree["children"][:-1]:
             value = jmespath.parser.ParsedResult(step.get("value", ""), step).search(value)
@@ -164,20 +164,20 @@ def _is_null(value: Any, tree: Mapping[str, Any]) -> bool:
 
 @cache
 def compiled(expression: str) -> Any:
-    """The expression; what is none is the name of a column."""
+    """Compile an expression; anything else is the name of a column."""
     if syntax_problem(expression):
         return jmespath.compile(json.dumps(expression, ensure_ascii=False))
     return jmespath.compile(expression or "@")
 
 
 def problem_of(column: str) -> str:
-    """Why a column is no JMESPath expression; "" where it is one, or the name of a column."""
+    """Why a column isn't a JMESPath expression; "" if it is one, or the name of a column."""
     return syntax_problem(column) if _SPECIAL.search(column) else ""
 
 
 @cache
 def syntax_problem(expression: str) -> str:
-    """Why it is no expression, such as `chosen-rating` and `Rating (1-5)`; "" where it is one."""
+    """Why it isn't an expression, such as `chosen-rating` and `Rating (1-5)`; "" if it is one."""
     try:
         jmespath.compile(expression or "@")
     except JMESPathError as error:

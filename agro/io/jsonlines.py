@@ -1,4 +1,4 @@
-"""JSON Lines files, compressed or not: one object a line, with its place for messages."""
+"""JSON Lines files, compressed or not: one object per line, with its location for messages."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any, BinaryIO, NamedTuple
 from agro.errors import Refused
 from agro.io.strictjson import loads
 
-BUFFER = 1 << 18  # bytes that are read of a file at once
+BUFFER = 1 << 18  # bytes to read from a file at once
 
 
 class Line(NamedTuple):
     """One record of a file, or why it can't be read."""
 
-    where: str  # FILE:LINE; FILE:ROW of Parquet, and of a list; from 1
+    where: str  # FILE:LINE, or FILE:ROW for Parquet and lists; from 1
     number: int
     value: dict[str, Any]
     error: str | None = None
     is_text: bool = False  # whether numbers and objects are written as text, as in CSV
-    size: int = 0  # bytes in the file, where it is one line
-    is_json: bool = False  # whether the value was read of JSON
+    size: int = 0  # bytes in the file, if it is one line
+    is_json: bool = False  # whether the value was read from JSON
 
 
 @contextmanager
 def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """The content of a file, unpacked where it is compressed by gzip or zstd, and whether it is Parquet.
+    """Open the content of a file, decompressed if it is gzip or zstd; also whether it is Parquet.
 
-    Raises `Refused` where it can't be read, also while it is read.
+    Raises `Refused` if it can't be opened, or read in the block.
     """
     is_packed = False
     try:
@@ -45,7 +45,7 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
             elif head[:2] == b"\x1f\x8b":
                 yield io.BufferedReader(gzip.GzipFile(fileobj=raw), BUFFER), False
             else:
-                import pyarrow as pa  # also of several frames; it says where the last one isn't complete
+                import pyarrow as pa  # reads several frames, and reports an incomplete last one
 
                 yield io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), BUFFER), False
     except (OSError, EOFError, zlib.error) as error:
@@ -54,10 +54,10 @@ def content(path: Path) -> Iterator[tuple[BinaryIO, bool]]:
         raise Refused(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[Line]:
-    """The records of JSON Lines; blank lines are skipped. `first`: the number of the first line."""
+def lines(path: str | Path, file: Iterable[bytes], start: int = 1) -> Iterator[Line]:
+    """The records of JSON Lines; blank lines are skipped. `start`: the number of the first line."""
     name = str(path)
-    for number, line in enumerate(file, first):
+    for number, line in enumerate(file, start):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line and not line.isspace():
@@ -71,8 +71,8 @@ def lines(path: str | Path, file: Iterable[bytes], first: int = 1) -> Iterator[L
             yield Line(f"{name}:{number}", number, value, error, False, len(line), True)
 
 
-# What one record may raise, also where a value isn't checked by name; it doesn't end an import. Not among
-# them is what concerns all records: no memory, no file, a package that is missing.
+# What one record may raise, even for unchecked values, without ending an import. Errors that concern all
+# records aren't among them: no memory, no file, a missing package.
 RECORD_ERRORS = (
     *(Refused, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, StopIteration),
     *(TypeError, ValueError),
@@ -80,7 +80,7 @@ RECORD_ERRORS = (
 
 
 def reason_of(error: Exception) -> str:
-    """Why a record is refused that raised one of `RECORD_ERRORS`."""
+    """The reason to refuse a record that raised one of `RECORD_ERRORS`."""
     if isinstance(error, Refused):
         return str(error)
     name = type(error).__name__

@@ -1,4 +1,4 @@
-"""Numbers for people: on the terminal, in reports, figures and model cards. None and NaN are unknown."""
+"""Numbers as readable text: for the terminal, reports, figures and model cards. None and NaN are unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_known(value: Number) -> bool:
 
 
 def none_if_nan(value: Any) -> Any:
-    """As JSON has a number that may be unknown."""
+    """A number for JSON, where an unknown one is null."""
     return None if value != value else value
 
 
@@ -30,7 +30,7 @@ def count(value: Number) -> str:
 
 
 def fixed(value: Number, digits: int = 3, *, signed: bool = False) -> str:
-    """A number with a fixed count of digits after the point."""
+    """A number with a fixed number of digits after the point."""
     return _shown(value, f"{'+' if signed else ''}.{digits}f")
 
 
@@ -39,7 +39,7 @@ def _shown(value: Number, form: str) -> str:
 
 
 def with_error(value: Number, error: Number, digits: int = 3) -> str:
-    """A value and its standard error. Of equal values it is unknown, not 0: others may differ."""
+    """A value and its standard error. The error of equal values is unknown, not 0: others may differ."""
     return f"{fixed(value, digits)} ± {fixed(error, digits) if is_known(error) and error else 'unknown'}"
 
 
@@ -71,7 +71,7 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, such as 1 h 5 min."""
+    """A duration with units, such as 1 h 5 min."""
     minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -80,14 +80,14 @@ def duration(seconds: float) -> str:
 
 
 def progress(done: int | None, total: int | None) -> str:
-    """How far something is: "3/64", "3", or nothing where that is unknown."""
+    """Progress: "3/64", "3", or nothing if it is unknown."""
     if done is None:
         return ""
     return str(done) if total is None else f"{done}/{total}"
 
 
 def tick(value: float, _: object = None) -> str:
-    """The label of a tick; thousands as k."""
+    """The label of a tick, with thousands as k."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{round(value, 10):g}"
 
 

@@ -1,4 +1,4 @@
-"""What was meant by an unknown name: one that is alike, or what TRL and verl call it."""
+"""Suggestions for an unknown name: a similar one, or the counterpart of a name in TRL or verl."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _NAMES = tomllib.loads((Path(__file__).parent / "peers.toml").read_text(encoding="utf-8"))
-ALIASES: dict[str, str] = _NAMES["aliases"]  # settings of TRL that mean the same here: accepted, with a note
-# Their other names of settings, and what sets them here.
+ALIASES: dict[str, str] = _NAMES["aliases"]  # TRL's settings that mean the same here: accepted, with a note
+# Other setting names of theirs: what sets them here.
 SETTINGS: dict[str, str] = _NAMES["settings"]
-NEEDLESS: dict[str, str] = _NAMES["needless"]  # names of settings, and why nothing need set them here
-ELSEWHERE: dict[str, str] = _NAMES["elsewhere"]  # names of their losses without an entry of their own
-ABSENT: tuple[str, ...] = tuple(_NAMES["absent"])  # without a counterpart here
-ALIKE = 0.6  # the least likeness, as of difflib from 0 to 1, of a name that may be meant
+NEEDLESS: dict[str, str] = _NAMES["needless"]  # setting names: why nothing needs to set them here
+ELSEWHERE: dict[str, str] = _NAMES["elsewhere"]  # names of their losses: what to use here
+ABSENT: tuple[str, ...] = tuple(_NAMES["absent"])  # their losses without a counterpart here
+ALIKE = 0.6  # minimum similarity of a suggestion, by difflib, from 0 to 1
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """A question that names up to three that are as alike, with `prefix` before each; "" where none is.
+    """A question that suggests up to three of the most similar names, with `prefix`; "" if there are none.
 
-    A name in whole words of the other, such as scale in reward_scale, is alike too.
+    A name that is part of the other in whole words, such as scale in reward_scale, is similar too.
     """
     alike = []
     for each in dict.fromkeys(names):
@@ -41,23 +41,23 @@ def plain(name: str) -> str:
 
 
 def hint(path: str) -> str:
-    """What sets an argument of theirs here, by its name or dotted key; "" where nothing does, or itself."""
+    """What sets an argument of theirs here, by its name or dotted key; "" if nothing does, or itself."""
     name = path.rpartition(".")[2]
     ours = SETTINGS.get(name) or ALIASES.get(name, path)
     return NEEDLESS.get(name, "") if ours == path else f"{ours} sets it here"
 
 
-def objective(name: str, known: Mapping[str, str]) -> str:
-    """What to use for an objective that isn't known by this name; "" where nothing is near.
+def objective(name: str, objectives: Mapping[str, str]) -> str:
+    """What to use for an objective of an unknown name; "" if nothing is similar.
 
-    `known`: by name what other libraries call it.
+    `objectives`: the name of each, and what other libraries call it.
     """
     answers = {
-        plain(word): f"here it is {own}"
-        for own, called in known.items()
+        plain(word): f"here it is {name_here}"
+        for name_here, called in objectives.items()
         for word in re.findall(r'"([^"]+)"', called)
     }
     answers |= {plain(peer): "it has no counterpart here; see docs/methods.md" for peer in ABSENT}
     answers |= {plain(peer): f"here it is {ours}" for peer, ours in ELSEWHERE.items()}
-    answers |= {plain(own): f"did you mean {own}?" for own in known}
-    return answers.get(plain(name)) or did_you_mean(name, known)
+    answers |= {plain(ours): f"did you mean {ours}?" for ours in objectives}
+    return answers.get(plain(name)) or did_you_mean(name, objectives)

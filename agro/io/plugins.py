@@ -1,11 +1,11 @@
-"""Parts that come with an installed package or with the user, and modules that are imported when used.
+"""Parts that an installed package or the user provides, and modules that are imported on first use.
 
-An installed package registers a part as an entry point, and a run names it like a part of agro::
+An installed package registers a part as an entry point, and a run refers to it like a part of agro::
 
     [project.entry-points."agro.rewards"]
     politeness = "my_package.rewards:politeness"
 
-Everywhere such a name is taken, so are `module:NAME` and `file.py:NAME`.
+Wherever such a name is accepted, so are `module:NAME` and `file.py:NAME`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Kind = Literal["engines", "environments", "formats", "objectives", "recipes", "r
 def installed(kind: Kind, builtin: tuple[str, ...] = ()) -> dict[str, str]:
     """`module:NAME` of all installed parts of a kind, by name.
 
-    Raises `Refused` where two packages register different parts under one name, or one has a `builtin` name.
+    Raises `Refused` if two packages register different parts under one name, or one uses a `builtin` name.
     """
-    from importlib.metadata import entry_points  # a tenth of a second
+    from importlib.metadata import entry_points  # takes a tenth of a second
 
     parts: dict[str, str] = {}
     for point in entry_points(group=f"agro.{kind}"):
         if point.name in builtin:
             raise Refused(
-                f"{kind}: {point.name} is a name of agro's own, which an installed package gives to "
+                f"{kind}: {point.name} is agro's own name, but an installed package registers it for "
                 f"{point.value}. What to do: uninstall it, or register it under another name"
             )
         if parts.setdefault(point.name, point.value) != point.value:
@@ -56,21 +56,21 @@ def is_reference(name: str) -> bool:
     return bool(colon and module and attribute)
 
 
-def unknown(kind: Kind, name: str, own: Sequence[str] = ()) -> str:
-    """What is expected where `name` is neither of agro's `own`, nor installed, nor a reference; else ""."""
-    if name in own or is_reference(name) or name in (others := installed(kind, tuple(own))):
+def unknown(kind: Kind, name: str, builtin: Sequence[str] = ()) -> str:
+    """The problem with a `name` that is neither a `builtin`, nor installed, nor a reference; else ""."""
+    if name in builtin or is_reference(name) or name in (packaged := installed(kind, tuple(builtin))):
         return ""
-    known = [*own, *others]
-    hint = did_you_mean(name, known)
-    expected = ", ".join([*known, "module:NAME or file.py:NAME"])
+    names = [*builtin, *packaged]
+    hint = did_you_mean(name, names)
+    expected = ", ".join([*names, "module:NAME or file.py:NAME"])
     return f"expected {expected}, got {name!r}{hint and f'; {hint}'}"
 
 
 def load(kind: Kind, name: str, setting: str) -> Any:
     """The part that `name` stands for: an installed one, module:NAME or file.py:NAME.
 
-    A file is run once, and again where it has changed. Raises `Refused`, whose message begins with `setting`,
-    where there is no such part.
+    A file is run once, and again if it has changed. Raises `Refused`, with a message that begins with
+    `setting`, if there is no such part.
     """
     location = absolute(kind, name, setting)
     module, _, attribute = location.rpartition(":")
@@ -86,7 +86,7 @@ def load(kind: Kind, name: str, setting: str) -> Any:
 
 @cache
 def _run(module: str, changed: int) -> dict[str, Any]:
-    """The names of a module or file. `changed`: when the file last did. One that fails is tried again."""
+    """The names in a module or file, cached unless it fails. `changed`: the file's modification time."""
     names, problem = find(f"{module}:__dict__")
     if problem:
         raise Refused(problem)
@@ -94,9 +94,9 @@ def _run(module: str, changed: int) -> dict[str, Any]:
 
 
 def absolute(kind: Kind, name: str, setting: str) -> str:
-    """Where a part is: module:NAME, or file.py:NAME with an absolute path, which other processes find too.
+    """The location of a part, valid in other processes too: module:NAME, or file.py:NAME with absolute path.
 
-    Raises `Refused` where there is no such file or installed part.
+    Raises `Refused` if there is no such file or installed part.
     """
     if problem := unknown(kind, name):
         raise Refused(f"{setting}: {problem}")
@@ -113,9 +113,9 @@ def absolute(kind: Kind, name: str, setting: str) -> str:
 
 @contextmanager
 def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
-    """Refuse what a function or class of the user's raises, with its line; the message begins with `begin`.
+    """Turn a user function's or class's exceptions into `Refused`, with their line, after the text `begin`.
 
-    What one of agro's own raises is a bug, whose traceback is needed.
+    An exception in agro's own code is a bug, whose traceback is needed.
     """
     try:
         yield
@@ -127,30 +127,30 @@ def errors_of(part: Callable[..., Any], begin: str) -> Iterator[None]:
 
 
 def is_agros(part: Any) -> bool:
-    """Whether a function or class is of agro, or of a package `agro_…` that is installed together with it."""
+    """Whether a function or class belongs to agro, or to a package `agro_…` installed together with it."""
     package = str(getattr(part, "__module__", "")).partition(".")[0]
     if not package.startswith("agro_"):
         return package == "agro"
-    from importlib.metadata import packages_distributions  # half a second, of an error
+    from importlib.metadata import packages_distributions  # takes half a second, only for errors
 
     installed = packages_distributions()
     return installed.get(package) == installed.get("agro")
 
 
-def check_names(what: str, names: Any, known: Collection[str], kind: type[Any] = frozenset) -> None:
-    """Raise `Refused` unless `names` is a set, or a `kind`, of names that are known."""
+def check_names(setting: str, names: Any, valid: Collection[str], kind: type[Any] = frozenset) -> None:
+    """Raise `Refused` unless `names` is a set, or a `kind`, of `valid` names."""
     if not isinstance(names, (kind, set)):
-        raise Refused(f"{what}: expected a {kind.__name__} of names, got {names!r:.80}")
+        raise Refused(f"{setting}: expected a {kind.__name__} of names, got {names!r:.80}")
     for name in names:
-        if name not in known:
-            hint = did_you_mean(str(name), known) or f"there are {', '.join(known)}"
-            raise Refused(f"{what}: unknown name {name!r}; {hint}")
+        if name not in valid:
+            hint = did_you_mean(str(name), valid) or f"there are {', '.join(valid)}"
+            raise Refused(f"{setting}: unknown name {name!r}; {hint}")
 
 
 class DeferredModule(ModuleType):
-    """Stands for a module until an attribute is asked for, and then becomes it.
+    """Stands for a module until an attribute is first used, and then becomes it.
 
-    torch takes two seconds to import. Most commands import modules that would use it, and end without.
+    torch takes two seconds to import. Most commands import modules that refer to it, but never use it.
     """
 
     _spec: ModuleSpec
@@ -165,7 +165,7 @@ class DeferredModule(ModuleType):
 
 
 def defer(name: str) -> None:
-    """Let `import name` cost nothing until the module is used."""
+    """Defer the cost of `import name` until the module is used."""
     spec = PathFinder.find_spec(name)
     if spec is None or name in sys.modules:
         return

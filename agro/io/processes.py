@@ -1,4 +1,4 @@
-"""Processes of this host that end when this one does, however it ends."""
+"""Processes on this host that end when this one does, however it ends."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LocalProcess:
         *,
         death_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """`log`: the file that its output is appended to; None: this process's own. `death_signal`: sent to
-        it when this process dies (Linux)."""
+        """`log`: the file to append its output to; None: this process's output. `death_signal`: the signal
+        that it gets when this process dies (Linux)."""
         self.host = host
         with contextlib.nullcontext(None) if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -62,13 +62,13 @@ class LocalProcess:
         self._process.wait()
 
     def _send(self, number: signal.Signals) -> None:
-        """To the process alone: it ends what it has started itself."""
+        """Signal the process alone; it ends its own children."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -81,10 +81,10 @@ def free_port(host: str) -> int:
 
 
 def begin_worker(begin: bytes) -> None:
-    """Begin in a process of a pool: it ends with the one that started it, which alone is interrupted.
+    """Initialize a process of a pool: it ends with its parent, which alone handles interrupts.
 
-    What it prints goes to the standard error, and torch is imported when it is used. `begin`: a pickled
-    function without arguments, which is called then.
+    Its output goes to standard error, and torch is imported on first use. `begin`: a pickled function without
+    arguments, which is then called.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,9 +1,9 @@
 """Files of records: JSON Lines, JSON lists, CSV, Excel, Parquet, data sets of `datasets`, and SQLite.
 
-They are read in blocks of consecutive records, which another process may make records of.
+They are read in blocks of consecutive records, which another process may decode.
 
-A folder of `datasets` has state.json, which names its files of Arrow streams, as datasets/arrow_dataset.py
-writes it (`_data_files`); one with dataset_dict.json has a folder a split.
+A folder of `datasets` has state.json, which lists its files of Arrow streams (`_data_files`), as
+datasets/arrow_dataset.py writes it; one with dataset_dict.json has one folder per split.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from agro.io.json_values import read_object
 from agro.io.jsonlines import Line, content, lines
 from agro.io.strictjson import loads
 
-CHUNK = 5000  # records of a block, which are taken in one transaction; fewer where they are large:
+CHUNK = 5000  # records per block, which is imported in one transaction; fewer if they are large:
 CHUNK_BYTES = 1 << 24
-BLOCK = 1 << 16  # bytes that are read at once of a list
+BLOCK = 1 << 16  # bytes of a list to read at once
 NUMBER = re.compile(r" *[+-]?\d+([.,]\d+)? *")
 SEPARATOR = re.compile(r'"?sep=(.)"?\s*')  # the first line of a table for Excel
-DELIMITERS = (",", ";", "\t", "|")  # of a table's first line the most frequent one
-ABOVE = 20  # rows at most from a sheet's first to the names of its columns, such as a title
-MAIN = 3  # times as many cells as any other has the one sheet that is read
-# What reading Excel raises; that of XML is a SyntaxError.
+DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a table's first line
+ABOVE = 20  # maximum number of rows above a sheet's column names, such as a title
+MAIN = 3  # the sheet that is read has this many times the cells of any other
+# What reading Excel raises; XML errors are SyntaxErrors.
 DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, KeyError, ValueError, EOFError)
 _BOM = b"\xef\xbb\xbf"  # of UTF-8, at the start of a file
 _BLANK = _BOM + b" \t\r\n"
-_FOREIGN = (  # beginnings of files that aren't JSON, and what is refused of them
+_FOREIGN = (  # beginnings of files that aren't JSON, and why they are refused
     (
         (b"SQLite format 3",),
         "expected a log, got a store or another database of several tables; write its samples (agro export), "
         "or the table to take, to a file first",
     ),
-    ((b"PK\x03\x04",), "expected a log, got a zip file; a table of Excel has a name in .xlsx"),
+    ((b"PK\x03\x04",), "expected a log, got a zip file; the name of an Excel file ends in .xlsx"),
     (
         (b"\xff\xfe", b"\xfe\xff"),
-        "expected UTF-8, got UTF-16; give a table a name in .csv, or convert it (iconv -f UTF-16 -t UTF-8)",
+        "expected UTF-8, got UTF-16; rename a table to .csv, or convert it (iconv -f UTF-16 -t UTF-8)",
     ),
 )
-JSON_COLUMNS = ("meta", "sampling", "messages", "tools", "exact")  # columns of JSON, in files that agro wrote
-OURS = {b"agro": b"interchange"}  # in the metadata of their schema
+JSON_COLUMNS = ("meta", "sampling", "messages", "tools", "exact")  # JSON columns in files that agro wrote
+OURS = {b"agro": b"interchange"}  # their schema's metadata
 ROW_GROUP = 1024  # rows
 _HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[^:]+))??(:(?P<split>[^:]+))?")
 Row = dict[str, Any]
@@ -68,66 +68,66 @@ Item = TypeVar("Item")
 class Block:
     """Consecutive records of a file.
 
-    `lines` makes them. Until then JSON Lines stay bytes, and rows of Parquet stay Arrow's.
+    `lines` decodes them. Until then, JSON Lines stay bytes, and rows of Parquet stay Arrow's.
     """
 
-    numbers: tuple[int, int]  # of the first and of the last record
+    numbers: tuple[int, int]  # numbers of the first and the last record
     lines: Callable[[], Iterator[Line]]
 
 
 def read_records(path: str | Path) -> Iterator[Line]:
     """The records of a file of JSON Lines, a list of JSON objects, CSV, Excel or Parquet, compressed or not.
 
-    Its content tells which, and of tables and Excel its name. Their cells are text, null where empty.
-    Also those of a folder of `datasets`, and of a data set on the Hugging Face hub, hub:OWNER/NAME:SPLIT.
+    Its content tells the format; for tables and Excel, its name does. Their cells are text, or null if empty.
+    Also reads a folder of `datasets`, and a data set on the Hugging Face hub, hub:OWNER/NAME:SPLIT.
     """
     for block in read_blocks(path, 1):
         yield from block.lines()
 
 
-def read_blocks(path: str | Path, most: int | None = None) -> Iterator[Block]:
-    """The records of `read_records` in blocks of `most`, `CHUNK` by default; those of Parquet are its own."""
+def read_blocks(path: str | Path, limit: int | None = None) -> Iterator[Block]:
+    """The records of `read_records` in blocks of `limit` (default: `CHUNK`); Parquet has its own blocks."""
     path = Path(path)
     if on_hub(path) or path.is_dir():
-        yield from record_blocks(_data_set(path), most)
+        yield from record_blocks(_data_set(path), limit)
         return
     with content(path) as (file, is_parquet):
         if is_parquet:
             yield from _parquet_blocks(path)
         elif is_table(path):
-            yield from record_blocks(_table(path, file), most)
+            yield from record_blocks(_table(path, file), limit)
         elif path.name.endswith((".xlsx", ".xlsm")):
-            yield from record_blocks(_sheet(path, file), most)
+            yield from record_blocks(_sheet(path, file), limit)
         elif len(tables := columns(path)) == 1:
             rows = enumerate(sqlite_rows(path, f"SELECT * FROM {quoted(*tables)}"), 1)
-            yield from record_blocks((Line(f"{path}:{i}", i, row) for i, row in rows), most)
+            yield from record_blocks((Line(f"{path}:{i}", i, row) for i, row in rows), limit)
         elif _is_list(file):
-            yield from record_blocks(_items(path, file), most)
+            yield from record_blocks(_items(path, file), limit)
         else:
-            first = 1
-            for chunk in _chunks(_json_lines(path, file), len, most):  # so that memory doesn't grow
-                last = first + len(chunk) - 1
-                yield Block((first, last), partial(lines, str(path), chunk, first))
-                first = last + 1
+            start = 1
+            for chunk in _chunks(_json_lines(path, file), len, limit):  # so that memory doesn't grow
+                end = start + len(chunk) - 1
+                yield Block((start, end), partial(lines, str(path), chunk, start))
+                start = end + 1
 
 
-def record_blocks(records: Iterable[Line], most: int | None = None) -> Iterator[Block]:
-    return map(record_block, _chunks(records, lambda line: line.size, most))
+def record_blocks(records: Iterable[Line], limit: int | None = None) -> Iterator[Block]:
+    return map(record_block, _chunks(records, lambda line: line.size, limit))
 
 
 def record_block(records: list[Line]) -> Block:
-    """The block of records that are read already."""
+    """The block of decoded records."""
     numbers = (records[0].number, records[-1].number) if records else (1, 0)
     return Block(numbers, partial(iter, records))
 
 
-def _chunks(items: Iterable[Item], size_of: Callable[[Item], int], most: int | None) -> Iterator[list[Item]]:
+def _chunks(items: Iterable[Item], size_of: Callable[[Item], int], limit: int | None) -> Iterator[list[Item]]:
     chunk: list[Item] = []
     size = 0
     for item in items:
         chunk.append(item)
         size += size_of(item)
-        if len(chunk) == (most or CHUNK) or size >= CHUNK_BYTES:
+        if len(chunk) == (limit or CHUNK) or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -135,7 +135,7 @@ def _chunks(items: Iterable[Item], size_of: Callable[[Item], int], most: int | N
 
 
 def _json_lines(path: Path, file: BinaryIO) -> Iterable[bytes]:
-    """The lines of JSON Lines. A document that is one object over several lines is one line."""
+    """The lines of JSON Lines. A document with one object over several lines is one line."""
     head = file.readline()
     for beginnings, problem in _FOREIGN:
         if head.startswith(beginnings):
@@ -154,7 +154,7 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterable[bytes]:
 
 
 def _is_list(file: BinaryIO) -> bool:
-    """Whether what comes is one list, maybe all of it in one line. The mark before a list is passed over."""
+    """Whether the file is one list, maybe on a single line. Skips a byte-order mark before a list."""
     begin: bytes = file.peek(BLOCK)  # type: ignore[attr-defined]
     is_list = begin.lstrip(_BLANK).startswith(b"[")
     if is_list and begin.startswith(_BOM):
@@ -163,7 +163,7 @@ def _is_list(file: BinaryIO) -> bool:
 
 
 def _items(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """The objects of a list, one after the other: the list needn't fit into memory."""
+    """The objects of a list, one by one: the list needn't fit into memory."""
     import ijson
 
     number = 0
@@ -176,7 +176,7 @@ def _items(path: Path, file: BinaryIO) -> Iterator[Line]:
 
 
 def is_table(path: Path) -> bool:
-    """By its name; of .txt by tabs, or two of another delimiter, in its first line."""
+    """Whether a file is a table, by its name; for .txt, by a tab or a repeated ; or | in its first line."""
     name = path.name.removesuffix(".gz").removesuffix(".zst")
     if not name.endswith(".txt") or not path.is_file():
         return name.endswith((".csv", ".tsv"))
@@ -187,7 +187,7 @@ def is_table(path: Path) -> bool:
 
 
 def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """CSV, or TSV: the first row has the names of the columns, and tells what is between them."""
+    """The records of CSV or TSV: the first row has the column names, and shows the delimiter."""
     text = io.TextIOWrapper(file, encoding_of(path), newline="")
     number = 0
     try:
@@ -202,10 +202,10 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
             quoting=csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL,
             strict=True,
         )
-        names, first = _named(path, next(rows, []))
-        for row in chain(first, rows):
+        names, records = _named(path, next(rows, []))
+        for row in chain(records, rows):
             if not any(row):
-                continue  # as a spreadsheet writes below its last record
+                continue  # spreadsheets write such rows below the last record
             number, location = number + 1, f"{path}:{rows.line_num}"
             if len(row) == len(names):
                 cells = {name: cell or None for name, cell in zip(names, row)}
@@ -217,8 +217,8 @@ def _table(path: Path, file: BinaryIO) -> Iterator[Line]:
 
 
 def encoding_of(path: Path) -> str:
-    """Of a table: by its first bytes, or UTF-8. Windows-1252, where it has bytes that UTF-8 can't have and
-    none that it has for letters beyond ASCII: else it is damaged."""
+    """A table's encoding: by its first bytes, or UTF-8; Windows-1252 if it has bytes that UTF-8 can't have,
+    and no valid UTF-8 beyond ASCII (with both, it is damaged)."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     has_letters, has_others = False, False
     with content(path) as (file, _):
@@ -235,7 +235,7 @@ def encoding_of(path: Path) -> str:
 
 
 def _has_quoted_cells(path: Path) -> bool:
-    """Whether the quotes of a table with tabs are around its cells; else they belong to what is said."""
+    """Whether the quotes of a table with tabs enclose its cells; otherwise they belong to the text."""
     with content(path) as (file, _):
         text = io.TextIOWrapper(file, encoding_of(path), newline="")
         try:
@@ -246,18 +246,18 @@ def _has_quoted_cells(path: Path) -> bool:
     return True
 
 
-def _named(path: Path, first: list[str]) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns, and the first row where it is a record: it has a number and a sentence. Then
-    they are column_1, column_2, …"""
-    if any(map(NUMBER.fullmatch, first)) and any(len(cell.split()) > 2 for cell in first):
-        return [f"column_{i}" for i in range(1, len(first) + 1)], [first]
-    if len(set(first)) < len(first):
-        raise Refused(f"{path}: expected different columns, got {', '.join(first)}")
-    return first, []
+def _named(path: Path, header: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The column names, and the first row if it is a record, which has a number and a sentence; the names are
+    then column_1, column_2, …"""
+    if any(map(NUMBER.fullmatch, header)) and any(len(cell.split()) > 2 for cell in header):
+        return [f"column_{i}" for i in range(1, len(header) + 1)], [header]
+    if len(set(header)) < len(header):
+        raise Refused(f"{path}: expected unique column names, got {', '.join(header)}")
+    return header, []
 
 
 class _Sheet(NamedTuple):
-    """A sheet of Excel with cells."""
+    """A nonempty sheet of Excel."""
 
     title: str
     size: int  # in cells
@@ -267,8 +267,8 @@ class _Sheet(NamedTuple):
 
 
 def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
-    """The one sheet of an Excel file that has cells, as CSV has it; of several tables the one that is `MAIN`
-    times as large as any other. Of a formula it is the value that was stored with it."""
+    """The records of an Excel file's only nonempty sheet, as for CSV; of several tables, the one that is
+    `MAIN` times as large as any other. A formula has its stored value."""
     try:
         import openpyxl
     except ImportError:
@@ -285,13 +285,13 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
         begin = list(islice(rows, ABOVE))
         filled = [sum(map(bool, row)) for row in begin]
         if any(filled):
-            # The names are in the first row with two cells or more, or else with one.
+            # The names are in the first row with at least two cells, or else with one.
             above = next((i for i, count in enumerate(filled) if count > 1), None)
             above = next(i for i, count in enumerate(filled) if count) if above is None else above
             size = (sheet.max_row or 0) * (sheet.max_column or 0)
             tables.append(_Sheet(sheet.title, size, begin[above], chain(begin[above + 1 :], rows), above))
     if len(tables) > 1:
-        tables = [table for table in tables if any(table.names[1:])]  # the others are notes
+        tables = [table for table in tables if any(table.names[1:])]  # others are notes
     tables.sort(key=lambda table: -table.size)
     if not tables or (len(tables) > 1 and tables[0].size < MAIN * tables[1].size):
         titles = ", ".join(table.title for table in tables) or "none"
@@ -299,10 +299,10 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
     title, _, names, rows, above = tables[0]
     while not names[-1]:
         names.pop()
-    names, first = _named(path, names)
-    place = above + 2 - len(first)  # of the first record, from 1
-    for number, cells in enumerate(chain(first, rows), 1):
-        location = f"{path}:{place + number - 1}"
+    names, records = _named(path, names)
+    first_row = above + 2 - len(records)  # row of the first record, from 1
+    for number, cells in enumerate(chain(records, rows), 1):
+        location = f"{path}:{first_row + number - 1}"
         if any(cells[len(names) :]):
             yield Line(location, number, {}, f"expected {len(names)} cells, got more in sheet {title}")
         elif any(cells):
@@ -310,7 +310,7 @@ def _sheet(path: Path, file: BinaryIO) -> Iterator[Line]:
 
 
 def _rows(path: Path, sheet: Any) -> Iterator[list[str]]:
-    """The cells of a sheet as CSV has them. It is read and unpacked row by row."""
+    """The cells of a sheet as CSV has them. It is read and decompressed row by row."""
     try:
         for row in sheet.iter_rows(values_only=True):
             cells = ["" if cell is None else str(cell) for cell in row]
@@ -320,9 +320,9 @@ def _rows(path: Path, sheet: Any) -> Iterator[list[str]]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """SHA-256 of the content, the same whether gzipped or not; of a folder that of its files and their names.
+    """SHA-256 of the content, the same whether gzipped or not; for a folder, of its files and their names.
 
-    Raises `Refused` where it can't be read.
+    Raises `Refused` if it can't be read.
     """
     path = Path(path)
     if on_hub(path):
@@ -339,7 +339,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def columns(path: Path) -> dict[str, set[str]]:
-    """The columns of each table; none for a file that isn't SQLite."""
+    """The columns of each table in SQLite; empty for other files."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:
@@ -352,9 +352,9 @@ def columns(path: Path) -> dict[str, set[str]]:
 
 
 def has_several_tables(path: Path) -> bool:
-    """Whether a file is a database of several tables, as stores are; one of one table is a file of records.
+    """Whether a file is a database of several tables, like a store; one with a single table has records.
 
-    SQLite itself opens it, also while it is written.
+    SQLite itself opens it, so it may be written meanwhile.
     """
     if not path.is_file():
         return False
@@ -367,12 +367,13 @@ def has_several_tables(path: Path) -> bool:
 
 
 def quoted(name: str) -> str:
-    """The name of a table within a statement."""
+    """Quote the name of a table for a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def sqlite_rows(path: Path, statement: str) -> Iterator[dict[str, Any]]:
-    """The rows of a query. The file is only read; raises `Refused` where it can't be, or is being written."""
+    """The rows of a query. Only reads the file; raises `Refused` if it can't, or while it is being
+    written."""
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
         raise Refused(
@@ -393,14 +394,14 @@ def on_hub(path: Path) -> bool:
 
 
 def _data_set(path: Path) -> Iterator[Line]:
-    """The records of a folder or of a data set on the hub. Raises `Refused` where it can't be read."""
-    rows = _of_hub(path) if on_hub(path) else _of_folder(path)
+    """The records of a folder or of a data set on the hub. Raises `Refused` if it can't be read."""
+    rows = _hub_rows(path) if on_hub(path) else _folder_rows(path)
     for number, (row, error) in enumerate(rows, 1):
         values = {name: value for name, value in row.items() if value is not None}
         yield Line(f"{path}:{number}", number, values, error)
 
 
-def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
+def _folder_rows(path: Path) -> Iterator[tuple[Row, str | None]]:
     import pyarrow as pa
 
     if (path / "dataset_dict.json").is_file():
@@ -420,15 +421,13 @@ def _of_folder(path: Path) -> Iterator[tuple[Row, str | None]]:
                     yield from _arrow_rows(batch.slice(start, ROW_GROUP))
 
 
-def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
+def _hub_rows(path: Path) -> Iterator[tuple[Row, str | None]]:
     name, config, split = _parts(path)
     load_dataset = _package(path).load_dataset
     try:
         data = load_dataset(name, config, split=split, streaming=True, revision=_sha(name))
         if split is None and len(data) > 1:
-            raise Refused(
-                f"{path}: there are the splits {', '.join(data)}; name one, {path}:{next(iter(data))}"
-            )
+            raise Refused(f"{path}: it has the splits {', '.join(data)}; name one, {path}:{next(iter(data))}")
         for row in data if split is not None else next(iter(data.values())):
             yield dict(row), None
     except Refused:
@@ -438,7 +437,7 @@ def _of_hub(path: Path) -> Iterator[tuple[Row, str | None]]:
 
 
 def revision(path: Path) -> str:
-    """What tells the content of a data set on the hub from others: name and commit."""
+    """What identifies the content of a data set on the hub: name, commit, configuration and split."""
     name, config, split = _parts(path)
     _package(path)
     return f"hub:{name}@{_sha(name)}:{config}:{split}"
@@ -478,19 +477,19 @@ def _parquet_blocks(path: Path) -> Iterator[Block]:
     with _readable(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         names = file.schema_arrow.names
         if len(set(names)) < len(names):
-            raise Refused(f"{path}: expected different columns, got {', '.join(names)}")
+            raise Refused(f"{path}: expected unique column names, got {', '.join(names)}")
         is_ours = (file.schema_arrow.metadata or {}).items() >= OURS.items()
-        first = 1
+        start = 1
         for batch in file.iter_batches(ROW_GROUP):
-            last = first + len(batch) - 1
-            yield Block((first, last), partial(_arrow_lines, str(path), batch, is_ours, first))
-            first = last + 1
+            end = start + len(batch) - 1
+            yield Block((start, end), partial(_arrow_lines, str(path), batch, is_ours, start))
+            start = end + 1
 
 
-def _arrow_lines(path: str, batch: Any, is_ours: bool, first: int) -> Iterator[Line]:
-    """The rows of a batch as records, from the number `first`."""
+def _arrow_lines(path: str, batch: Any, is_ours: bool, start: int) -> Iterator[Line]:
+    """The rows of a batch as records, from the number `start`."""
     with _readable(path):
-        for number, (row, error) in enumerate(_arrow_rows(batch), first):
+        for number, (row, error) in enumerate(_arrow_rows(batch), start):
             yield Line(f"{path}:{number}", number, _record_of(row, is_ours), error)
 
 
@@ -507,11 +506,11 @@ def _readable(path: str | Path) -> Iterator[None]:
 
 
 def _arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
-    """The rows of a batch as `_values` has them, or why Python can't hold one, such as text not in UTF-8."""
+    """The rows of a batch as `_values` has them, or why Python can't hold one, such as invalid UTF-8."""
     try:
         columns = map(_values, batch.columns)
         values = [dict(zip(batch.schema.names, row)) for row in zip(*columns)] or [{}] * len(batch)
-    except (ValueError, OverflowError, KeyError) as error:  # the last one where a map has a key twice
+    except (ValueError, OverflowError, KeyError) as error:  # the last one for duplicate keys of a map
         if len(batch) == 1:
             yield {}, f"can't be read: {error}"
             return
@@ -525,8 +524,8 @@ def _arrow_rows(batch: Any) -> Iterator[tuple[Row, str | None]]:
 def _values(array: Any) -> list[Any]:
     """The values of an array as JSON has them; bytes stay bytes.
 
-    Dates and times are text, to the digit that the file has; a duration is a count of its unit. A decimal
-    number is a number where that is the same, else text. A map is an object, whose keys are texts.
+    Dates and times are text with the file's precision; a duration is a number of its units. A decimal is a
+    number if that is exact, else text. A map is an object, whose keys are texts.
     """
     import pyarrow as pa
 
@@ -534,13 +533,13 @@ def _values(array: Any) -> list[Any]:
     is_plain = "decimal" not in str(kind) and "list_view" not in str(kind)
     try:
         values = (array if kind == array.type else array.cast(kind)).to_pylist(maps_as_pydicts="strict")
-    except pa.ArrowNotImplementedError:  # such as of a map whose keys are objects: it becomes a list of pairs
+    except pa.ArrowNotImplementedError:  # such as a map whose keys are objects, which becomes a list of pairs
         values, is_plain = array.to_pylist(), False
     return list(values) if is_plain else list(map(_plain_value, values))
 
 
 def _plain_type(kind: Any) -> Any:
-    """The type to which Arrow casts values of a type for JSON."""
+    """The type to which Arrow casts values of this type for JSON."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -560,7 +559,7 @@ def _plain_type(kind: Any) -> Any:
 
 
 def _plain_value(value: Any) -> Any:
-    """What Arrow doesn't cast."""
+    """Convert a value that Arrow doesn't cast."""
     if isinstance(value, list | tuple):
         return [_plain_value(item) for item in value]
     if isinstance(value, dict):
@@ -575,17 +574,17 @@ def _plain_value(value: Any) -> Any:
 
 
 def _record_of(row: Row, is_ours: bool) -> Row:
-    """A row of Parquet as the record that was written."""
+    """Restore the record from a row of Parquet."""
     if is_ours:
         record = {name: value for name, value in row.items() if value is not None}
     else:
-        record = {name: _known(value) for name, value in row.items()}
+        record = {name: _drop_nulls(value) for name, value in row.items()}
     for name in JSON_COLUMNS:
         if isinstance(record.get(name), str):
             try:
                 record[name] = loads(record[name])
             except ValueError:
-                continue  # text of another program; the record's own checks name what is wrong with it
+                continue  # another program's text; the record's own checks name the problem
     if is_ours and isinstance(record.get("exact"), dict):
         record |= record.pop("exact")
     if "response" in record:
@@ -595,10 +594,10 @@ def _record_of(row: Row, is_ours: bool) -> Row:
     return record
 
 
-def _known(value: Any) -> Any:
-    """The value without the nulls of its objects: in Parquet all objects of a column have the same keys."""
+def _drop_nulls(value: Any) -> Any:
+    """The value without nulls in its objects: in Parquet, all objects of a column have the same keys."""
     if isinstance(value, list):
-        return [_known(item) for item in value] if value and isinstance(value[0], dict | list) else value
+        return [_drop_nulls(item) for item in value] if value and isinstance(value[0], dict | list) else value
     if isinstance(value, dict):
-        return {key: _known(item) for key, item in value.items() if item is not None}
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
     return value

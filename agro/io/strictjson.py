@@ -1,4 +1,4 @@
-"""JSON that gives back exactly what it was given, or refuses."""
+"""JSON that reproduces a value exactly, or refuses it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def dumps(value: Any, location: str, *, ascii: bool = False) -> str:
         raise Refused(f"{location}: expected a value that JSON has, got {value!r:.80}: {error}") from None
     if not same:
         raise Refused(
-            f"{location}: JSON doesn't give this value back as it is: {value!r:.80}; expected text, numbers, "
+            f"{location}: JSON can't reproduce this value exactly: {value!r:.80}; expected text, numbers, "
             "true, false, null, lists and objects with text as keys (no tuples, no pairs of surrogates)"
         )
     return text
 
 
 def loads(text: str | bytes) -> Any:
-    """Raises `ValueError` for what isn't JSON or UTF-8, for NaN, infinities, keys that an object has twice,
-    and thousands of nested lists."""
+    """Parse JSON. Raises `ValueError` for invalid JSON or UTF-8, NaN, infinities, duplicate keys, and
+    thousands of nested lists."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         value = orjson.loads(raw)
@@ -52,7 +52,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def loads_own(text: str | bytes) -> Any:
-    """`loads` of what `dumps` wrote, in a third of the time: its objects have no key twice."""
+    """`loads` of what `dumps` wrote, in a third of the time: its objects have no duplicate keys."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if _LONG not in raw.translate(_DIGITS):
         try:
@@ -66,9 +66,8 @@ def _lost_nothing(raw: bytes, rewritten: bytes) -> bool:
     """Whether orjson read all of `raw`, which it writes as `rewritten`.
 
     It drops all but the last of equal keys, and reads integers of more than 64 bits as floats. Each key has a
-    colon, and those in texts are written as they are, so that a key less is a colon less. Such an integer has
-    19 digits or more, and such a float "e+". A text without "+" and escapes, as most are, is answered by the
-    fastest search.
+    colon, and colons in texts stay, so a dropped key is a missing colon. Such an integer has 19 digits or
+    more, and its float has "e+". The fastest search decides for most texts, which have no "+" and no escapes.
     """
     if _colons(raw) != _colons(rewritten) or (b"\\" in raw and b"\\u003" in raw):
         return False
@@ -82,13 +81,13 @@ def _colons(raw: bytes) -> int:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} isn't JSON; write null for what is unknown")
+    raise ValueError(f"{name} isn't JSON; write null for an unknown value")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"{text} is more than a float can be")
+        raise ValueError(f"{text} is too large for a float")
     return value
 
 
@@ -97,13 +96,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"expected different keys in an object, got {twice!r} twice")
+        raise ValueError(f"expected unique keys in an object, got {twice!r} twice")
     return value
 
 
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG = b"0" * 19
-# Made once: json.loads and json.dumps make theirs at each call.
+# Created once: json.loads and json.dumps create theirs at each call.
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object)
 _ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 _UNICODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,4 +1,5 @@
-"""Untrusted text on a terminal or in a sheet: control characters are shown, secrets and formulas are not."""
+"""Untrusted text for terminals and spreadsheets: escape control characters, redact secrets, quote
+formulas."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ _AGAIN = re.compile(r"\A(\r)")
 
 
 class Output:
-    """A stream to which each text goes as `visible` has it.
+    """A stream that passes each text through `visible`.
 
-    What `is_drawn` by this program moves the cursor and has colors: the sequences for that are kept. A \\r at
-    the start of a text is, too: so libraries show how far they are.
+    With `is_drawn`, this program's own sequences for the cursor and colors are kept. A \\r at the start of a
+    text is kept too: libraries show progress with it.
     """
 
     def __init__(self, stream: TextIO, is_drawn: bool = False) -> None:
@@ -39,7 +40,7 @@ class Output:
 
 @contextmanager
 def shown_safely() -> Iterator[None]:
-    """What is printed meanwhile goes through `Output`; after an error too, for its traceback comes then."""
+    """Send what is printed inside through `Output`; after an error it stays, for the traceback."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (
         stream if isinstance(stream, Output) else cast(TextIO, Output(stream)) for stream in streams
@@ -49,29 +50,29 @@ def shown_safely() -> Iterator[None]:
 
 
 def drawn(stream: TextIO) -> TextIO:
-    """The stream for what this program draws; texts of others in it have to be `visible` already."""
+    """The stream for this program's own drawing; untrusted text in it must be `visible` already."""
     return cast(TextIO, Output(stream.stream, is_drawn=True)) if isinstance(stream, Output) else stream
 
 
 def csv_cell(text: str) -> str:
-    """`text` after a quote where a spreadsheet takes it for a formula, or where it begins with a quote."""
+    """`text`, with a quote before it if a spreadsheet would read a formula, or if it begins with a quote."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def text_of_cell(cell: str) -> str:
-    """The text of a `csv_cell`."""
+    """Undo `csv_cell`."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def cut(text: str, limit: int) -> str:
-    """The first `limit` characters, visible, and the number of the others; 0 shows all."""
+    """The first `limit` characters, made visible, and the number of further ones; 0 shows all."""
     if not limit or len(text) <= limit:
         return visible(text)
     return f"{visible(text[:limit])} … {count(len(text) - limit)} more characters"
 
 
 def first_of(names: Sequence[object], n: int = 3) -> str:
-    """The first `n` of many, for a message."""
+    """The first `n` names, for a message."""
     return ", ".join(map(str, names[:n])) + (", …" if len(names) > n else "")
 
 

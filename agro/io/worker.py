@@ -1,11 +1,11 @@
 """The child process of `agro.rewards.workers`: loads one function and calls it, JSON lines in and out.
 
-It is the child of a process that waits for it alone (`supervise`), so that what a function started ends with
-it. Standard library alone until a name is wrong: it starts in about 50 ms, and its crashes don't affect the
-trainer, which imports it only to call functions in its own process. The first line of its input is
-{"function", "path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a key
-of `CALLS`. It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id",
-"scores": [[value, error], …]}, {"id", "error"}, or {"id", "refused"} where the function is wrong for every
+Its parent process only waits for it (`supervise`), so that everything a function started ends with it. It
+uses only the standard library until a name is wrong, so it starts in about 50 ms. Its crashes don't affect
+the trainer, which imports this module only to call functions in its own process. The first line of its input
+is {"function", "path", "options", "limit"}, the others are {"id", "arguments", "n", "how", "limit"}, `how` a
+key of `CALLS`. It replies to each with one line: {"parameters", "any", "maximum"} or {"refused"}, then {"id",
+"scores": [[value, error], …]}, {"id", "error"}, or {"id", "refused"} if the function is wrong for every
 batch.
 """
 
@@ -32,16 +32,16 @@ Columns = dict[str, Any]
 INNER = (__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 KILL_SECONDS = 5.0  # for killed processes to end
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
-GRACE = 5.0  # seconds after a limit until the worker ends by itself, if its parent died
+GRACE = 5.0  # seconds after a limit until the worker ends itself, if its parent died
 
 
 def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # input and output of the function are not the protocol's
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # keep the function's input and output out of the protocol
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("800")  # without memory, Linux kills this process and not the trainer
+        file.write("800")  # out of memory, Linux kills this process and not the trainer
 
     def reply(**message: Any) -> None:
         replies.write(json.dumps(message).encode() + b"\n")
@@ -53,7 +53,7 @@ def main() -> None:
     with time_limit(setup["limit"]):
         function, problem = find(name)
     if inspect.isclass(function):
-        problem = f"{name} is a class; give a function, or an object of the class that can be called"
+        problem = f"{name} is a class; give a function, or a callable instance of the class"
     elif not problem and not callable(function):
         problem = f"{name} is of type {type(function).__name__}, not a function"
     if problem:
@@ -76,7 +76,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Any:
-    """A limit by the kernel, which works without the parent and in C code; usually the parent is first."""
+    """A time limit by the kernel, even without the parent and in C code; usually the parent acts first."""
     signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
     try:
         yield
@@ -112,12 +112,12 @@ def find(name: str) -> tuple[Any, str]:
 
 
 def public_names(module: Any) -> list[str]:
-    """What it has that is public, without what it imports."""
-    others = [vars(other) for other in list(sys.modules.values()) if other is not module]
+    """The public names that a module defines itself."""
+    foreign = [vars(other) for other in list(sys.modules.values()) if other is not module]
 
     def is_own(name: str, value: Any) -> bool:
         defined_here = getattr(value, "__module__", module.__name__) == module.__name__
-        return defined_here or not any(name in other and other[name] is value for other in others)
+        return defined_here or not any(name in other and other[name] is value for other in foreign)
 
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     return [name for name, value in public.items() if not inspect.ismodule(value) and is_own(name, value)]
@@ -165,7 +165,7 @@ def call(function: Function, arguments: Columns, options: Columns, n: int) -> li
 
 
 def finished(result: Any) -> Any:
-    """What a function returned, after a coroutine."""
+    """A function's result, awaited if it is a coroutine."""
     if not inspect.iscoroutine(result):
         return result
     import asyncio
@@ -195,15 +195,15 @@ def call_each(function: Function, arguments: Columns, options: Columns, n: int) 
 
 
 def call_for_value(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
-    """One call on one row; what it returns has to be JSON."""
+    """One call on one row, whose result must be JSON."""
     assert n == 1
     value = function(**{name: values[0] for name, values in arguments.items()}, **options)
-    json.dumps(value)  # raises here, where it is an error of the call
+    json.dumps(value)  # raises here, as an error of the call
     return [(value, None)]
 
 
 def call_for_lists(function: Function, arguments: Columns, options: Columns, n: int) -> list[Any]:
-    """A list of numbers for each row, or None where it is unknown."""
+    """A list of numbers for each row, or None if it is unknown."""
     rows = list(finished(function(**arguments, **options)))
     if len(rows) != n:
         raise WrongResult(f"returned {len(rows)} values for {n} responses")
@@ -281,12 +281,11 @@ def explain(error: BaseException, file: str) -> str:
 
 
 def supervise() -> None:
-    """Return in a child process. This process ends as the child does, and kills all that it has started.
+    """Fork, and return in the child. This process then ends as the child does, and kills its descendants.
 
-    Linux makes this process the parent of the descendants whose own parent ended, also in other sessions. It
-    ends on SIGTERM too, or when the input closes because the trainer died. Elsewhere this does nothing.
-    A PID namespace would need privileges, and give the functions of all workers the same process id, by which
-    they may name their files.
+    Linux makes it the parent of orphaned descendants, also in other sessions. It ends on SIGTERM too, or when
+    the input closes because the trainer died. On other systems this does nothing. A PID namespace would need
+    privileges, and give all workers' functions the same process id, which they may use in file names.
     """
     import ctypes
 
@@ -294,7 +293,7 @@ def supervise() -> None:
         return
     wakes, wake = os.pipe()
     os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)  # by SIGCHLD
+    signal.set_wakeup_fd(wake)  # on SIGCHLD
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     worker = os.fork()
@@ -319,7 +318,7 @@ def supervise() -> None:
 def wait_for(worker: int, wakes: int) -> int | None:
     """The worker's status when it ends; None when the input closes."""
     events = select.poll()
-    events.register(0, 0)  # reports only that it was closed
+    events.register(0, 0)  # reports only its end
     events.register(wakes, select.POLLIN)
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -334,7 +333,7 @@ def wait_for(worker: int, wakes: int) -> int | None:
 
 
 def kill_children() -> None:
-    """Kill the children, then those that they leave behind, until there are none."""
+    """Kill the children, then those that they leave behind, until none is left."""
     end = time.monotonic() + KILL_SECONDS
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < end:

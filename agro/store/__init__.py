@@ -1,4 +1,4 @@
-"""The store of experience: samples, draws of them, claims of samplers, and what was imported."""
+"""The experience store: samples, draws of them, sampling requests, and imports."""
 
 from agro.store.copying import RecoveryReport, recover, write_samples
 from agro.store.database import Damage

@@ -1,10 +1,10 @@
-"""A store written elsewhere: its samples to a file; all of it to a new store, from a file to PostgreSQL or
-back, with the same ids and checksums; or what can be read of a store's file that is damaged.
+"""Copies of a store: its samples to a file; all of it to a new store, from a file to PostgreSQL or back, with
+the same ids and checksums; or the readable part of a damaged file.
 
 Samples are written as interchange records, JSON Lines or Parquet, which `agro.logs` reads again. Arrays are
-lists, NaN is null. In Parquet, `meta` and `sampling` are JSON text; a prompt of messages is in `messages`,
-as JSON, a version per token in `versions`. Text that UTF-8 can't encode (lone surrogates) is in `exact`, as
-JSON; only a file with our mark in its schema has this column.
+lists, NaN is null. In Parquet, `meta` and `sampling` are JSON text; a prompt of messages is in `messages`, as
+JSON, and a version per token in `versions`. Text that UTF-8 can't encode (lone surrogates) is in `exact`, as
+JSON; only files with our mark in the schema have this column.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 TEXTS = ("prompt", "response", "prompt_id", "episode", "tokenizer", "role", "source")
 BLOCK = 1024  # rowids per query
 SMALLEST_ROW = 32  # bytes, pages and indexes included
-GAP = 1 << 16  # rowids without a row that can be read, after which none is looked for
-# Columns by table; the first is samples, which others name. Of a damaged store requests and the use of groups
-# are made from other tables, and cached log-probs are left out.
+GAP = 1 << 16  # consecutive rowids without a readable row, after which the search ends
+# Columns by table; samples, which others refer to, comes first. From a damaged store, requests and uses of
+# groups are derived from other tables, and cached log-probs are dropped.
 COLUMNS: dict[str, tuple[str, ...]] = {"samples": SAMPLE}
 COLUMNS |= {table: ("rowid", *LEDGERS[table], "checksum") for table in LEDGERS}
 COLUMNS["reference_logp"] = ("rowid", *CACHED, "checksum")
 RECOVERED = {name: names for name, names in COLUMNS.items() if name not in (*DERIVED, "reference_logp")}
-# Indexes by which the last rowid is found too.
+# Indexes that also give the last rowid.
 INDEXED = {
     "samples": "samples INDEXED BY samples_state WHERE state >= 0",
     "draws": "draws INDEXED BY draws_sample WHERE sample >= 0",
 }
-# Columns that name samples.
+# Columns that refer to samples.
 SAMPLES_OF = dict.fromkeys(RECOVERED, ()) | {
     "samples": ("id",),
     "pairs": ("winner", "loser"),
@@ -70,7 +70,7 @@ SAMPLES_OF = dict.fromkeys(RECOVERED, ()) | {
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
-    """Write samples to a file of the format of its ending, completely or not at all. Returns how many."""
+    """Write samples to a file in the format of its ending, completely or not at all. Returns how many."""
     path, records = Path(path), map(to_record, samples)
     if not path.name.endswith(ENDINGS):
         raise Refused(f"{path}: expected a name that ends with {', '.join(ENDINGS)}")
@@ -80,7 +80,7 @@ def write_samples(path: str | Path, samples: Iterable[Sample]) -> int:
                 return _write_parquet(file, records)
             if path.suffix != ".gz":
                 return _write_lines(file, records)
-            # Without name and time inside: the same samples make the same file.
+            # Without name and time, so that the same samples make the same file.
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                 return _write_lines(packed, records)
     except OSError as error:
@@ -93,14 +93,14 @@ def _write_lines(file: Any, records: Iterable[dict[str, Any]]) -> int:
         prefix = f"sample {count} of the export (prompt {record['prompt_id']})"
         try:
             line = dumps(record, prefix).encode()
-        except UnicodeEncodeError:  # UTF-8 has lone surrogates only escaped
+        except UnicodeEncodeError:  # lone surrogates must be escaped in UTF-8
             line = dumps(record, prefix, ascii=True).encode()
         file.write(line + b"\n")
     return count
 
 
 def to_record(sample: Sample) -> dict[str, Any]:
-    """What `from_record` gives an equal sample for. Unknown fields are dropped, `reward` excepted."""
+    """The record from which `from_record` makes an equal sample. Unknown fields but `reward` are dropped."""
     meta = dict(sample.meta)
     is_unknown = isinstance(sample.version, int) and sample.version == UNKNOWN_VERSION
     answer = meta.pop("answer") if meta.get("answer") is not None else None
@@ -143,7 +143,7 @@ def _list(value: Any) -> Any:
 
 def _write_parquet(file: BinaryIO, records: Iterable[dict[str, Any]]) -> int:
     """Write records to an open file, and return how many."""
-    import pyarrow as pa  # takes a third of a second, and few who open a store need it
+    import pyarrow as pa  # takes a third of a second, and few users of a store need it
     from pyarrow import parquet
 
     integers, floats, flags = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.bool_())
@@ -189,17 +189,17 @@ def _to_row(record: dict[str, Any], number: int) -> dict[str, Any]:
 
 @dataclass
 class RecoveryReport:
-    """What was taken, and what is lost because it can't be read or isn't as it was written."""
+    """What was recovered, and what is lost because it can't be read or isn't as it was written."""
 
     taken: Counter[str] = field(default_factory=Counter)  # rows, by table
-    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last that is known
-    lost_rows: Counter[str] = field(default_factory=Counter)  # by table, also with the rows of a lost sample
+    lost: list[int] = field(default_factory=list)  # ids of samples, from 1 to the last known one
+    lost_rows: Counter[str] = field(default_factory=Counter)  # by table, with the rows of lost samples
     may_miss: list[str] = field(default_factory=list)  # tables whose last rows can't be read
 
     def to_json(self) -> dict[str, Any]:
         lost = {f"lost_{table}": self.lost_rows[table] for table in RECOVERED if table != "samples"}
-        taken = {table: self.taken[table] for table in RECOVERED}
-        return {**taken, "lost": self.lost, **lost, "may_miss": self.may_miss}
+        counts = {table: self.taken[table] for table in RECOVERED}
+        return {**counts, "lost": self.lost, **lost, "may_miss": self.may_miss}
 
     def __str__(self) -> str:
         counts = [f"{self.taken[table]} {table}" for table in ("samples", "pairs", "draws", "commits")]
@@ -215,8 +215,7 @@ class RecoveryReport:
 def copy(source: Location, target: Location) -> None:
     """Write all of a store into a new one, completely or not at all.
 
-    Orders of groups are made again by the next draw. Raises `Refused` where the target has something already,
-    and for a row that isn't as it was written.
+    The next draw makes orders of groups again. Raises `Refused` for a damaged row or a nonempty target.
     """
     with (
         opened(source, read_only=True, create=False) as old,
@@ -242,11 +241,10 @@ def copy(source: Location, target: Location) -> None:
 
 
 def recover(path: str | Path, target: str | Path) -> RecoveryReport:
-    """Write all rows of the store at `path` that are as they were written to a new store at `target`; ids
-    stay.
+    """Write all intact rows of the store at `path` to a new store at `target`; ids stay.
 
-    `path` isn't changed: a copy of it is read, which takes room beside `target` meanwhile. Who then replaces
-    `path` by `target` has to remove PATH-wal and PATH-shm first. Raises `Refused` where `target` exists, or
+    `path` isn't changed: a copy is read, which temporarily takes disk space next to `target`. To replace
+    `path` by `target` afterwards, remove PATH-wal and PATH-shm first. Raises `Refused` if `target` exists, or
     no sample can be read.
     """
     if url_of(path):
@@ -268,34 +266,34 @@ def recover(path: str | Path, target: str | Path) -> RecoveryReport:
                 has_tables = columns_fit(damaged)
             report = _copy_all(damaged, store, copied.stat().st_size) if has_tables else RecoveryReport()
         if not report.taken["samples"]:
-            raise Refused(f"{path}: no sample of a store can be read in it; go back to a copy")
+            raise Refused(f"{path}: it has no readable sample of a store; go back to a copy")
         new.rename(target)
     return report
 
 
 def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> RecoveryReport:
-    """`size`: of the damaged file, in bytes."""
+    """`size`: that of the damaged file, in bytes."""
     report, ids, named = RecoveryReport(), set[int](), {0}
     with store.transaction():
         for table, columns in RECOVERED.items():
-            last = _last_rowid(damaged, table, size // SMALLEST_ROW)
-            if last is None:
+            last_rowid = _last_rowid(damaged, table, size // SMALLEST_ROW)
+            if last_rowid is None:
                 report.may_miss.append(table)
             if table == "samples":
-                named.add(last or 0)
+                named.add(last_rowid or 0)
             insert = insert_into(table, columns)
             naming = [columns.index(name) for name in SAMPLES_OF[table]]
-            for row in _rows(damaged, table, columns, last):
+            for row in _rows(damaged, table, columns, last_rowid):
                 if row is not None and _is_whole(table, row):
                     samples = {row[i] for i in naming}
                     named |= samples
-                    with suppress(sqlite3.IntegrityError):  # in a damaged tree it may be read twice
+                    with suppress(sqlite3.IntegrityError):  # a damaged tree may yield a row twice
                         if table == "samples" or samples <= ids:
                             store.run(insert, row)
                             report.taken[table] += 1
                             ids |= samples
                             continue
-                report.lost_rows[table] += table != "samples" and last is not None
+                report.lost_rows[table] += table != "samples" and last_rowid is not None
         report.lost = [i for i in range(1, max(named) + 1) if i not in ids]
         for (run,) in store.run("SELECT DISTINCT run FROM draws"):
             recount_uses(store, decode_text(run))
@@ -303,12 +301,12 @@ def _copy_all(damaged: sqlite3.Connection, store: Database, size: int) -> Recove
     return report
 
 
-def _last_rowid(damaged: sqlite3.Connection, table: str, most: int) -> int | None:
-    """The last one of a table; None where it can't be read, or is above `most`, as a damaged one may be."""
+def _last_rowid(damaged: sqlite3.Connection, table: str, limit: int) -> int | None:
+    """The last rowid of a table; None if it can't be read, or is above `limit`, as a damaged one may be."""
     for rows in (table, INDEXED.get(table, table)):
         with suppress(sqlite3.DatabaseError):
             [(rowid,)] = damaged.execute(f"SELECT max(rowid) FROM {rows}")
-            if (rowid or 0) <= most:
+            if (rowid or 0) <= limit:
                 return rowid or 0
     return None
 
@@ -318,7 +316,7 @@ def _is_whole(table: str, row: Row) -> bool:
     return is_valid_sample(row) if table == "samples" else is_valid(row[1:])
 
 
-# What collectors claimed, as samples and draws show it. What isn't scored is claimed again.
+# Collectors' claims, derived from samples and draws. Unscored ones are claimed again.
 _REQUESTS = """
 SELECT substr(s.file, 5), s.record, 'recovered', min(s.state) <> 0, min(d.step)
 FROM samples s LEFT JOIN draws d ON d.sample = s.id AND d.run = substr(s.file, 5)
@@ -329,16 +327,16 @@ WHERE s.file LIKE 'run:%' GROUP BY s.file, s.record
 def _rows(
     damaged: sqlite3.Connection, table: str, columns: tuple[str, ...], end: int | None
 ) -> Iterator[Row | None]:
-    """All rows up to rowid `end`, which is the first column; None for each that can't be read.
+    """Yield all rows up to rowid `end`, the first column; None for each unreadable one.
 
-    An interval of rowids that can't be read as one is halved, down to the single rows. Where no end is known
-    it is the first of `GAP` rowids without a row.
+    An unreadable interval of rowids is halved, down to single rows. Without a known end, reading ends after
+    `GAP` rowids without a row.
     """
     sql = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     start, latest = 1, 0
     while start <= (latest + GAP if end is None else end):
-        last = start + BLOCK - 1 if end is None else min(start + BLOCK - 1, end)
-        intervals = [(start, last)]  # a stack, whose top is the next one
+        final = start + BLOCK - 1 if end is None else min(start + BLOCK - 1, end)
+        intervals = [(start, final)]  # a stack, whose top is the next one
         start += BLOCK
         while intervals:
             low, high = intervals.pop()

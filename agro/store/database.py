@@ -1,8 +1,7 @@
-"""The tables of a store, whose rows have checksums, and what its two dialects have in common: a file of
-SQLite, and PostgreSQL.
+"""A store's tables, whose rows have checksums, and what its dialects, SQLite and PostgreSQL, share.
 
-SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the few words that differ. Texts
-are given as they are; a row has them as the store does, see `decode_text`.
+SQL is written once, in SQLite's dialect; `agro.store.postgres` translates the few words that differ.
+Arguments are plain texts; rows have them as they are stored, see `decode_text`.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Part = TypeVar("Part", bound="HasDatabase")
 Row = tuple[Any, ...]
-Statement = tuple[str, Sequence[Any]]  # and its arguments
+Statement = tuple[str, Sequence[Any]]  # SQL, and its arguments
 SCHEMA = 10
 BUSY_TIMEOUT = 30.0  # seconds that a writer waits for another one
-PAGE_ROWS = 256  # samples of a page
-PAGE_BYTES = 1 << 24  # a page ends where its rows have more
+PAGE_ROWS = 256  # samples per page
+PAGE_BYTES = 1 << 24  # a page ends when its rows have more
 PAGE_GROUPS = 256
-PAGE_RESPONSES = 4096  # a page of groups ends where these have more
-PAGE_ENTRIES = 4096  # rows of small tables, and what is known of samples
+PAGE_RESPONSES = 4096  # a page of groups ends when these have more
+PAGE_ENTRIES = 4096  # rows of small tables and of summaries, per page
 
 # `reward` has no declared type: REAL would store -0.0 as 0. Each piece of an episode is a row. samples_draw
-# has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses
-# counts the steps in draws, requests can be read off samples and draws, reference_logp can be computed again.
-# changes lists the groups whose stored samples, or uses, changed, the last ones alone, for the orders of
-# groups (agro.store.candidates): `sample` and `change` of orders are the newest ones that an order has seen,
-# `version` is the learner's when it last drew. imports has the files, `options` as JSON, `name` empty where
-# all of the file was forgotten; identities the responses that other files may repeat, and where they come
-# from.
+# has all columns that grouping and drawing use, so neither reads the rows with their blobs. group_uses counts
+# the steps in draws, requests can be derived from samples and draws, and reference_logp can be computed
+# again. changes lists the latest groups whose stored samples or uses changed, for the orders of groups
+# (agro.store.candidates): in orders, `sample` and `change` are the newest ones that an order has seen, and
+# `version` is the learner's at its last draw. imports has the files, with `options` as JSON, and an empty
+# `name` if the whole file was forgotten; identities has the responses that other files may repeat, and where
+# they come from.
 TABLES = (Path(__file__).parent / "tables.sql").read_text(encoding="utf-8")
 
 LEDGERS = {  # the small tables, and the columns that their checksums cover
@@ -69,30 +68,30 @@ LEDGERS = {  # the small tables, and the columns that their checksums cover
     "imports": ("file", "name", "options", "license"),
     "identities": ("identity", "file", "record"),
 }
-KEYS = {  # of those that have one
+KEYS = {  # keys of the tables that have one
     "group_uses": ("run", "prompt_id"),
     "requests": ("run", "number"),
     "imports": ("file",),
     "identities": ("identity",),
 }
-CACHED = ("sample", "key", "run", "step", "logp")  # the same of reference_logp, which isn't one of them
-DERIVED = ("group_uses", "requests")  # those that can be made again from samples and draws
-# What both dialects say.
+CACHED = ("sample", "key", "run", "step", "logp")  # the same for reference_logp, which isn't a ledger
+DERIVED = ("group_uses", "requests")  # tables that can be derived from samples and draws
+# Messages of both dialects.
 NO_STORE = "no such store; make one with `agro import` or `agro sample`, or give another path"
 BUSY = "another process has been writing for more than {timeout:g} s; try again when it is done"
 NOT_64_BITS = "expected integers of 64 bits"
 APPLICATION_ID = int.from_bytes(b"AGRO", "big")
-SHORTEST = 512  # bytes of a file that isn't empty: one page
+SHORTEST = 512  # bytes of a nonempty file: one page
 CACHE = 32 << 10  # KiB of pages in memory: with SQLite's 2 MB, rows of a large store cost a quarter more
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What of a store isn't as it was written; empty, and false, for an intact one."""
+    """What isn't as it was written in a store; empty, and false, for an intact one."""
 
-    structure: list[str] = field(default_factory=list)  # what SQLite reports of its pages and indexes
+    structure: list[str] = field(default_factory=list)  # what SQLite reports about its pages and indexes
     samples: list[int] = field(default_factory=list)  # ids
-    pairs: list[int] = field(default_factory=list)  # rowids, as the following ones
+    pairs: list[int] = field(default_factory=list)  # rowids, like the following ones
     draws: list[int] = field(default_factory=list)
     commits: list[int] = field(default_factory=list)
     group_uses: list[int] = field(default_factory=list)  # counts of draws
@@ -123,24 +122,24 @@ class HasDatabase(Protocol):
 
 
 def repeated(method: Callable[Concatenate[Part, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """A method of a part of a store that writes, repeated as of `Database.repeat`."""
+    """Repeat a writing method of a part of a store, as `Database.repeat` does."""
 
     @wraps(method)
     def call(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        again: Any = [list(each) if isinstance(each, Iterator) else each for each in args]
+        repeatable: Any = [list(each) if isinstance(each, Iterator) else each for each in args]
         named: Any = {name: list(x) if isinstance(x, Iterator) else x for name, x in kwargs.items()}
-        return part._db.repeat(lambda: method(part, *again, **named))
+        return part._db.repeat(lambda: method(part, *repeatable, **named))
 
     return call
 
 
 class Database(ABC):
-    """One connection to a store. Readers go on while one process writes."""
+    """One connection to a store. Readers continue while one process writes."""
 
     path: Path | str
     read_only: bool
-    locks_first = True  # whether a transaction begins with the lock, also one that reads alone
-    _checked: frozenset[str] = frozenset()  # parts of `Damage` that were found intact
+    locks_first = True  # whether a transaction begins with the lock, even one that only reads
+    _checked: frozenset[str] = frozenset()  # parts of `Damage` that are known to be intact
 
     @abstractmethod
     def close(self) -> None: ...
@@ -153,30 +152,30 @@ class Database(ABC):
 
     @abstractmethod
     def transaction(self, *, durable: bool = True) -> AbstractContextManager[None]:
-        """What is written inside is stored completely, and durably, or not at all. Inner ones join the
-        outer. `durable`: False for what can be made again; it is on the disk with the next other write."""
+        """Store what is written inside completely and durably, or not at all. Inner ones join the outer.
+        `durable`: False for what can be made again, which is on disk with the next durable write."""
 
     @abstractmethod
     def run(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
-        """The rows of a statement."""
+        """Run a statement, and return its rows."""
 
     def run_all(self, *statements: Statement) -> list[list[Row]]:
-        """The rows of each of several statements, which don't depend on each other."""
+        """Run several independent statements, and return the rows of each."""
         return [self.run(sql, args) for sql, args in statements]
 
     def pages(self, sql: str, args: Sequence[Any] = (), *, rows: int) -> Iterator[list[Row]]:
-        """The rows of a query of any size, so many at a time. `sql` ends with the condition and the order of
-        its first column: `id > ? ORDER BY id`. Nothing stays open between two pages, so that a caller may
-        write meanwhile, or never ask for the next one."""
+        """Yield the rows of a query of any size in pages of `rows`. `sql` ends with the condition and the
+        order of its first column: `id > ? ORDER BY id`. Nothing stays open between two pages, so a caller may
+        write meanwhile, or stop early."""
         cursor, has_more = 0, True
         while has_more:
-            page, has_more = self.first(f"{sql} LIMIT {rows}", [*args, cursor], rows)
+            page, has_more = self.fetch(f"{sql} LIMIT {rows}", [*args, cursor], rows)
             if page:
                 cursor = page[-1][0]
                 yield page
 
-    def first(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
-        """At most so many rows, and whether there may be more."""
+    def fetch(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
+        """At most `rows` rows, and whether there may be more."""
         page = self.run(sql, args)
         return page, len(page) == rows
 
@@ -184,11 +183,11 @@ class Database(ABC):
     def insert(
         self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: Sequence[str] = ()
     ) -> None:
-        """Add rows, in place of those with the same `key` where the table has one."""
+        """Add rows, in place of those with the same `key` if the table has one."""
 
     @abstractmethod
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Set columns of the rows with an id, which is the last value of each of `rows`."""
+        """Set columns of the rows with the ids that are the last values of `rows`."""
 
     @abstractmethod
     def listed(self, values: Iterable[Any]) -> Any:
@@ -196,22 +195,22 @@ class Database(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since the epoch by the clock of the host that has the store."""
+        """Seconds since the epoch, by the clock of the store's host."""
 
     @abstractmethod
     def erasing(self) -> AbstractContextManager[None]:
-        """Overwriting what is deleted inside."""
+        """Overwrite what is deleted inside."""
 
     def analyze(self, table: str) -> None:
-        """Let the planner of queries know of many new rows, where it doesn't notice by itself."""
+        """Tell the query planner about many new rows, if it doesn't notice them itself."""
         return
 
     def renumber(self, tables: Sequence[str]) -> None:
-        """Let the next rows of tables come after those that were added with their numbers."""
+        """Number the next rows of tables after those that were added with numbers of their own."""
         return
 
     def repeat(self, call: Callable[[], T]) -> T:
-        """Call what reads and writes; again where its writes didn't count for a reason that will pass."""
+        """Call what reads and writes, and again if its writes failed for a transient reason."""
         return call()
 
     @abstractmethod
@@ -219,19 +218,17 @@ class Database(ABC):
         """What to do about a damaged store."""
 
     def check(self) -> None:
-        """Raise `Refused` where the file's structure, its indexes, draws, their counts or requests are
-        damaged.
+        """Raise `Refused` if the file's structure, its indexes, draws, their counts or requests are damaged.
 
-        Samples are checked when they are read, commits by `Ledger.commits`. About a second for a store of
-        1 GB.
+        Samples are checked when they are read, commits by `Ledger.commits`. Takes about a second per GB.
         """
         self._checked = frozenset()
         self.check_once("structure", "draws", "group_uses", "requests")
 
     def check_once(self, *parts: str) -> None:
-        """Raise `Refused` where these parts of `Damage` are damaged; each is checked once a connection.
+        """Raise `Refused` if these parts of `Damage` are damaged; each is checked once per connection.
 
-        In a file of damaged structure SQLite may silently return fewer rows than there are.
+        From a file with a damaged structure, SQLite may silently return fewer rows than there are.
         """
         for part in parts:
             if part not in self._checked:
@@ -240,11 +237,11 @@ class Database(ABC):
                 self._checked |= {part}
 
     def damage(self) -> Damage:
-        """All that isn't as it was written. Reads all of the store."""
+        """Everything that isn't as it was written. Reads the whole store."""
         return Damage(**{part.name: self.damaged(part.name) for part in fields(Damage)})
 
     def damaged(self, part: str) -> list[Any]:
-        """What of a part of `Damage` isn't as it was written: rowids, of samples their ids."""
+        """What isn't as it was written in a part of `Damage`: rowids, or the ids of samples."""
         if part == "structure":
             return self.damaged_structure()
         if part == "samples":
@@ -252,21 +249,21 @@ class Database(ABC):
         return [row[0] for row in self.run(*self.entries_query(part)) if not is_valid(row[1:])]
 
     def damaged_structure(self) -> list[str]:
-        """What is off in the pages and indexes."""
+        """What is wrong with the pages and indexes."""
         return []
 
     def refusal(self, damage: Damage) -> Refused:
         return Refused(f"{self.path}: {damage}. {self.way_out()}")
 
     def last_id(self) -> int:
-        """The id of the sample that was added last; 0 where there is none."""
+        """The id of the sample that was added last; 0 if there is none."""
         [(newest,)] = self.run("SELECT coalesce(max(id), 0) FROM samples")
         return int(newest)
 
     def sample_pages(
         self, clause: str = "TRUE", args: Sequence[Any] = (), ids: Sequence[int] | None = None
     ) -> Iterator[list[Row]]:
-        """The rows of samples in the order of their ids: of these rising ids, or all that are there now."""
+        """The rows of samples in the order of their ids: of the ascending `ids`, or all that exist now."""
         if ids is None:
             blocks, within = [self.last_id()], "id <= ?"
         else:
@@ -277,13 +274,13 @@ class Database(ABC):
             yield from self.pages(sql, [*args, block], rows=PAGE_ROWS)
 
     def samples_query(self, ids: Sequence[int]) -> Statement:
-        """The rows of the samples of these ids, redone ones too."""
+        """The query for the rows of the samples with these ids, redone ones too."""
         return f"{SELECT} WHERE id IN (SELECT value FROM json_each(?))", [self.listed(ids)]
 
     def valid_samples(self, rows: Iterable[Row], run: str | None = None) -> dict[int, Any]:
-        """The samples of rows, by id; damaged ones are left out.
+        """The samples of rows, by id; damaged ones are dropped.
 
-        With `run` the staleness of those of other runs is unknown, whose versions count other steps.
+        With `run`, the staleness of other runs' samples is unknown: their versions count other steps.
         """
         valid = [row for row in rows if is_valid_sample(row)]
         if run is not None:
@@ -291,9 +288,9 @@ class Database(ABC):
         return dict(zip([row[0] for row in valid], from_rows(valid), strict=True))
 
     def entries(self, table: str, clause: str, args: Sequence[Any]) -> list[Row]:
-        """The rows of one of `LEDGERS`, without their checksums, and with texts as they were given.
+        """The rows of one of `LEDGERS`, without checksums and with decoded texts.
 
-        Raises `Refused` for one that isn't as it was written.
+        Raises `Refused` for a damaged one.
         """
         return self.checked(table, self.run(*self.entries_query(table, clause, args)))
 
@@ -302,14 +299,14 @@ class Database(ABC):
         return f"SELECT rowid, {columns}, checksum FROM {table} WHERE {clause} ORDER BY rowid", args
 
     def checked(self, table: str, rows: Sequence[Row]) -> list[Row]:
-        """`entries`, by the rows of their query."""
+        """`entries`, from the rows of their query."""
         damaged = [row[0] for row in rows if not is_valid(row[1:])]
         if damaged:
             raise self.refusal(Damage(**{table: damaged}))
         return [tuple(map(decode_text, row[1:-1])) for row in rows]
 
     def put(self, table: str, rows: Iterable[Row]) -> None:
-        """Write rows of one of `LEDGERS`, in place of those with the same key where it has one."""
+        """Write rows of one of `LEDGERS`, in place of those with the same key if it has one."""
         values = [tuple(map(encode_text, row)) for row in rows]
         columns, key = (*LEDGERS[table], "checksum"), KEYS.get(table, ())
         self.insert(table, columns, [(*row, checksum(row)) for row in values], key)
@@ -323,7 +320,7 @@ class Database(ABC):
             raise Refused(f"{self.path}: no sample has the id {', '.join(missing[:3])}")
 
     def note_changes(self, ids: Iterable[int]) -> None:
-        """Record that what groups may be drawn of these samples' changed."""
+        """Record a change of the groups of these samples, which affects what may be drawn."""
         self.run(
             "INSERT INTO changes (prompt_id) SELECT DISTINCT prompt_id FROM samples "
             "WHERE id IN (SELECT value FROM json_each(?))",
@@ -331,7 +328,7 @@ class Database(ABC):
         )
 
     def note_groups(self, prompt_ids: Iterable[Any]) -> None:
-        """The same of groups."""
+        """Record a change of these groups."""
         self.insert("changes", ("prompt_id",), [(prompt_id,) for prompt_id in prompt_ids])
 
 
@@ -357,7 +354,7 @@ class SqliteDatabase(Database):
             raise
 
     def close(self) -> None:
-        """A reader makes the files of the write-ahead log, and only a writer's connection removes them."""
+        """Close, and remove the log's files: a reader creates them too, but only a writer removes them."""
         self._connection.close()
         wal = self.path.with_name(f"{self.path.name}-wal")
         with suppress(sqlite3.Error, Refused, OSError):  # another process may remove them meanwhile
@@ -396,8 +393,8 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
-        """Overwriting what is deleted, without a write-ahead log, which SQLite allows to the only connection.
-        Raises `Refused` where another process has the store open."""
+        """Overwrite what is deleted, without a write-ahead log, which SQLite allows only to the only
+        connection. Raises `Refused` if another process has the store open."""
         self.run("PRAGMA secure_delete = ON")
         self._set_journal("delete")
         try:
@@ -410,8 +407,8 @@ class SqliteDatabase(Database):
         with self._plainly():
             return self._connection.execute(sql, [*map(encode_text, args)]).fetchall()
 
-    def first(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
-        """Fewer rows where they have `PAGE_BYTES`."""
+    def fetch(self, sql: str, args: Sequence[Any], rows: int) -> tuple[list[Row], bool]:
+        """Fewer rows if they reach `PAGE_BYTES`."""
         page, size = list[Row](), 0
         with self._plainly(), closing(self._connection.execute(sql, [*map(encode_text, args)])) as query:
             for row in query:
@@ -441,17 +438,17 @@ class SqliteDatabase(Database):
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Raises what an error of SQLite means for a user; the error itself where it is none of theirs."""
+        """Translate SQLite's errors for users; errors that they can't help are raised unchanged."""
         try:
             yield
         except OverflowError as error:
             raise Refused(f"{self.path}: {NOT_64_BITS}: {error}") from None
-        except UnicodeError as error:  # in SQLite's own message, or in damaged text that is written again
+        except UnicodeError as error:  # from SQLite's own message, or damaged text that is written again
             raise self._damaged() from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_IOERR and shutil.disk_usage(self.path.parent).free < SHARED_MEMORY:
-                code = sqlite3.SQLITE_FULL  # of the file that holds the index of the log
+                code = sqlite3.SQLITE_FULL  # no room for the file with the log's index
             if code not in _REASONS:
                 raise
             reason = _REASONS[code].format(timeout=self.timeout, way_out=self.way_out())
@@ -473,13 +470,12 @@ class SqliteDatabase(Database):
         wal = self.path.with_name(f"{self.path.name}-wal")
         has_writer = wal.exists() and wal.stat().st_size > 0
         if self.read_only and not has_writer and not _allowed(self.path.parent, os.W_OK):
-            # WAL can't make its side files in a folder that we can't write to; without a -wal there is no
-            # writer.
+            # WAL can't create its side files in a read-only folder; without a -wal file, there is no writer.
             self._connection.close()
             self._connection = self._connect("ro", "immutable=1")
         if not self.read_only and create and self._is_empty():
             with self.transaction():
-                if self._is_empty():  # no other process was faster
+                if self._is_empty():  # unless another process was faster
                     for statement in TABLES.split(";"):
                         self.run(statement)
                     self.run(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -515,7 +511,7 @@ class SqliteDatabase(Database):
     def _set_journal(self, mode: str) -> str:
         """Set the mode of the journal, "wal" or "delete", and return the mode that it has.
 
-        SQLite needs exclusive access for that and doesn't wait for it, so this method waits.
+        SQLite needs exclusive access for this and doesn't wait for it, so this method does.
         """
         ends = time.monotonic() + self.timeout
         while True:
@@ -537,7 +533,7 @@ class SqliteDatabase(Database):
 
 
 def _number_of(text: Any, key: str) -> int | None:
-    """A number of a JSON object; None where it has none, or the text is damaged."""
+    """A number in a JSON object; None if it has none, or the text is damaged."""
     try:
         value = json.loads(text).get(key) if text != "{}" else None
     except (TypeError, ValueError, AttributeError):
@@ -546,11 +542,11 @@ def _number_of(text: Any, key: str) -> int | None:
 
 
 def read_text(value: bytes) -> str:
-    """Also damaged text that can't be decoded, for its checksum to be compared."""
+    """Decode text, even damaged text, so that its checksum can be compared."""
     return value.decode("utf-8", "surrogateescape")
 
 
-SHARED_MEMORY = 32 << 10  # bytes by which SQLite makes its index of the write-ahead log larger
+SHARED_MEMORY = 32 << 10  # bytes by which SQLite grows its index of the write-ahead log
 _DAMAGED = "the store's file is damaged. {way_out}"
 _REASONS = {
     sqlite3.SQLITE_BUSY: BUSY,
@@ -564,10 +560,10 @@ _REASONS = {
     ),
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
     sqlite3.SQLITE_FULL: (
-        "the disk is full; make room and try again. Nothing of it was stored; earlier writes are intact"
+        "the disk is full; make room and try again. Nothing was stored; earlier writes are intact"
     ),
     sqlite3.SQLITE_IOERR: "the disk can't be read or written (is it full?); earlier writes are intact",
-    sqlite3.SQLITE_CANTOPEN: "the store can't be opened; see whether its folder can be written to",
+    sqlite3.SQLITE_CANTOPEN: "the store can't be opened; check that its folder is writable",
 }
 _UNWRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 
@@ -584,20 +580,20 @@ def columns_fit(connection: sqlite3.Connection) -> bool:
 def _check_path(path: Path, read_only: bool, create: bool) -> None:
     if path.is_dir():
         raise Refused(f"{path}: expected the file of a store, got a folder")
-    there = path.exists()
-    if not there and (read_only or not create):
+    exists = path.exists()
+    if not exists and (read_only or not create):
         raise Refused(f"{path}: {NO_STORE}")
-    if not there and not path.parent.is_dir():
+    if not exists and not path.parent.is_dir():
         raise Refused(f"{path}: the folder {path.parent} doesn't exist; make it first")
-    if there and not _allowed(path, os.R_OK):
+    if exists and not _allowed(path, os.R_OK):
         raise Refused(f"{path}: you may not read this file")
-    writable = _allowed(path.parent, os.W_OK) and (not there or _allowed(path, os.W_OK))
+    writable = _allowed(path.parent, os.W_OK) and (not exists or _allowed(path, os.W_OK))
     if not read_only and not writable:
         raise Refused(f"{path}: the file or its folder can only be read; a store to write to needs both")
-    # SQLite itself would take a short file for an empty one, and overwrite it. The file isn't read here: to
-    # close it would release the locks of all other connections of this process (POSIX), and another process
-    # that closes the store would then delete the write-ahead log under them.
-    if there and 0 < path.stat().st_size < SHORTEST:
+    # SQLite itself would take a short file for an empty one, and overwrite it. The file isn't read here:
+    # closing it would release the locks of this process's other connections (POSIX), and another process that
+    # closes the store would then delete their write-ahead log.
+    if exists and 0 < path.stat().st_size < SHORTEST:
         raise Refused(f"{path}: {_REASONS[sqlite3.SQLITE_NOTADB]}")
 
 

@@ -1,5 +1,5 @@
-"""The one way out of the store into training: groups by a rule (`draw_rules.py`), and what was made for a
-step."""
+"""Draws from the store, the only source of training data: groups by a rule (`draw_rules.py`), and samples
+made for a step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from agro.store.split import Split
 from agro.types import Sample
 
 POLL_SECONDS = 0.2  # interval between queries of a store that others write to
-# The groups of some samples, and their use by a run as it was counted before.
+# The groups of some samples, and a run's uses of them so far.
 USES_OF = """
 SELECT DISTINCT s.prompt_id, coalesce(u.uses, 0), u.last FROM samples s
 LEFT JOIN group_uses u ON u.run = ? AND u.prompt_id = s.prompt_id
 WHERE s.id IN (SELECT value FROM json_each(?))
 """
-# The groups of samples, by number of the response, not in the order of finishing.
+# The groups of samples, by response number, not in the order of finishing.
 GROUPS_OF = f"""
 SELECT id, prompt_id FROM samples WHERE id IN (SELECT value FROM json_each(?))
 ORDER BY {NUMBER}, id
 """
-# The samples of groups. Oldest first; in a step by number of the response, since responses are stored in the
+# The samples of groups, oldest first; within a step by response number, since responses are stored in the
 # order of finishing.
 OF_GROUPS = f"""
 SELECT prompt_id, id, episode, {{fits}} FROM samples WHERE prompt_id IN ({{groups}}) AND redone = 0
@@ -75,10 +75,10 @@ class DamagedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """What a step trains on, as it came out of the store."""
+    """What a step trains on, as drawn from the store."""
 
     samples: list[Sample]
-    pairs: list[Pair] = field(default_factory=list)  # judgments of these samples, where the rule has pairs
+    pairs: list[Pair] = field(default_factory=list)  # judgments of these samples, if the rule has pairs
     damaged: list[DamagedSample] = field(default_factory=list)  # samples that aren't as they were written
 
 
@@ -86,22 +86,22 @@ def wait_for_groups(
     draws: Draws,
     rule: DrawRule,
     at: At,
-    taken: Collection[str] = (),
+    skip: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
-    again: bool = False,
+    redraw: bool = False,
 ) -> list[str]:
-    """`draws.pick`, once there are enough groups or `rule.wait` seconds have passed.
+    """Call `draws.pick` once there are enough groups or `rule.wait` seconds have passed.
 
-    `check`: called while it waits; what it raises ends that.
+    `check` is called while it waits; what it raises ends the wait.
     """
     deadline = time.monotonic() + rule.wait
     while not rule.fewer and time.monotonic() < deadline:
-        picked = draws.pick(replace(rule, fewer=True), at, taken, again=again)
+        picked = draws.pick(replace(rule, fewer=True), at, skip, redraw=redraw)
         if len(picked) >= rule.groups:
             return picked
         check()
         time.sleep(POLL_SECONDS)
-    return draws.pick(rule, at, taken, again=again)
+    return draws.pick(rule, at, skip, redraw=redraw)
 
 
 class Draws:
@@ -112,22 +112,22 @@ class Draws:
         self._orders: dict[str, Candidates] = {}  # by rule, run and split
 
     @repeated
-    def pick(self, rule: DrawRule, at: At, taken: Collection[str] = (), *, again: bool = False) -> list[str]:
-        """The prompt_ids of the groups that `draw` takes by `rule`; with `rule.fewer` as many as there are.
+    def pick(self, rule: DrawRule, at: At, skip: Collection[str] = (), *, redraw: bool = False) -> list[str]:
+        """Pick the groups that `draw` takes by `rule`, as prompt_ids; with `rule.fewer` as many as there are.
 
-        Raises `Refused` where there are fewer, and reports what the store has. Of those that there are now:
-        `wait_for_groups` waits until there are enough.
+        Raises `Refused` if there are too few now, and reports what the store has; `wait_for_groups` waits
+        until there are enough.
 
         Args:
-            taken: groups that aren't picked, since another rule did.
-            again: those of the recorded draw, where the step has one.
+            skip: groups that another rule picked.
+            redraw: return the groups of the recorded draw if the step has one.
         """
         groups = self._ordered(rule, at)
-        if again and groups.is_drawn:
+        if redraw and groups.is_drawn:
             ids = self._recorded(self._db.run(*self._drawn_query(at)))
             rows = self._db.run(GROUPS_OF, [self._db.listed(ids)])
             return list(dict.fromkeys(decode_text(prompt_id) for _, prompt_id in rows))
-        picked = pick_groups(groups, rule, at, taken)
+        picked = pick_groups(groups, rule, at, skip)
         if len(picked) >= rule.groups or rule.fewer:
             return picked
         waited = f"waited {rule.wait:g} s: " if rule.wait else ""
@@ -135,11 +135,11 @@ class Draws:
 
     @repeated
     def count(self, rule: DrawRule, at: At) -> int:
-        """How many groups `pick` chooses from, without a look at them."""
+        """The number of groups that `pick` chooses from, without reading them."""
         return self._ordered(rule, at).count
 
     def require(self, rule: DrawRule, at: At) -> None:
-        """Raise `Refused`, as `pick` does, where there are fewer groups than `rule` draws."""
+        """Raise `Refused`, as `pick` does, if there are fewer groups than `rule` draws."""
         counts = [len(self.candidates(kind, at.run, at.version)) for kind in rule.kinds]
         if sum(counts) < rule.groups or not counts[0]:
             raise self._too_few(rule, counts[0], at)
@@ -156,7 +156,7 @@ class Draws:
         [row] = self._db.run(sql, [*args, *args, *args, *more])
         rows, groups, requested, unscored, failed, fit = row
         needed, ways = f"{rule.min_group} or more", ["add pairs" if rule.pairs else "add samples"]
-        scores = stale = of_rewards = ""
+        scores = stale = spread = ""
         if rule.pairs:
             needed = "a pair of"
         elif rule.data.hold_out and rule.data.hold_out_most is None:
@@ -165,19 +165,19 @@ class Draws:
             scores = f", {unscored:.0f} of them not scored and {failed:.0f} with a failed reward"
             ways.append("score them")
         if rule.data.spread:
-            of_rewards = " of different rewards (data.spread)"
+            spread = " of different rewards (data.spread)"
             ways.insert(0, "set data.spread = false")
         if rule.data.max_age is not None:
             stale = f" (at most {rule.data.max_age} steps old; those of other runs are of unknown staleness)"
         return Refused(
             f"{waited}{self._db.path}: expected {rule.groups} groups with {needed} eligible responses "
-            f"to draw from, got {got}{of_rewards}. The store has {rows:.0f} samples in {groups:.0f} groups; "
+            f"to draw from, got {got}{spread}. The store has {rows:.0f} samples in {groups:.0f} groups; "
             f"{requested:.0f} are of the requested roles, sources and rewards{scores}; {fit:.0f} are "
             f"eligible{stale}. What to do: request fewer groups, {', '.join(ways)}, or widen the choice"
         )
 
     def candidates(self, rule: DrawRule, run: str, version: int) -> list[Candidate]:
-        """The groups that `pick` chooses from, found among all samples."""
+        """The groups that `pick` chooses from, by a query of all samples."""
         self._db.check_once("structure", "group_uses")
         waits = bool(self._db.run(WAITS, [run]))
         rows = self._db.run(*drawable(rule, run, eligible(rule, run, version, waits=waits)))
@@ -186,7 +186,7 @@ class Draws:
         return [c for c in candidates if not is_held_out(c.prompt_id)]
 
     def _ordered(self, rule: DrawRule, at: At) -> Candidates:
-        """The same in an order that is kept from draw to draw, up to date."""
+        """The same groups in an order that persists between draws, up to date."""
         self._db.check_once("structure", "group_uses")
         split = self._split.name_of(rule.data)
         key = repr((at.run, at.seed, split, replace(rule, groups=1, fewer=False, wait=0.0)))
@@ -200,20 +200,20 @@ class Draws:
     def draw_picked(
         self, picks: Sequence[Selection], at: At, made: Sequence[int] = (), joining: DrawRule | None = None
     ) -> DrawnGroups:
-        """`Store.draw` of groups that were picked by several rules, each a group of another prompt."""
+        """Do `Store.draw` with groups that several rules picked, each of a different prompt."""
         rules = [picked.rule for picked in picks]
         with self._db.transaction():
             self._db.check_once("structure", "group_uses")
-            asked = [self._eligible_queries(picked, at) for picked in picks]
-            of_made = [(GROUPS_OF, [self._db.listed(made)])] if made else []
-            drawn, *found = self._db.run_all(self._drawn_query(at), *of_made, *chain(*asked))
-            fresh = {i: decode_text(prompt_id) for i, prompt_id in (found.pop(0) if made else [])}
-            ids = self._recorded(drawn)
+            queries = [self._eligible_queries(picked, at) for picked in picks]
+            made_query = [(GROUPS_OF, [self._db.listed(made)])] if made else []
+            recorded, *results = self._db.run_all(self._drawn_query(at), *made_query, *chain(*queries))
+            fresh = {i: decode_text(prompt_id) for i, prompt_id in (results.pop(0) if made else [])}
+            ids = self._recorded(recorded)
             is_new = not ids
             if is_new:
-                results = iter(found)
-                for picked, parts in zip(picks, asked, strict=True):
-                    ids += self._choose(picked, at, made, chain(*islice(results, len(parts))))
+                remaining = iter(results)
+                for picked, parts in zip(picks, queries, strict=True):
+                    ids += self._choose(picked, at, made, chain(*islice(remaining, len(parts))))
                 ids += fresh
                 if joining is not None:
                     prompts = list(dict.fromkeys(fresh.values()))
@@ -246,13 +246,14 @@ class Draws:
         return DrawnGroups([valid[i] for i in ids if i in valid], pairs, damaged)
 
     def look(self, picked: Selection, at: At) -> list[Sample]:
-        """The samples that `draw_picked` draws of these groups, without the record; damaged ones left out."""
+        """The samples that `draw_picked` draws from these groups, without damaged ones and without
+        recording."""
         ids = self._choose(picked, at)
         valid = self._db.valid_samples(self._db.run(*self._db.samples_query(ids)))
         return [valid[i] for i in ids if i in valid]
 
     def _eligible_queries(self, picked: Selection, at: At) -> list[Statement]:
-        """The rows of the picked groups, and whether they may be drawn."""
+        """Queries for the rows of the picked groups, and whether each may be drawn."""
         fits, args = eligible(picked.rule, at.run, at.version, waits=True)
         statements: list[Statement] = []
         for start in range(0, len(picked.groups), ASKED):
@@ -264,19 +265,19 @@ class Draws:
     def _choose(
         self, picked: Selection, at: At, made: Collection[int] = (), rows: Iterable[Row] | None = None
     ) -> list[int]:
-        """The ids of the samples to draw of the picked groups.
+        """Choose the samples to draw from the picked groups, as ids.
 
-        `made`: those that aren't drawn, since they were made for this step; `rows`: of `_eligible_queries`.
+        `made`: samples not to draw, since they were made for this step; `rows`: of `_eligible_queries`.
         """
         if rows is None:
             rows = chain(*self._db.run_all(*self._eligible_queries(picked, at)))
-        # Of each group the ids of the samples of each eligible response, by episode or id; oldest first.
+        # By group and response (its episode or id), the ids of the eligible samples, oldest first.
         groups: dict[str, dict[str | int, list[int]]] = {prompt_id: {} for prompt_id in picked.groups}
-        made, broken = frozenset(made), set[tuple[str, str | int]]()
+        excluded, broken = frozenset(made), set[tuple[str, str | int]]()
         for prompt_id, i, episode, ok in rows:
             group, key = decode_text(prompt_id), i if episode is None else decode_text(episode)
             groups[group].setdefault(key, []).append(i)
-            if not ok or i in made:
+            if not ok or i in excluded:
                 broken.add((group, key))
         for group, key in broken:
             del groups[group][key]
@@ -284,8 +285,8 @@ class Draws:
         every = [i for responses in groups.values() for ids in responses.values() for i in ids]
         judged = self._judged([rule], every)
         chosen: list[int] = []
-        for group, by_key in groups.items():
-            responses = list(by_key.values())
+        for group, by_response in groups.items():
+            responses = list(by_response.values())
             if rule.pairs:
                 positions = pick_pairs(_positions(judged, responses), rule, at, group)
             else:
@@ -295,7 +296,7 @@ class Draws:
         return chosen
 
     def _judged(self, rules: Sequence[DrawRule], ids: Sequence[int]) -> list[Pair]:
-        """The judgments of these samples that one of the rules draws."""
+        """The judgments of these samples that any of the rules draws."""
         if not any(rule.pairs for rule in rules):
             return []
         ties = any(rule.ties for rule in rules)
@@ -303,9 +304,9 @@ class Draws:
 
     @repeated
     def record(self, run: str, step: int, ids: Iterable[int]) -> None:
-        """Record that `run` trains on these samples at `step`, which never falls; `draw` does so itself.
+        """Record that `run` trains on these samples at `step`, which never decreases; `draw` does so itself.
 
-        Raises `Refused` where the counts of earlier draws, which a draw depends on, are damaged.
+        Raises `Refused` if the counts of earlier draws, which a draw depends on, are damaged.
         """
         ids = list(ids)
         with self._db.transaction():
@@ -324,13 +325,13 @@ class Draws:
         return self._db.entries_query("draws", "run = ? AND step = ?", [at.run, at.step])
 
     def _recorded(self, rows: Sequence[Row]) -> list[int]:
-        """The ids that were drawn at a step before, in their order, by the rows of `_drawn_query`."""
+        """The ids of a step's recorded draw, in order, from the rows of `_drawn_query`."""
         return list(dict.fromkeys(i for _, _, i in self._db.checked("draws", rows)))
 
     def drawn(self, run: str, versions: Mapping[int, int | None] | None = None) -> list[Draw]:
-        """Every row that `run` drew, in the order of its steps; a row drawn twice is there twice.
+        """Every row that `run` drew, in the order of its steps; a row drawn twice appears twice.
 
-        `versions`: the learner's when it drew at each step; without it staleness is unknown.
+        `versions`: the learner's version at each step's draw; without it, staleness is unknown.
         """
         draws = []
         for step, i, reward, role, source, is_own, version, action in self._db.run(
@@ -357,7 +358,7 @@ class Draws:
 
 
 def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """The pairs of a group, as positions of their responses: of the winner, and of the loser."""
+    """The pairs of a group, as positions of the winner's and the loser's response."""
     position = {i: number for number, ids in enumerate(responses) for i in ids}
     positions = []
     for pair in pairs:
@@ -368,9 +369,9 @@ def _positions(pairs: Iterable[Pair], responses: Sequence[Sequence[int]]) -> lis
 
 
 def recount_uses(database: Database, run: str) -> None:
-    """Count anew what `run` used of each group: the steps that drew from it, and the last of them."""
+    """Recount the uses of each group by `run`: the steps that drew from it, and the last of them."""
     with database.transaction():
-        before: dict[Any, int] = dict(
+        old: dict[Any, int] = dict(
             database.run("DELETE FROM group_uses WHERE run = ? RETURNING prompt_id, uses", [run])
         )
         counts = database.run(
@@ -379,6 +380,6 @@ def recount_uses(database: Database, run: str) -> None:
             [run],
         )
         database.put("group_uses", [(run, *uses) for uses in counts])
-        after = {group: uses for group, uses, _ in counts}
-        changed = [group for group in before | after if before.get(group) != after.get(group)]
+        new = {group: uses for group, uses, _ in counts}
+        changed = [group for group in old | new if old.get(group) != new.get(group)]
         database.note_groups(changed)

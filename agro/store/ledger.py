@@ -1,8 +1,8 @@
-"""What happened to a store: commits of runs, files that were imported, and taking back either.
+"""The history of a store: commits of runs and imported files, and how to undo either.
 
-A run goes back to a commit: what it sampled later is marked `redone`. A sample that is replaced or forgotten
-is erased: its row stays, without anything that was in it, so that ids aren't given twice and draws still tell
-which runs trained on it. Nothing but `drawn` returns such a row.
+When a run goes back to a commit, its later samples are marked `redone`. A replaced or forgotten sample is
+erased: its row stays without its contents, so that its id isn't reused and draws still show which runs
+trained on it. Only `drawn` returns such a row.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from agro.store.sample_rows import (
 )
 from agro.types import ROLES
 
-Place = tuple[str, int]  # hash of a file, and number of a record
+Place = tuple[str, int]  # hash of a file, and record number
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What a checkpoint of a run contains: all up to `step`, and the store's samples up to row `cursor`."""
+    """What a run's checkpoint covers: everything up to `step`, and the store's samples up to row `cursor`."""
 
     step: int
     digest: str
@@ -57,14 +57,14 @@ class Rewind:
 
 
 class Ledger:
-    """What runs committed, and what they cache."""
+    """Commits of runs, and cached log-probs."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     @repeated
     def commit(self, run: str, step: int, digest: str, *, files: Mapping[str, str] | None = None) -> None:
-        """Declare `run`'s checkpoint of `step` valid; `digest`: of the checkpoint, `files`: of each of its
+        """Declare `run`'s checkpoint of `step` valid. `digest`: its digest; `files`: that of each of its
         files."""
         with self._db.transaction():
             self._append(run, Commit(step, digest, self._db.last_id(), dict(files or {})))
@@ -74,10 +74,9 @@ class Ledger:
         self._db.put("commits", [(run, c.step, c.digest, c.cursor, files)])
 
     def commits(self, run: str) -> list[Commit]:
-        """The commits of `run` that count, by rising step: a commit of an earlier step cancels the later
-        ones.
+        """The valid commits of `run`, by ascending step; a commit of an earlier step cancels the later ones.
 
-        Damaged rows of the table are dropped; `Database.damaged("commits")` has them.
+        Damaged rows are dropped; `Database.damaged("commits")` lists them.
         """
         valid: list[Commit] = []
         for row in self._db.run(*self._db.entries_query("commits", "run = ?", [run])):
@@ -91,7 +90,7 @@ class Ledger:
         return next(reversed(self.commits(run)), None)
 
     def knows(self, run: str) -> bool:
-        """Whether there is anything of a run: samples, draws or commits."""
+        """Whether the store has samples, draws or commits of a run."""
         tables = ("samples", "draws", "commits")
         return any(self._db.run(f"SELECT 1 FROM {t} WHERE run = ? LIMIT 1", [run]) for t in tables)
 
@@ -106,11 +105,11 @@ class Ledger:
 
     @repeated
     def rewind(self, run: str, step: int | None = None, *, to: Commit | None = None) -> Rewind:
-        """Take `run` back to a commit: delete its later draws, mark its later samples as redone.
+        """Take `run` back to a commit: delete its later draws, and mark its later samples as redone.
 
-        `to`: one of `commits(run)`, the last one where it isn't given; the later ones don't count any more.
-        Without a commit, all draws of the run are deleted and all its samples marked. `step`: take the run
-        back only to the end of this later step. Raises `Refused` for a step before the commit.
+        `to`: one of `commits(run)`, by default the last one; the later ones become invalid. Without a commit,
+        all draws of the run are deleted and all its samples marked. `step`: take the run back only to the end
+        of this later step. Raises `Refused` for a step before the commit.
         """
         with self._db.transaction():
             commits = self.commits(run)
@@ -122,8 +121,8 @@ class Ledger:
                     f"{self._db.path}: run {run}: expected to go back to step {target.step} or later, "
                     f"got {step}"
                 )
-            last = self._db.run("SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1", [run])
-            if target is not None and last != [(target.step,)]:
+            latest = self._db.run("SELECT step FROM commits WHERE run = ? ORDER BY rowid DESC LIMIT 1", [run])
+            if target is not None and latest != [(target.step,)]:
                 self._append(run, target)
             last_step = target.step if step is None and target is not None else step
             args, later = [run, last_step], "run = ?1 AND (CAST(?2 AS BIGINT) IS NULL OR step > ?2)"
@@ -131,7 +130,7 @@ class Ledger:
             self._db.run(f"DELETE FROM reference_logp WHERE {later}", args)
             requests = self._db.entries("requests", f"{later} AND step IS NOT NULL", args)
             self._db.put("requests", [(*request, None) for *request, _ in requests])
-            again = self._db.run(
+            resampled = self._db.run(
                 "SELECT id FROM samples WHERE file = ? AND record IN (SELECT value FROM json_each(?))",
                 [ledger_of(run), self._db.listed([number for _, number, *_ in requests])],
             )
@@ -142,11 +141,11 @@ class Ledger:
                 "AND (CAST(?3 AS BIGINT) IS NULL OR step > ?3) RETURNING id",
                 [run, target.cursor if target else 0, step],
             )
-            self._db.note_changes(i for (i,) in [*samples, *again])
+            self._db.note_changes(i for (i,) in [*samples, *resampled])
         return Rewind(len(draws), len(samples))
 
     def last_reference_logp(self) -> int:
-        """The number of the newest entry of the cache; see `reference_logp`."""
+        """The number of the cache's newest entry; see `reference_logp`."""
         [(number,)] = self._db.run("SELECT coalesce(max(rowid), 0) FROM reference_logp")
         return int(number)
 
@@ -155,8 +154,8 @@ class Ledger:
     ) -> dict[int, NDArray[np.float32]]:
         """The cached entries of these samples under `key`: the log-probs of the tokens to learn from.
 
-        Of entries of other runs only those up to number `until`, so that a run doesn't depend on what
-        others do meanwhile. The oldest entry counts; a damaged one counts as missing.
+        Entries of other runs count only up to number `until`, so that a run doesn't depend on what others do
+        meanwhile. The oldest entry is used; a damaged one counts as missing.
         """
         rows = self._db.run(
             f"SELECT {', '.join(CACHED)}, checksum FROM reference_logp WHERE key = ?1 AND sample IN "
@@ -179,11 +178,11 @@ class Ledger:
 
 
 class ImportedFile(NamedTuple):
-    """A file whose records are in the store. `name`: empty where all of it was forgotten."""
+    """A file whose records are in the store. `name`: empty if the whole file was forgotten."""
 
     file: str  # hash of its content
     name: str
-    options: dict[str, Any]  # that it was read with
+    options: dict[str, Any]  # used to read it
     license: str | None = None
 
 
@@ -202,17 +201,17 @@ class Provenance:
 
 
 class Imports:
-    """What was imported, and what is left of it."""
+    """Imported files, and what the store still has of them."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def imported(self, file: str) -> ImportedFile | None:
-        """What is known of a file of that hash; None where it wasn't imported."""
+        """The record of the import of a file with this hash; None if it wasn't imported."""
         return next(iter(self._imports("file = ?", [file])), None)
 
     def samples_of_others(self, name: str, file: str) -> int:
-        """The samples of imported files of this name with another content than that of the hash `file`."""
+        """The number of samples from imported files with this name and another hash than `file`."""
         replaced = [i.file for i in self._imports("name = ? AND file <> ?", [name, file])]
         sql = "SELECT count(*) FROM samples WHERE file IN (SELECT value FROM json_each(?)) AND redone = 0"
         [(count,)] = self._db.run(sql, [self._db.listed(replaced)])
@@ -229,7 +228,7 @@ class Imports:
             self._db.put("imports", [(imported.file, imported.name, options, imported.license)])
 
     def identities(self, identities: Iterable[str]) -> dict[str, Place]:
-        """Where the responses that are known by these identities were taken from."""
+        """The places from which the responses with these identities were imported."""
         clause = "identity IN (SELECT value FROM json_each(?))"
         rows = self._db.entries("identities", clause, [self._db.listed(identities)])
         return {identity: (file, record) for identity, file, record in rows}
@@ -240,7 +239,7 @@ class Imports:
             self._db.put("identities", [(identity, *source) for identity, source in places.items()])
 
     def provenance(self, run: str | None = None) -> list[Provenance]:
-        """By source and file the imported samples; with `run` those that it trained on."""
+        """The imported samples by source and file; with `run`, only those that it trained on."""
         clause = "" if run is None else " AND id IN (SELECT sample FROM draws WHERE run = ?)"
         rows = self._db.run(
             f"SELECT source, file, count(*) FROM samples WHERE redone = 0 AND file IS NOT NULL{clause} "
@@ -249,12 +248,12 @@ class Imports:
         )
         report = []
         for source, file, count in rows:
-            for known in self._imports("file = ?", [decode_text(file)]):
-                report.append(Provenance(decode_text(source), count, known.name, known.file, known.license))
+            for entry in self._imports("file = ?", [decode_text(file)]):
+                report.append(Provenance(decode_text(source), count, entry.name, entry.file, entry.license))
         return report
 
     def file_samples(self, file: str) -> tuple[list[int], int]:
-        """The ids of a file's samples, and how many of it were forgotten."""
+        """The ids of a file's samples, and the number of forgotten ones."""
         rows = self._db.run("SELECT id, prompt_id = '' FROM samples WHERE file = ?", [file])
         ids = [i for i, erased in rows if not erased]
         return ids, len(rows) - len(ids)
@@ -266,8 +265,8 @@ class Imports:
         return {Origin(file, record, decode_text(part)) for record, part in rows}
 
     def repeats(self, files: Sequence[str], last_id: int) -> tuple[int, int]:
-        """Of the samples of these files with higher ids than `last_id`, how many groups there are, and how
-        many of them have the response of an earlier sample of their group."""
+        """Among the samples of these files with ids above `last_id`: the number of groups, and of samples
+        that repeat an earlier response of their group."""
         files_are = "file IN (SELECT value FROM json_each(?2))"
         [counts] = self._db.run(  # in the order of samples_draw, so that only groups are sorted
             f"""
@@ -288,7 +287,7 @@ class Imports:
 
     @repeated
     def take_back(self, file: str) -> int:
-        """Erase a file's samples, so that it can be imported anew; returns how many."""
+        """Erase a file's samples, so that it can be imported again; returns how many."""
         with self._db.transaction():
             ids, _ = self.file_samples(file)
             self._db.note_changes(ids)
@@ -300,18 +299,18 @@ class Imports:
     def forget(self, ids: list[int]) -> None:
         """Erase samples, their judgments and cached log-probs, and whatever SQLite keeps of deleted rows.
 
-        Raises `Refused` where another process has the store open. A collector samples again what it made of
-        these for a step that isn't committed.
+        Raises `Refused` if another process has the store open. A collector samples again those that it made
+        for a step that isn't committed.
         """
-        of_runs = "SELECT DISTINCT run FROM draws WHERE sample IN (SELECT value FROM json_each(?))"
-        runs = [decode_text(run) for (run,) in self._db.run(of_runs, [self._db.listed(ids)])]
+        runs_query = "SELECT DISTINCT run FROM draws WHERE sample IN (SELECT value FROM json_each(?))"
+        runs = [decode_text(run) for (run,) in self._db.run(runs_query, [self._db.listed(ids)])]
         with self._db.erasing(), self._db.transaction():
-            made = self._db.run(
+            requested = self._db.run(
                 "SELECT DISTINCT substr(file, 5), record FROM samples "
                 "WHERE id IN (SELECT value FROM json_each(?)) AND file LIKE 'run:%'",
                 [self._db.listed(ids)],
             )
-            for run, number in made:
+            for run, number in requested:
                 commit = Ledger(self._db).committed(decode_text(run))
                 clause = "run = ? AND number = ? AND (step IS NULL OR step > ?)"
                 args = [run, number, commit.step if commit else 0]
@@ -323,8 +322,8 @@ class Imports:
             remaining = "SELECT 1 FROM samples s WHERE s.file = imports.file AND s.redone = 0"
             for file, *_ in self._db.entries("imports", f"NOT EXISTS ({remaining})", []):
                 self._db.put("imports", [(file, "", "{}", None)])  # nothing is left of it
-            self._db.run("DELETE FROM changes")  # which name prompts
-            drop_orders(self._db)  # and so do these
+            self._db.run("DELETE FROM changes")  # they name prompts
+            drop_orders(self._db)  # so do these
 
     def _erase(self, ids: Sequence[int], *, forget: bool) -> None:
         """Empty the rows of samples, and delete their judgments and cached log-probs."""
@@ -339,8 +338,7 @@ class Imports:
 
 
 class KeyCounts:
-    """How often each key of the records of a file has come, in a temporary table: it grows with the file. One
-    count at a time."""
+    """Counts the keys of a file's records in a temporary table, which grows with the file. One at a time."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -348,7 +346,7 @@ class KeyCounts:
         database.run("CREATE TEMP TABLE repeats (key TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
 
     def add(self, keys: Sequence[str]) -> list[int]:
-        """Count these keys; returns for each how often it has come so far."""
+        """Count these keys, and return how often each has come so far."""
         sql = "SELECT key, count FROM temp.repeats WHERE key IN (SELECT value FROM json_each(?))"
         counts = Counter[str](dict(self._db.run(sql, [self._db.listed(keys)])))
         numbers = []
@@ -360,13 +358,13 @@ class KeyCounts:
 
 
 def forgotten(origin: Origin) -> Origin:
-    """What stands in place of the origin of a sample that was forgotten, so that it isn't taken again."""
+    """The origin that replaces a forgotten sample's, so that it isn't imported again."""
     digest = blake2b(origin.part.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return origin._replace(part=f"forgotten:{digest}")
 
 
 def _erased(row: Sequence[Any], forget: bool) -> tuple[Any, ...]:
-    """A row of `SAMPLE` that says only that there was one, and for forgotten records of a file which."""
+    """The erased form of a row of `SAMPLE`, which for a forgotten record of a file still identifies it."""
     original = dict(zip(SAMPLE, row, strict=True))
     erased: dict[str, Any] = dict.fromkeys(SAMPLE) | {
         **{name: original[name] for name in ("id", "version", "run", "step")},
@@ -387,7 +385,7 @@ def _erased(row: Sequence[Any], forget: bool) -> tuple[Any, ...]:
 
 
 def _number(text: Any, name: str) -> str | None:
-    """An object with nothing but this number, by which a sampler knows which noise it has used."""
+    """An object with only this number, from which a sampler knows which noise it has used."""
     try:
         values = loads(decode_text(text))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a store is, a file or a schema of a database of PostgreSQL, and a connection to it."""
+"""The location of a store, which is a file or a schema of a PostgreSQL database, and how it is opened."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agro.errors import Refused
 from agro.io.record_files import has_several_tables
 from agro.store.database import BUSY_TIMEOUT, Database, SqliteDatabase
 
-Location = Path | str  # of a file; of a server, such as postgresql://me@host/runs?schema=first
+Location = Path | str  # a file, or a URL such as postgresql://me@host/runs?schema=first
 
-READ_SECONDS = 10.0  # that who only reports waits for a server
+READ_SECONDS = 10.0  # timeout of commands that only report
 _URL = re.compile(r"postgres(?:ql)?:(/+)(.+)")
 
 
@@ -22,13 +22,13 @@ def url_of(location: Location) -> str | None:
         if re.match(r"[a-z][a-z\d+.-]+:/", str(location)):
             raise Refused(f"{location}: expected a file or postgresql://USER@HOST/DATABASE")
         return None
-    # Path("postgresql://host/database") has one slash, and so has Path("postgresql:///database").
+    # Path("postgresql://host/database") has one slash, as has Path("postgresql:///database").
     has_host = len(url[1]) == 2 or (len(url[1]) == 1 and "/" in url[2].partition("?")[0])
     return f"postgresql://{'' if has_host else '/'}{url[2]}"
 
 
 def located(store: str | None, folder: Path) -> Location:
-    """The store that `data.store` names; the one in a run's folder where it names none."""
+    """The store that `data.store` names; by default the one in the run's folder."""
     return location_of(store) if store else folder / "store.db"
 
 
@@ -37,7 +37,7 @@ def location_of(store: str) -> Location:
 
 
 def exists(location: Location) -> bool:
-    """Whether a store was made: a run that ended while it made one leaves an empty file."""
+    """Whether a store was created; a run that ended while creating one leaves an empty file."""
     url = url_of(location)
     if url is not None:
         from agro.store.postgres import is_made  # which needs psycopg
@@ -48,7 +48,7 @@ def exists(location: Location) -> bool:
 
 
 def check_made(location: Location) -> None:
-    """Raise `Refused` where a run that only trains from a store has none."""
+    """Raise `Refused` if a run that only trains from a store has none."""
     if not exists(location):
         got = "is an empty file" if Path(location).exists() else "doesn't exist"
         raise Refused(
@@ -57,14 +57,14 @@ def check_made(location: Location) -> None:
 
 
 def is_store(path: Location) -> bool:
-    """Whether it is a database of several tables; one of one table is a file of records."""
+    """Whether it is a database of several tables; one with a single table is a file of records."""
     return url_of(path) is not None or has_several_tables(Path(path))
 
 
 def opened(
     location: Location, *, read_only: bool = False, create: bool = True, timeout: float = BUSY_TIMEOUT
 ) -> Database:
-    """A connection to a store. Raises `Refused` as `Store.open` does."""
+    """Open a connection to a store. Raises `Refused` as `Store.open` does."""
     url = url_of(location)
     if url is not None:
         from agro.store.postgres import PostgresDatabase  # which needs psycopg

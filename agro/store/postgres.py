@@ -1,15 +1,15 @@
 """A store in PostgreSQL, for processes on several hosts: the same tables and SQL as those of SQLite's file.
 
 Writers take turns, as with SQLite, by the store's advisory lock, so that ids rise in the order in which
-samples become visible, on which cursors, orders and rewinding depend. A method reads without the lock. What
-it writes is then sent in one trip, from BEGIN to COMMIT, which takes the lock and fails where another process
-has written since the first read; the method is then repeated with the lock from its beginning, which is also
-how those work that read what they wrote (a rewind, `Store.transaction`). Nobody waits for a client that is
-away meanwhile: who waits for longer than `HOLD` ends the connection of a client that has the lock and doesn't
-use it.
+samples become visible. Cursors, orders and rewinding depend on this. A method reads without the lock. Its
+writes are then sent in one round trip, from BEGIN to COMMIT, which takes the lock and fails if another
+process has written since the first read. The method is then repeated with the lock from its beginning;
+methods that read what they wrote (a rewind, `Store.transaction`) always work like this. Nobody waits for a
+client that is away: a process that waits for longer than `HOLD` ends the connection of a client that has the
+lock and doesn't use it.
 
-A connection that is lost is made again: a statement outside of a transaction is repeated, and so is a method
-that writes, unless its transaction is found to be committed: each leaves its number in the table `writers`.
+A lost connection is made again. A statement outside of a transaction is repeated, and so is a method that
+writes, unless its transaction was committed: each leaves its number in the table `writers`.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ from agro.store.postgres_dialect import (
 )
 from agro.store.sample_rows import in_place
 
-logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of connections that were lost
+logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns about lost connections
 PATIENCE = 120.0  # seconds that a server may be away
-OPEN_SECONDS = 10.0  # the same when a store is opened
+OPEN_SECONDS = 10.0  # the same while a store is opened
 RETRY_SECONDS = 0.2
-AT_ONCE = 16  # statements that write, in one trip
+AT_ONCE = 16  # statements that write, per round trip
 HOLD = 3.0  # seconds that a client may have the lock without using it
-LONGEST_HOLD = 48.0  # of a client that was ended and tries again: it may compute for longer
-CLIENTS_SECONDS = 7 * 86400.0  # for which the number of a client stays
+LONGEST_HOLD = 48.0  # for a client that was ended and tries again: it may compute for longer
+CLIENTS_SECONDS = 7 * 86400.0  # for which a client's number is retained
 NETWORK = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "connect_timeout": 5}
 SESSION = {
-    "random_page_cost": "1.1",  # few rows are read of any table: by an index, also where it is small
+    "random_page_cost": "1.1",  # few rows are read from any table, even a small one: by an index
     "jit": "off",
     "client_encoding": "UTF8",
-    # The server ends who was cut off also where nobody waits.
+    # The server also ends clients that were cut off while nobody waits.
     "idle_in_transaction_session_timeout": "60s",
     "tcp_user_timeout": "10000",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
 }
-# Of the clients that have the lock those that are to send something, or to take an answer.
+# Ends clients that have the lock and should send a statement or receive an answer.
 EVICT = """
 SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
@@ -82,9 +82,9 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND clock_timestamp() - a.state_change
     > make_interval(secs => coalesce(substring(a.application_name FROM '^agro ([0-9.]+)$')::float, 3))
 """
-# The last one is of a statement that the server doesn't have, after a pipeline that failed.
+# The last one is raised for a statement that the server lacks after a failed pipeline.
 _GONE = (errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.InvalidSqlStatementName)
-# What a server says when it opens no connection and won't; of its code libpq doesn't tell.
+# What a server reports when it will never open the connection; libpq doesn't pass on its code.
 REFUSAL = re.compile(
     r"FATAL: .*(password|pg_hba\.conf|does not exist)|no password supplied|not support SSL|certificate"
 )
@@ -95,27 +95,26 @@ class Conflict(Refused):
 
 
 class NotMade(Refused):
-    """There is no store."""
+    """The store doesn't exist."""
 
 
 class PostgresDatabase(Database):
-    """One connection to a store in PostgreSQL: postgresql://USER@HOST/DATABASE?schema=NAME, "agro" where no
-    schema is named."""
+    """A connection to a store, postgresql://USER@HOST/DATABASE?schema=NAME (default schema: "agro")."""
 
     def __init__(self, url: str, *, read_only: bool, create: bool, timeout: float) -> None:
         self.path, self.read_only, self.timeout = url, read_only, timeout
         self._read_url(url)
         self.locks_first = False
-        self.trips, self._hold = 0, HOLD  # trips to the server
-        self._repeating = False  # whether who calls repeats what is lost
+        self.trips, self._hold = 0, HOLD  # round trips to the server
+        self._repeating = False  # whether the caller repeats what is lost
         self._reads_first = False  # whether a transaction reads before it takes the lock
-        self._in_doubt = False  # whether an error may come of reads without the lock
+        self._in_doubt = False  # whether an error may be due to reads without the lock
         self._open, self._locked, self._durable = False, False, True
-        self._client, self._number = uuid.uuid4().hex, 0  # of the transactions of this connection
-        self._version: int | None = None  # of the store, when a transaction read first
-        self._pending: list[Statement] = []  # that a transaction has still to write
-        self._late: list[Statement] = []  # a transaction that is sent with the next statement
-        self._ids: dict[str, str] = {}  # long ones of the last rows, by their digests
+        self._client, self._number = uuid.uuid4().hex, 0  # identify this connection's transactions
+        self._version: int | None = None  # the store's at a transaction's first read
+        self._pending: list[Statement] = []  # writes that a transaction has yet to send
+        self._late: list[Statement] = []  # a transaction to send with the next statement
+        self._ids: dict[str, str] = {}  # long ids of the last rows, by digest
         self._connection = self._connected(OPEN_SECONDS)
         try:
             self._prepare(create)
@@ -126,16 +125,16 @@ class PostgresDatabase(Database):
     def _read_url(self, url: str) -> None:
         base, _, query = url.partition("?")
         items = query.split("&")
-        rest = "&".join(item for item in items if not item.startswith("schema="))
+        remaining = "&".join(item for item in items if not item.startswith("schema="))
         schemas = [unquote(item[7:]) for item in items if item.startswith("schema=")]
         self.schema = schemas[-1] if schemas else "agro"
         shown = re.sub("//.*@", "//", url).partition("?")[0]  # a password may have a question mark
         try:
-            self._parameters: dict[str, Any] = conninfo_to_dict(f"{base}?{rest}" if rest else base)
+            self._parameters: dict[str, Any] = conninfo_to_dict(f"{base}?{remaining}" if remaining else base)
         except psycopg.ProgrammingError as error:
             reason = str(error).strip()
             if not reason.startswith("invalid URI query parameter"):
-                reason = re.sub('".*"', "…", reason)  # which may be a password
+                reason = re.sub('".*"', "…", reason)  # it may quote a password
             raise Refused(
                 f"{shown}: expected postgresql://USER@HOST/DATABASE?schema=NAME, where more parameters are "
                 f"those of libpq: {reason}"
@@ -149,13 +148,13 @@ class PostgresDatabase(Database):
             raise Refused(f"{url}: expected a plain name as schema, got {self.schema!r}")
 
     def _connected(self, seconds: float) -> psycopg.Connection[Any]:
-        """A connection, once the server answers. Raises `Lost` where it is away for longer than that."""
+        """Connect once the server answers. Raises `Lost` if it is away for longer than `seconds`."""
         session = {**SESSION, "search_path": f'"{self.schema}"', "lock_timeout": f"{HOLD:g}s"}
         session["default_transaction_read_only"] = "on" if self.read_only else "off"
         more = " ".join(f"-c {name}={value}" for name, value in session.items())
         options = f"{self._parameters.get('options', '')} {more}"
-        own = {"options": options, "application_name": f"agro {self._hold:g}"}
-        parameters: Any = {**NETWORK, **self._parameters, **own}
+        identity = {"options": options, "application_name": f"agro {self._hold:g}"}
+        parameters: Any = {**NETWORK, **self._parameters, **identity}
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -164,7 +163,7 @@ class PostgresDatabase(Database):
             except psycopg.OperationalError as error:
                 if REFUSAL.search(str(error)):
                     raise Refused(
-                        f"{self.path}: {error}. What to do: see the user and the database of the URL, and "
+                        f"{self.path}: {error}. What to do: check the user and the database in the URL, and "
                         "PGPASSWORD or ~/.pgpass"
                     ) from None
                 if time.monotonic() > deadline:
@@ -196,7 +195,7 @@ class PostgresDatabase(Database):
         if schema != SCHEMA:
             raise Refused(
                 f"{self.path}: expected a store of schema {SCHEMA}, got {schema}: another version of agro "
-                "wrote it. What to do: agro store copy of it to a file with that version, and of the file to "
+                "wrote it. What to do: agro store copy it to a file with that version, and copy the file to "
                 "another ?schema=NAME with this one"
             )
         if not self.read_only:
@@ -215,7 +214,7 @@ class PostgresDatabase(Database):
             self._connection.close()
 
     def reconnect(self) -> None:
-        """Wait for the server. Raises `Lost` where it is away for longer than `PATIENCE`."""
+        """Wait for the server. Raises `Lost` if it is away for longer than `PATIENCE`."""
         self.close()
         self._connection = self._connected(PATIENCE)
 
@@ -240,7 +239,7 @@ class PostgresDatabase(Database):
 
     @property
     def _reads_alone(self) -> bool:
-        """Whether a transaction has read, and not taken the lock."""
+        """Whether a transaction has read without taking the lock."""
         return self._version is not None and not self._locked
 
     def _commit(self) -> None:
@@ -248,7 +247,7 @@ class PostgresDatabase(Database):
             return
         end: Statement = ("COMMIT", ())
         if not self._durable and not self._locked and self._reads_first:
-            self._late = [*self._pending, end]  # who reads next wants to see it
+            self._late = [*self._pending, end]  # the next reader wants to see it
             return
         try:
             self._send([end])
@@ -260,13 +259,12 @@ class PostgresDatabase(Database):
     def _rollback(self) -> None:
         self._pending = []
         if not self._connection.closed:
-            # A statement that psycopg hasn't seen, so that it forgets what it prepared, or failed to.
+            # A statement that psycopg hasn't seen, so that it forgets prepared statements and failed ones.
             with suppress(psycopg.Error):
                 self._connection.execute(f"ROLLBACK -- {self.trips}")
 
     def _is_committed(self) -> bool:
-        """Whether a transaction counts whose COMMIT wasn't answered; that of a server which still works on it
-        is ended."""
+        """Whether a transaction with an unanswered COMMIT was committed; one in progress is ended."""
         lost, self._open = self._pid, False
         self.reconnect()
         self.run(f"SELECT pg_terminate_backend({lost}, 10000)")
@@ -274,8 +272,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def erasing(self) -> Iterator[None]:
-        """Rows that were deleted leave the tables' files now, and the log, backups and replicas when these
-        are rotated."""
+        """Remove deleted rows from the tables' files; log, backups and replicas lose them on rotation."""
         yield
         self.run(DELETE_UNUSED_IDS)
         for table in ("samples", "changes", "identities", "pairs", "reference_logp", "long_ids"):
@@ -294,13 +291,13 @@ class PostgresDatabase(Database):
         self.run(f"ANALYZE {table}")
 
     def now(self) -> float:
-        [(now,)] = self.run("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)")
-        return float(now)
+        [(seconds,)] = self.run("SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)")
+        return float(seconds)
 
     def repeat(self, call: Callable[[], T]) -> T:
-        """Again where the connection was lost before its writes counted, and where another process wrote
-        between its reads and its lock, then with the lock from its beginning."""
-        if self._open or self._repeating:  # all of it is repeated, or nothing
+        """Repeat if the connection was lost before a commit; and, with the lock from the beginning, if
+        another process wrote between the reads and the lock."""
+        if self._open or self._repeating:  # repeat all of it, or nothing
             return call()
         self._repeating = self._reads_first = True
         try:
@@ -333,7 +330,7 @@ class PostgresDatabase(Database):
     def run_all(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
         batch = [(to_postgres(sql)[0], args) for sql, args in statements]
         while True:
-            is_part = self._open or self._late  # of what has to be repeated as a whole
+            is_part = self._open or self._late  # of what must be repeated as a whole
             try:
                 return self._send(batch)
             except Lost:
@@ -347,8 +344,8 @@ class PostgresDatabase(Database):
         if table == "samples" and (long := long_ids(columns, rows)):
             self.insert("long_ids", ("digest", "text"), long, key=("digest",))
         if rows:
-            into = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
-            self.run(f"{into}{in_place(columns, key)}", Column.each(columns, rows))
+            insert = f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM {rows_of(columns)}"
+            self.run(f"{insert}{in_place(columns, key)}", Column.each(columns, rows))
 
     def update(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if rows:
@@ -359,12 +356,12 @@ class PostgresDatabase(Database):
             self.run(sql, Column.each(every, rows))
 
     def _flush(self) -> None:
-        """Send what waits for a next statement."""
+        """Send what waits for the next statement."""
         if self._late:
             self._send([])
 
     def _send(self, statements: Sequence[Statement]) -> list[list[tuple[Any, ...]]]:
-        """The rows of each statement; with them goes what the transaction has written."""
+        """Send statements together with the transaction's pending writes, and return the rows of each."""
         late, self._late = self._late, []
         batch, self._pending = [*self._pending, *statements], []
         if late:
@@ -396,7 +393,7 @@ class PostgresDatabase(Database):
                 results = self._trip([*start, *batch])
             except errors.LockNotAvailable:
                 self._rollback()
-                start[1:1] = sooner  # from now on who is away is noticed at once
+                start[1:1] = sooner  # from now on, notice at once who is away
                 sooner = []
                 if time.monotonic() > deadline:
                     raise Refused(f"{self.path}: {BUSY.format(timeout=self.timeout)}") from None
@@ -434,7 +431,7 @@ class PostgresDatabase(Database):
         return self._ids
 
     def _refuse(self, error: Exception) -> NoReturn:
-        """Raise what an error means for a user; the error itself where it is none of theirs."""
+        """Translate an error for users; one that they can't help is raised unchanged."""
         if self._connection.closed or isinstance(error, _GONE):
             self.close()
             if self._open and isinstance(error, errors.AdminShutdown):
@@ -445,12 +442,12 @@ class PostgresDatabase(Database):
         if isinstance(error, errors.ReadOnlySqlTransaction | errors.InsufficientPrivilege):
             raise Unwritable(f"{self.path}: the store can only be read: {error}") from error
         if isinstance(error, errors.DiskFull):
-            raise Unwritable(f"{self.path}: the server's disk is full; nothing of it was stored") from error
+            raise Unwritable(f"{self.path}: the server's disk is full; nothing was stored") from error
         raise error
 
 
 def is_made(url: str) -> bool:
-    """Whether there is a store. Raises `Refused` where no server answers."""
+    """Whether the store exists. Raises `Refused` if no server answers."""
     with suppress(NotMade):
         PostgresDatabase(url, read_only=True, create=False, timeout=OPEN_SECONDS).close()
         return True

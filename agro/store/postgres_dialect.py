@@ -1,8 +1,8 @@
-"""How PostgreSQL has a store: its SQL, which is written for SQLite, and its values.
+"""A store's SQL, which is written for SQLite, and its values in PostgreSQL.
 
 Columns are sent as arrays. PostgreSQL's text has neither NUL nor lone surrogates: `MARK` and four hexadecimal
-digits stand for one. Its indexes take 2,700 bytes of a row: of an id with more than `LONG` bytes the
-beginning and a digest are stored and compared, and the table `long_ids` has all of it.
+digits replace one. Its indexes take at most 2,700 bytes per row: for an id of more than `LONG` bytes, its
+beginning and a digest are stored and compared, and the table `long_ids` has the full id.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agro.errors import Refused
 from agro.store.database import LEDGERS, SCHEMA, TABLES
 from agro.store.sample_rows import Wtf8, encode_text
 
-# What the processes of a run share, see `agro.store.shared` (pieces are published again after a crash), the
-# last transactions of clients, and long ids.
+# What the processes of a run share (see `agro.store.shared`; pieces are published again after a crash),
+# clients' last transactions, and long ids.
 SHARED = """
 CREATE TABLE shared (run TEXT, name TEXT, content BLOB, written REAL, PRIMARY KEY (run, name));
 CREATE TABLE writers (client TEXT PRIMARY KEY, number INTEGER, written REAL);
@@ -35,11 +35,11 @@ CREATE UNLOGGED TABLE pieces (
 )
 """
 DDL = TABLES + SHARED
-# By the catalog's rows: what to_regclass remembers may be older than the lock.
+# From the catalog's rows: to_regclass may use a cache that is older than the lock.
 IS_MADE = "SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'about'"
 FUNCTIONS = (
-    # The beginning of a write: it waits for the lock, fails where another process has written since the first
-    # read, counts the transaction, and leaves the number that its client gave it.
+    # Begins a write: waits for the lock, fails if another process has written since the first read, counts
+    # the transaction, and records the client's number for it.
     """
 CREATE FUNCTION begin_turn(seen bigint, writer text, turn bigint, durable boolean) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -69,7 +69,7 @@ TYPES |= {name: _KINDS[kind] for name, kind in re.findall(r"(\w+) (INTEGER|TEXT|
 
 _REWRITES = [
     (r"IN \(SELECT value FROM json_each\((\?\d*)\)\)", r"= ANY(\1)"),
-    # By an index, however many the planner expects.
+    # Use an index, however many rows the planner expects.
     (r"IN \((SELECT prompt_id FROM \([^()]*\) AS touched)\)", r"= ANY(ARRAY(\1))"),
     (r"INDEXED BY \w+", ""),
     (r"\btemp\.", "pg_temp."),
@@ -82,14 +82,14 @@ _DEFINITIONS = [
     *((rf"\b{kind}\b", ours) for kind, ours in _KINDS.items()),
     (r"\bTEXT\b", 'TEXT COLLATE "C"'),
     (r"\breward,\n", "reward DOUBLE PRECISION,\n"),
-    (r"\bREFERENCES samples \(id\)", ""),  # who writes ids has read them, and no row is deleted
+    (r"\bREFERENCES samples \(id\)", ""),  # writers have read the ids, and no row is deleted
     (r"WITHOUT ROWID", ""),
 ]
 
 
 @lru_cache(maxsize=4096)
 def to_postgres(sql: str) -> tuple[str, bool]:
-    """A statement of SQLite's dialect, as far as the store uses it, and whether it returns rows."""
+    """Translate a statement from the part of SQLite that the store uses; also whether it returns rows."""
     sql = sql.strip()
     for pattern, replacement in _REWRITES:
         sql = re.sub(pattern, replacement, sql)
@@ -102,7 +102,7 @@ def to_postgres(sql: str) -> tuple[str, bool]:
 
 
 def definitions(schema: str) -> Iterator[str]:
-    """The tables of SQLite's file; one without an id has the column `rowid`, which SQLite has anyway."""
+    """The tables of SQLite's file; those without an id get a column `rowid`, implicit in SQLite."""
     yield f'CREATE SCHEMA IF NOT EXISTS "{schema}"'
     for statement in DDL.split(";"):
         name = re.match(r"\s*CREATE TABLE (\w+)", statement)
@@ -114,29 +114,29 @@ def definitions(schema: str) -> Iterator[str]:
     for table in ("draws", "pairs"):
         yield f"CREATE INDEX {table}_rowid ON {table} (rowid)"
     for column in ("tokens", "behavior_logp", "context_tokens", "token_reward", "kept"):
-        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # which don't get smaller
+        yield f"ALTER TABLE samples ALTER {column} SET STORAGE EXTERNAL"  # they don't compress
     yield "ALTER TABLE pieces ALTER content SET STORAGE EXTERNAL"
-    # `version` counts the transactions that wrote.
+    # `version` counts writing transactions.
     yield f"CREATE TABLE about AS SELECT {SCHEMA} AS schema, CAST(0 AS BIGINT) AS version"
     yield from FUNCTIONS
 
 
 def rows_of(columns: Sequence[str]) -> str:
-    """A table of columns that are given as arrays."""
+    """A table expression over columns that are sent as arrays."""
     return f"unnest({', '.join(f'CAST(? AS {TYPES[name]}[])' for name in columns)})"
 
 
 MARK = "\uffff"
-TEXT = 25  # the number of the type
-NULL = b"\xff\xff\xff\xff"  # in place of the length of a value
+TEXT = 25  # the type's OID
+NULL = b"\xff\xff\xff\xff"  # instead of a value's length
 LONG = 1000
-IDS = ("prompt_id", "episode")  # the columns that may be long and are compared
-# These may be long and aren't compared; other columns have no longer ones.
+IDS = ("prompt_id", "episode")  # columns that may be long and are compared
+# Columns that may be long and aren't compared; other columns have no long values.
 CONTENT = (
     *("text", "prompt", "messages", "response", "sampling", "meta"),
     *("options", "license", "files"),
 )
-# Of those that no sample has any more.
+# Deletes the long ids that no sample has any more.
 DELETE_UNUSED_IDS = """
 DELETE FROM long_ids WHERE digest NOT IN (
   SELECT right(prompt_id, 64) FROM samples UNION SELECT right(coalesce(episode, ''), 64) FROM samples
@@ -148,7 +148,7 @@ _MARKED = re.compile(f"{MARK}([0-9a-f]{{4}})")
 
 
 def encoded(text: str | bytes) -> bytes:
-    """A text as PostgreSQL can have it."""
+    """Encode a text for PostgreSQL."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogatepass")
     if not text.isprintable():
@@ -157,12 +157,12 @@ def encoded(text: str | bytes) -> bytes:
 
 
 def decoded(text: str) -> Any:
-    """The text, as `encode_text` has it."""
+    """Decode a text from PostgreSQL, to what `encode_text` returns."""
     return encode_text(_MARKED.sub(lambda match: chr(int(match[1], 16)), text))
 
 
 def shortened(text: str | bytes) -> bytes:
-    """An id as indexes have it."""
+    """Shorten an id for indexes."""
     data = encoded(text)
     if len(data) <= LONG:
         return data
@@ -171,7 +171,7 @@ def shortened(text: str | bytes) -> bytes:
 
 
 def checked(text: str | bytes) -> bytes:
-    """A name. Raises `Refused` where it is too long."""
+    """Encode a name. Raises `Refused` if it is too long."""
     data = encoded(text)
     if len(data) > LONG:
         raise Refused(
@@ -184,12 +184,12 @@ def checked(text: str | bytes) -> bytes:
 def long_ids(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[tuple[str, str]]:
     """The rows of `long_ids` for samples: digests and ids."""
     texts = {row[columns.index(name)] or "" for name in IDS for row in rows}
-    long = [text for text in texts if 4 * len(text) > LONG]  # a character has up to 4 bytes
+    long = [text for text in texts if 4 * len(text) > LONG]  # a character takes up to 4 bytes
     return [(digest, text) for text in long if (digest := digest_of(shortened(text).decode()))]
 
 
 def digest_of(text: str) -> str | None:
-    """By which `long_ids` has what is stored as this text; None where the text is all of it."""
+    """The digest under which `long_ids` has a stored text's full id; None if the text is complete."""
     long = _LONG.search(text)
     return long and long[1]
 
@@ -197,7 +197,7 @@ def digest_of(text: str) -> str | None:
 def restored(
     rows: list[tuple[Any, ...]], columns: Sequence[int], find: Callable[[set[str]], Mapping[str, str]]
 ) -> list[tuple[Any, ...]]:
-    """Rows with texts as they were. `columns`: those of text; `find`: long ids by their digests."""
+    """Restore the texts of rows. `columns`: those of text; `find`: returns long ids by digest."""
     if not any(MARK in "".join([row[i] for row in rows if row[i]]) for i in columns):
         return rows
     ids = find({digest for row in rows for i in columns if row[i] and (digest := digest_of(row[i]))})
@@ -213,15 +213,15 @@ class Column(bytes):
 
     @classmethod
     def of(cls, kind: str, values: Sequence[Any], encode: Callable[[Any], bytes] = shortened) -> Column:
-        """`encode`: of texts."""
+        """`encode`: encodes texts."""
         if not values:
             return cls(b"\0" * 8 + struct.pack(">I", _OIDS[kind]))
         head = struct.pack(">iiIii", 1, 1, _OIDS[kind], len(values), 1)
         if number := _NUMBERS.get(kind):
             try:
                 if None not in values:
-                    many = f">{f'i{number}' * len(values)}"
-                    return cls(head + struct.pack(many, *chain(*zip(repeat(8), values))))
+                    layout = f">{f'i{number}' * len(values)}"
+                    return cls(head + struct.pack(layout, *chain(*zip(repeat(8), values))))
                 pack = partial(struct.pack, f">i{number}", 8)
                 return cls(head + b"".join(NULL if value is None else pack(value) for value in values))
             except struct.error as error:
@@ -229,7 +229,7 @@ class Column(bytes):
                 raise Refused(f"expected {expected}: {error}") from None
         if kind == "BYTEA":
             values, encode = [None if value is None else bytes(value) for value in values], bytes
-        cells: dict[Any, bytes] = {None: NULL}  # of the different values: many are in all rows
+        cells: dict[Any, bytes] = {None: NULL}  # one per distinct value: many are in all rows
         for value in set(values) - {None}:
             cell = encode(value)
             cells[value] = len(cell).to_bytes(4, "big") + cell
@@ -237,7 +237,7 @@ class Column(bytes):
 
     @classmethod
     def each(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
-        """The columns of rows, by their names."""
+        """The columns of rows with these names."""
         columns = zip(names, zip(*rows), strict=True)
         return [cls.of(TYPES[name], values, _ENCODINGS.get(name, checked)) for name, values in columns]
 
@@ -248,14 +248,14 @@ class TextDumper(StrBinaryDumper):
 
 
 class ColumnDumper(Dumper):
-    format = Format.BINARY  # and of no type: the statement says which
+    format = Format.BINARY  # without a type, which the statement declares
 
     def dump(self, obj: Any) -> bytes:
         return bytes(obj)
 
 
 def register(adapters: AdaptersMap) -> None:
-    """Let a connection send values so."""
+    """Register these dumpers for a connection."""
     adapters.register_dumper(int, Int8BinaryDumper)
     adapters.register_dumper(Column, ColumnDumper)
     for kind in (str, Wtf8):

@@ -1,10 +1,10 @@
-"""How a `Sample` is stored in SQLite: a row from a sample and back, bit by bit.
+"""How a `Sample` is stored in SQLite: conversion to a row and back, bit by bit.
 
 Arrays are little-endian blobs (int32, float32, and bits for bool, whose length is that of `tokens`). Kept
-sets, which may be much larger than all else, are compressed with zlib. Text is TEXT, or a BLOB of its bytes
-where UTF-8 can't encode it (lone surrogates). Structured values are JSON text.
+sets, which may be much larger than everything else, are compressed with zlib. Text is TEXT, or a BLOB of its
+bytes if UTF-8 can't encode it (lone surrogates). Structured values are JSON text.
 
-SQLite doesn't notice a byte that the disk changed. So each row has a checksum of its values.
+SQLite doesn't notice a byte that the disk changed, so each row has a checksum of its values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from agro.io.strictjson import dumps, loads, loads_own
 from agro.types import UNKNOWN_VERSION, Sample, Text
 
-# The format of the bytes under a checksum, the same in all versions of Python 3 (a test pins it); later ones
-# depend on which objects are the same.
+# The format of the bytes under a checksum, the same in all versions of Python 3 (a test pins it); later
+# formats depend on object identity.
 MARSHAL = 2
 State = Literal["unscored", "failed", "scored"]
 STATES: tuple[State, ...] = get_args(State)
@@ -32,19 +32,19 @@ UNSCORED, FAILED, SCORED = range(len(STATES))
 
 
 class Origin(NamedTuple):
-    """Where an imported sample comes from; each is in the store once."""
+    """Where an imported sample comes from; the store has each origin once."""
 
     file: str  # hash of the file's content
     record: int  # line, from 1
-    part: str  # of the record: the column of the response, and its place in it
+    part: str  # within the record: the column of the response, and its position there
 
 
 def ledger_of(run: str) -> str:
-    """The name under which the responses of a run's requests are stored once."""
+    """The `Origin.file` under which the responses to a run's requests are stored once."""
     return f"run:{run}"
 
 
-ARRAYS = {  # columns of arrays, and the type of their values; "": bits
+ARRAYS = {  # columns of arrays: the type of their values; "": bits
     "tokens": "<i4",
     "action": "",
     "learn": "",
@@ -65,7 +65,7 @@ SAMPLE = ("id", *COLUMNS, "redone", "checksum")  # all columns of samples
 REWARD = ("state", "reward", "meta")  # what a later scoring changes
 SELECT = f"SELECT {', '.join(SAMPLE)} FROM samples"
 TEXTS = ("prompt_id", "episode", "source", "prompt", "messages", "response", "tokenizer", "sampling", "meta")
-# Columns that are the sample's field of that name.
+# Columns that equal the sample's field of that name.
 SAME = (
     *("id", "prompt", "response", "reward", "prompt_id", "episode", "tokenizer", "version", "role", "source"),
 )
@@ -78,7 +78,7 @@ _RUN, _STEP, _FILE, _PART, _REDONE = (_AT[name] for name in ("run", "step", "fil
 
 
 def insert_into(table: str, columns: Sequence[str], key: Sequence[str] = ()) -> str:
-    """In place of the row with the same `key`, where there is one."""
+    """The INSERT statement, which replaces the row with the same `key` if there is one."""
     values = f"VALUES ({', '.join('?' * len(columns))})"
     return f"INSERT INTO {table} ({', '.join(columns)}) {values}{in_place(columns, key)}"
 
@@ -91,9 +91,9 @@ def in_place(columns: Sequence[str], key: Sequence[str]) -> str:
 
 
 def checksum(values: Iterable[Any]) -> int:
-    """Of values as SQLite returns them: their types and all of their bytes.
+    """The checksum of values as SQLite returns them: of their types and all of their bytes.
 
-    An even number of 63 bits, since SQLite's integers have a sign, and the lowest bit is that of `redone`.
+    An even number of 63 bits, since SQLite's integers are signed and the lowest bit is for `redone`.
     """
     digest = blake2b(marshal.dumps(tuple(values), MARSHAL), digest_size=8).digest()
     bits = int.from_bytes(digest, "little") >> 2
@@ -101,22 +101,22 @@ def checksum(values: Iterable[Any]) -> int:
 
 
 def replace_reward(total: int, i: int, previous: Sequence[Any], current: Sequence[Any]) -> int:
-    """The checksum of sample `i`, until now `total`, after a change of its values of `REWARD`."""
-    without = total ^ checksum((i, *previous))  # xor with the same number again takes it out
+    """The checksum of sample `i`, so far `total`, after a change of its values of `REWARD`."""
+    without = total ^ checksum((i, *previous))  # a second xor with the same number removes it
     return without ^ checksum((i, *current))
 
 
 def sample_checksum(row: Sequence[Any]) -> int:
-    """Of a row of `SAMPLE` up to `redone` or more: of what never changes, xor of the reward, plus `redone`.
+    """The checksum of a row of `SAMPLE` (up to `redone` or more): of constants xor rewards, plus `redone`.
 
-    So a change of the reward or of `redone` updates the checksum from the old one alone, and hides no damage.
+    A change of the reward or of `redone` needs only the old checksum, and hides no damage.
     """
     even = checksum(_fixed(row)) ^ checksum(_reward(row))
     return even + int(row[_REDONE])
 
 
 def is_valid(row: Sequence[Any]) -> bool:
-    """Whether a row, its checksum last, is as it was written; of samples see `is_valid_sample`."""
+    """Whether a row, its checksum last, is as it was written; for samples, see `is_valid_sample`."""
     return bool(checksum(row[:-1]) == row[-1])
 
 
@@ -126,7 +126,7 @@ def is_valid_sample(row: Sequence[Any]) -> bool:
 
 
 def state_of(reward: float | None, meta: dict[str, Any]) -> int:
-    """Index into `STATES`: failed where there is an error of the reward instead of a reward."""
+    """Index into `STATES`: failed if the reward has an error instead of a value."""
     if reward is not None:
         return SCORED
     return UNSCORED if meta.get("reward_error") is None else FAILED
@@ -134,16 +134,16 @@ def state_of(reward: float | None, meta: dict[str, Any]) -> int:
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """A sample as its row of `SAMPLE`, which is written as it is.
+    """A sample as its row of `SAMPLE`, which is written unchanged.
 
-    One that isn't in a store yet has the id 0.
+    It has the id 0 until it is in a store.
     """
 
     values: tuple[Any, ...]
 
     @classmethod
     def of(cls, sample: Sample, origin: Origin | None = None) -> Self:
-        """Raises `Refused` where `meta` or the like can't be stored as JSON."""
+        """Raises `Refused` if `meta` or the like can't be stored as JSON."""
         prefix = f"sample of prompt {sample.prompt_id}"
         if sample.tokens is None and sample.context_tokens is None:
             arrays: list[bytes | None] = [None] * len(ARRAYS)
@@ -177,7 +177,7 @@ class SampleRow:
             *arrays,
             0,
         )
-        return cls((*row, 0))  # `placed` makes the checksum
+        return cls((*row, 0))  # `placed` computes the checksum
 
     @property
     def prompt_id(self) -> str:
@@ -191,8 +191,8 @@ class SampleRow:
     def placed(
         self, i: int, prompt: tuple[Any, Any], run: str | None, step: int | None, origin: Origin | None
     ) -> tuple[Any, ...]:
-        """The values of `SAMPLE` of a sample that a run makes at a step; `i` its id, `prompt` its
-        `prompt_columns`. Without an `origin` it keeps its own."""
+        """The values of `SAMPLE` for a sample that a run makes at a step, with id `i` and `prompt_columns`
+        `prompt`. Without an `origin`, it keeps its own."""
         row = [*self.values[:-1]]
         row[0], row[PROMPT] = i, prompt
         row[_RUN], row[_STEP], row[_REDONE] = encode_text(run), encode_text(step), 0
@@ -202,7 +202,7 @@ class SampleRow:
 
 
 def set_aside(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The row of a sample that is redone, whose place is for another one."""
+    """The row of a sample that is marked as redone and frees its place for another one."""
     values = list(row)
     values[_FILE : _PART + 1] = None, None, None
     values[_REDONE] = 1
@@ -211,13 +211,13 @@ def set_aside(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def run_of(row: Sequence[Any]) -> str | None:
-    """The run that made a sample, by its row of `SAMPLE`."""
+    """The run that made a sample, from its row of `SAMPLE`."""
     run: str | None = decode_text(row[_RUN])
     return run
 
 
 def without_version(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The row of a sample, of unknown staleness. To be read: its checksum is still that of the stored one."""
+    """A sample's row with unknown staleness. Only for reading: it keeps the checksum of the stored one."""
     values = list(row)
     values[_AT["version"]], values[_AT["versions"]] = UNKNOWN_VERSION, None
     return tuple(values)
@@ -238,7 +238,7 @@ def prompt_of(columns: Sequence[Any]) -> Text:
 
 
 def from_rows(rows: Iterable[tuple[Any, ...]]) -> list[Sample]:
-    """The samples of rows. Raises `Refused` where one is none: anybody can give a row its checksum."""
+    """The samples of rows. Raises `Refused` for an invalid one: anybody can give a row its checksum."""
     return Sample.all_of(map(_fields, rows))
 
 
@@ -255,7 +255,7 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
         fields["meta"] = loads_own(r["meta"])
     if r["context_tokens"] is not None:
         fields["context_tokens"] = np.frombuffer(r["context_tokens"], "<i4")
-    if r["knows_tokens"]:  # a value for each token, also the version where they differ
+    if r["knows_tokens"]:  # a value per token, also the version if they differ
         T = len(r["tokens"]) // 4
         for name in ("tokens", "action", "behavior_logp", "kept", "kept_count", "token_reward"):
             fields[name] = _array(name, r[name], T)
@@ -267,11 +267,11 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 class Wtf8(bytes):
-    """The bytes of a text that UTF-8 can't encode: SQLite has them as a blob, PostgreSQL escaped."""
+    """The bytes of a text that UTF-8 can't encode: a blob in SQLite, escaped text in PostgreSQL."""
 
 
 def encode_text(value: Any) -> Any:
-    """The value that SQLite stores for a text or NumPy's integer; any other value as it is."""
+    """The value that SQLite stores for a text or a NumPy integer; other values are unchanged."""
     if not isinstance(value, str):
         return int(value) if isinstance(value, np.integer) else value  # else SQLite stores its bytes
     try:
@@ -279,7 +279,7 @@ def encode_text(value: Any) -> Any:
             value.encode()
     except UnicodeEncodeError:
         return Wtf8(value.encode("utf-8", "surrogatepass"))
-    return str.__str__(value)  # of a subclass, such as NumPy's, marshal would write other bytes
+    return str.__str__(value)  # for a subclass, such as NumPy's, marshal would write other bytes
 
 
 def decode_text(value: Any) -> Any:
@@ -287,7 +287,7 @@ def decode_text(value: Any) -> Any:
 
 
 def _blob(name: str, array: NDArray[Any]) -> bytes:
-    """An array as its column has it."""
+    """Encode an array for its column."""
     kind = ARRAYS[name]
     if not kind:
         return np.packbits(array).tobytes()
@@ -296,12 +296,12 @@ def _blob(name: str, array: NDArray[Any]) -> bytes:
 
 
 def count_actions(blob: bytes | None) -> int | None:
-    """How many tokens were sampled, by the column `action`; None where the store has no tokens."""
+    """The number of sampled tokens, from the column `action`; None if the store has no tokens."""
     return None if blob is None else int.from_bytes(blob, "big").bit_count()
 
 
 def _array(name: str, blob: bytes | None, T: int) -> NDArray[Any] | None:
-    """The array of a column; `T`: tokens of the sample."""
+    """Decode the array of a column; `T`: tokens of the sample."""
     if blob is None:
         return None
     if ARRAYS[name]:

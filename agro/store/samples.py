@@ -1,4 +1,4 @@
-"""The samples of a store: choosing, adding, finding, reading and scoring them, and judgments of them."""
+"""The samples of a store: how they are filtered, added, found, read and scored, and judgments of them."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ from agro.types import Sample, Text
 
 Clause = tuple[str, list[Any]]  # SQL, and its arguments
 PRESENT = "prompt_id <> ''"  # not erased, see `agro.store.ledger`
-NUMBER = "number_of(meta, 'index')"  # of a response among those that were sampled with one seed
+NUMBER = "number_of(meta, 'index')"  # of a response among those sampled with one seed
 WON = "coalesce(votes_winner <> votes_loser, TRUE)"  # not a tie, see `Pair.is_tie`
 
 ASKED = 1000  # groups in one query
-# Of each of these groups a sample, and its prompt. In the order of samples_draw, of which one entry is read.
+# One sample of each of these groups, and its prompt. In the order of samples_draw, so one entry is read.
 STORED_PROMPTS = """
 SELECT prompt_id, id, prompt, messages FROM samples WHERE id IN (
   SELECT (SELECT id FROM samples WHERE prompt_id = column1 AND redone = 0 ORDER BY reward LIMIT 1)
   FROM (VALUES {ids}) AS asked
 )
 """
-# No other sample of the prompt and `origin` has a higher reward. Names without a table are of the other one.
+# No other sample of the prompt and `origin` has a higher reward. Columns without a table are those of
+# `other`.
 NONE_BETTER = """
 NOT EXISTS (
   SELECT 1 FROM samples AS other
@@ -66,7 +67,7 @@ class SampleFilter(TypedDict, total=False):
     roles: Collection[str] | None
     sources: Collection[str] | None
     min_reward: float | None  # of the response; excludes unknown ones
-    best_of_group: bool  # only those of the highest reward of their group, ties included
+    best_of_group: bool  # only those with the highest reward of their group, ties included
 
 
 class Filter(SampleFilter, total=False):
@@ -80,7 +81,7 @@ class Filter(SampleFilter, total=False):
 
 
 def build_condition(**filters: Unpack[Filter]) -> Clause:
-    """The condition, never NULL, that a row of samples fits a `Filter`, and its arguments."""
+    """The SQL condition, never NULL, that a row of samples matches a `Filter`, and its arguments."""
     terms, args = [PRESENT if filters.get("redone") else "redone = 0"], list[Any]()
     for column, value in (("prompt_id", filters.get("prompt_id")), ("run", filters.get("run"))):
         if value is not None:
@@ -109,7 +110,7 @@ def build_condition(**filters: Unpack[Filter]) -> Clause:
 
 
 def chosen(data: DataConfig) -> SampleFilter:
-    """Which stored samples a configuration trains on, whatever the run and its step."""
+    """The filter of stored samples that a configuration trains on, whatever the run and its step."""
     roles, sources = data.drawn_from
     return {
         "roles": roles,
@@ -121,7 +122,7 @@ def chosen(data: DataConfig) -> SampleFilter:
 
 @dataclass(frozen=True)
 class Pair:
-    """A judgment: rows of two samples, the better one first, and its votes where they were counted."""
+    """A judgment: ids of two samples, the better one first, and its votes if they were counted."""
 
     winner: int
     loser: int
@@ -144,7 +145,7 @@ class Pair:
 
 
 class LedgerSample(NamedTuple):
-    """What is known of a response to a request without reading it."""
+    """What is known about a response to a request without reading it."""
 
     number: int  # of the request
     id: int
@@ -154,40 +155,40 @@ class LedgerSample(NamedTuple):
 
 
 class OtherPrompt(Refused):
-    """A prompt_id that names another prompt already: a group has one, whoever adds samples."""
+    """A prompt_id that already names another prompt: a group has one, whoever adds samples."""
 
     def __init__(self, prompt_id: str, prompt: Text, location: str, got: Text) -> None:
-        """`location`: of the prompt that the id names, `got`: the other one."""
+        """`location`: that of the prompt that the id names; `got`: the other prompt."""
         texts = [p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in (prompt, got)]
         start = max(0, len(commonprefix(texts)) - 20)  # noqa: RUF071  some of what these texts share
-        first, second = (("…" if start else "") + text[start : start + 80] for text in texts)
+        expected, other = (("…" if start else "") + text[start : start + 80] for text in texts)
         super().__init__(
-            f"prompt_id: expected {prompt_id} to name one prompt, {first!r} ({location}), got {second!r}; "
+            f"prompt_id: expected {prompt_id} to name one prompt, {expected!r} ({location}), got {other!r}; "
             "give ids that are unique, or leave prompt_id out so that the prompt's hash is used"
         )
 
 
 class _GroupPrompt(NamedTuple):
-    """The prompt of a group, as its columns, and where it is, for messages."""
+    """The prompt of a group, as its columns, and its location for messages."""
 
     columns: tuple[Any, Any]
     location: str = "added together with it"
 
 
 class AppendTransaction:
-    """Samples that are added to a store together, in a transaction: what `add` takes is stored by `write`.
+    """Collects samples by `add` and stores them together by `write`, within the caller's transaction.
 
-    `prompt_ids`: those that will be added; which of them the store has is asked once for all.
+    `prompt_ids`: those that will be added, which are looked up at once.
     """
 
     def __init__(self, database: Database, prompt_ids: Collection[str]) -> None:
         self._db = database
         names = list(prompt_ids)
-        asked: list[Statement] = [("SELECT coalesce(max(id), 0) FROM samples", [])]
+        queries: list[Statement] = [("SELECT coalesce(max(id), 0) FROM samples", [])]
         for start in range(0, len(names), ASKED):
             part = names[start : start + ASKED]
-            asked.append((STORED_PROMPTS.format(ids=", ".join(["(?)"] * len(part))), part))
-        [(self._newest,)], *stored = database.run_all(*asked)
+            queries.append((STORED_PROMPTS.format(ids=", ".join(["(?)"] * len(part))), part))
+        [(self._newest,)], *stored = database.run_all(*queries)
         self._stored = {decode_text(prompt_id): prompt for prompt_id, *prompt in chain(*stored)}
         self._prompts: dict[str, _GroupPrompt] = {}
         self._rows: list[tuple[Any, ...]] = []
@@ -199,10 +200,10 @@ class AppendTransaction:
         step: int | None = None,
         origins: Sequence[Origin] | None = None,
     ) -> list[int]:
-        """The ids of these samples, which `write` will store; all or none of them.
+        """Add samples, all or none, for `write` to store, and return their ids.
 
-        Raises `OtherPrompt` where a prompt_id names another prompt, in the store or among what is added.
-        `origins`: in place of the samples' own.
+        Raises `OtherPrompt` if a prompt_id names another prompt, in the store or among the added ones.
+        `origins` replace the samples' own.
         """
         ids = list(range(self._newest + 1, self._newest + 1 + len(samples)))
         prompts = self._checked((sample.prompt_id, sample.values[PROMPT]) for sample in samples)
@@ -215,7 +216,7 @@ class AppendTransaction:
         return ids
 
     def write(self) -> list[int]:
-        """Store what was added, and return its ids."""
+        """Store the added samples, and return their ids."""
         self._db.insert("samples", SAMPLE, self._rows)
         ids = [row[0] for row in self._rows]
         self._rows = []
@@ -226,28 +227,28 @@ class AppendTransaction:
         self._checked((i, prompt_columns(prompt, f"prompt {i}")) for i, prompt in prompts)
 
     def _checked(self, prompts: Iterable[tuple[str, tuple[Any, Any]]]) -> dict[str, _GroupPrompt]:
-        """The prompts of groups by their ids: of the store, where it has one that isn't damaged, or the first
-        one. They are decoded only where two are written differently."""
+        """The prompts of groups by their ids: the store's if it has an undamaged one, or the first one. They
+        are decoded only if two are encoded differently."""
         checked: dict[str, _GroupPrompt] = {}
         for prompt_id, columns in prompts:
-            known = checked.get(prompt_id) or self._prompts.get(prompt_id)
-            if known is None and prompt_id in self._stored:
+            group = checked.get(prompt_id) or self._prompts.get(prompt_id)
+            if group is None and prompt_id in self._stored:
                 i, *stored = self._stored[prompt_id]
                 if tuple(stored) != columns:
                     [row] = self._db.run(f"{SELECT} WHERE id = ?", [i])
                     if is_valid_sample(row):
                         [other] = from_rows([row])
-                        of_source = f", of {other.source}" if other.source else ""
-                        known = _GroupPrompt(row[PROMPT], f"sample {i}{of_source}")
-            known = known or _GroupPrompt(columns)
-            if known.columns != columns and prompt_of(known.columns) != prompt_of(columns):
-                raise OtherPrompt(prompt_id, prompt_of(known.columns), known.location, prompt_of(columns))
-            checked[prompt_id] = known
+                        source = f", of {other.source}" if other.source else ""
+                        group = _GroupPrompt(row[PROMPT], f"sample {i}{source}")
+            group = group or _GroupPrompt(columns)
+            if group.columns != columns and prompt_of(group.columns) != prompt_of(columns):
+                raise OtherPrompt(prompt_id, prompt_of(group.columns), group.location, prompt_of(columns))
+            checked[prompt_id] = group
         return checked
 
 
 class Experience:
-    """Samples, and judgments of them: what a `Store` is."""
+    """The methods of a `Store` about samples, and judgments of them."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -255,11 +256,9 @@ class Experience:
     def samples(
         self, *, ids: Iterable[int] | None = None, skip_damaged: bool = False, **chosen: Unpack[Filter]
     ) -> Iterator[Sample]:
-        """The chosen samples in the order of their ids, those that are there when it begins; writing
-        meanwhile is fine.
+        """Yield the chosen samples that exist at the start, by id; writing meanwhile is fine.
 
-        Raises `Refused` for ids that aren't there, and for samples that aren't as they were written, which
-        `skip_damaged` leaves out.
+        Raises `Refused` for missing ids, and for damaged samples unless `skip_damaged` drops them.
         """
         self._db.check_once("structure")
         if ids is not None:
@@ -282,10 +281,10 @@ class Experience:
     ) -> list[int]:
         """Add samples, all or none, and return their ids. Raises `OtherPrompt` as `check_prompts` does.
 
-        `origins`: of each sample. One whose origin is stored isn't added again: its id is that of the stored
-        sample, so that an append can be repeated.
+        `origins`: one per sample. A sample whose origin is stored isn't added again; the stored sample's id
+        is returned, so that an append can be repeated.
         """
-        # Before the lock is taken.
+        # Before taking the lock.
         rows = [s if isinstance(s, SampleRow) else SampleRow.of(s) for s in samples]
         with self._db.transaction():
             append = AppendTransaction(self._db, {row.prompt_id for row in rows})
@@ -302,7 +301,7 @@ class Experience:
             return [ids[origin] for origin in origins]
 
     def _ids_of(self, origins: Iterable[Origin]) -> dict[Origin, int]:
-        """The ids of the samples that are stored with these origins."""
+        """The ids of the stored samples with these origins."""
         records: dict[str, set[int]] = {}
         for origin in origins:
             records.setdefault(origin.file, set()).add(origin.record)
@@ -319,7 +318,7 @@ class Experience:
     def check_prompts(self, prompts: Iterable[tuple[str, Text]]) -> None:
         """Raise `OtherPrompt` unless a prompt_id names one prompt, in the store and among these.
 
-        `prompts`: (prompt_id, prompt). Redone and damaged samples don't count.
+        `prompts`: (prompt_id, prompt). Redone and damaged samples are ignored.
         """
         prompts = list(prompts)
         AppendTransaction(self._db, {prompt_id for prompt_id, _ in prompts}).check(prompts)
@@ -327,14 +326,13 @@ class Experience:
     def find(
         self, *, source: str | None = None, prompt_id: str | None = None, meta: tuple[str, str] | None = None
     ) -> list[int]:
-        """Ids of all samples, redone ones included, that fit what is given.
+        """Find the ids of all matching samples, redone ones included.
 
-        `meta`: a key, dotted where it is inside of another, and its value as text. All rows of an episode are
-        found where one is.
+        `meta`: a key, dotted if nested, and its value as text. All rows of an episode match if one does.
         """
-        given = {"source": source, "prompt_id": prompt_id}
-        args = [value for value in given.values() if value is not None]
-        equal = [f"{column} = ?" for column, value in given.items() if value is not None]
+        criteria = {"source": source, "prompt_id": prompt_id}
+        args = [value for value in criteria.values() if value is not None]
+        equal = [f"{column} = ?" for column, value in criteria.items() if value is not None]
         fits = " AND ".join([PRESENT, *equal])
         if meta is not None:
             key, text = meta
@@ -349,18 +347,18 @@ class Experience:
         return [i for (i,) in rows]
 
     def find_below(self, key: str, limit: float) -> list[int]:
-        """Ids of all samples, redone ones included, whose `meta` has a float below `limit` at a key."""
+        """Find the ids of all samples, redone ones included, with a float below `limit` at a `meta` key."""
         return self._with_meta(PRESENT, [], key, lambda x: isinstance(x, float) and x < limit)
 
-    def _with_meta(self, where: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
+    def _with_meta(self, term: str, args: Sequence[Any], key: str, fits: Callable[[Any], bool]) -> list[int]:
         """Ids of the samples whose `meta` has a value that fits at a key, which may be dotted."""
         ids = []
-        sql = f"SELECT id, meta FROM samples WHERE {where} AND id > ? ORDER BY id"
+        sql = f"SELECT id, meta FROM samples WHERE {term} AND id > ? ORDER BY id"
         for i, text in chain.from_iterable(self._db.pages(sql, args, rows=PAGE_ENTRIES)):
             try:
                 meta = nested = loads(decode_text(text))
             except (TypeError, ValueError):
-                continue  # a damaged one has nothing
+                continue  # a damaged one matches nothing
             for part in key.split("."):
                 nested = nested.get(part) if isinstance(nested, dict) else None
             if any(value is not None and fits(value) for value in (meta.get(key), nested)):
@@ -385,7 +383,7 @@ class Experience:
 
     @repeated
     def set_aside(self, ledger: str, numbers: Sequence[int]) -> None:
-        """Mark the samples under these numbers of a ledger as redone, and let others take their places."""
+        """Mark the samples under these numbers of a ledger as redone, and free their places for others."""
         ids = self.find_in_ledger(ledger, numbers)
         stored = chain.from_iterable(self._db.sample_pages(ids=sorted(ids)))
         aside = [set_aside(row) for row in stored if is_valid_sample(row)]
@@ -397,9 +395,9 @@ class Experience:
     def rewards(
         self, run: str, prompt_ids: Iterable[str], *, without: Collection[int]
     ) -> dict[str, list[tuple[int, float]]]:
-        """(version, reward) of the scored responses of `run` to each prompt, those of these ids left out.
+        """(version, reward) of the scored responses of `run` to each prompt, except the ids in `without`.
 
-        Of an episode the first row's. Rewards of tokens don't count.
+        An episode has those of its first row. Per-token rewards are ignored.
         """
         sql = f"""
             SELECT id, version, reward FROM samples WHERE id IN (
@@ -415,7 +413,7 @@ class Experience:
         return rewards
 
     def next_number(self, seed: int) -> int:
-        """The number after the last response (`meta["index"]`) that was sampled with this seed; from 0.
+        """The number (`meta["index"]`, from 0) after that of the last response sampled with this seed.
 
         Seed and number determine a response's noise, so a sampler that continues from here repeats none.
         """
@@ -432,17 +430,17 @@ class Experience:
     ) -> None:
         """Set rewards: (id, reward, entries for `meta`).
 
-        None with a "reward_error" among the entries is a failure; None without one makes the sample
-        unscored again. The error and the parts of an earlier reward are dropped. With `once` a sample that
-        has a reward, or whose reward failed, keeps it.
+        None with a "reward_error" among the entries is a failure; None without one makes the sample unscored
+        again. The error and the parts of an earlier reward are dropped. With `once`, a sample that has a
+        reward, or a failed one, keeps it.
         """
         scores, rows = list(scores), []
         ids = [i for i, _, _ in scores]
         columns = ", ".join(("id", "prompt_id", *REWARD, "checksum"))
         sql = f"SELECT {columns} FROM samples WHERE id IN (SELECT value FROM json_each(?))"
         with self._db.transaction():
-            found = self._db.run(sql, [self._db.listed(ids)])
-            stored = {i: columns for i, _, *columns in found}
+            selected = self._db.run(sql, [self._db.listed(ids)])
+            stored = {i: columns for i, _, *columns in selected}
             if len(stored) < len(set(ids)):
                 self._db.check_ids(ids)
             for i, reward, entries in scores:
@@ -465,11 +463,11 @@ class Experience:
                 stored[i] = [*current, replace_reward(total, i, previous, current)]
                 rows.append((*stored[i], i))
             self._db.update("samples", (*REWARD, "checksum"), rows)
-            self._db.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in found))
+            self._db.note_groups(dict.fromkeys(prompt_id for _, prompt_id, *_ in selected))
 
     @repeated
     def add_pairs(self, pairs: Iterable[Pair]) -> None:
-        """Add judgments. Raises `Refused` for ids that aren't there."""
+        """Add judgments. Raises `Refused` for missing ids."""
         pairs = list(pairs)
         with self._db.transaction():
             self._db.check_ids([i for p in pairs for i in (p.winner, p.loser)])
@@ -481,9 +479,9 @@ class Experience:
             self._db.note_changes(p.winner for p in pairs)
 
     def pairs(self, ids: Iterable[int] | None = None) -> Iterator[Pair]:
-        """Judgments in the order in which they came; with `ids` those that join two of these samples.
+        """Yield judgments in the order of adding; with `ids`, only those between two of these samples.
 
-        Raises `Refused` for one of them that isn't as it was written.
+        Raises `Refused` for a damaged one.
         """
         if ids is None:
             return self._each_pair()

@@ -1,16 +1,16 @@
 """What the processes of a run share: requests for samples, leases, and a folder.
 
-A request is one prompt of a run's endless order, by its number. A collector claims it, stores its responses
-under the ledger of the run, scores them and marks it done; the trainer takes requests that are done. The
-claim of a dead collector goes to the next one, which samples only the missing responses.
+A request is one prompt of a run's endless order, identified by its number. A collector claims it, stores its
+responses under the ledger of the run, scores them and marks it done; the trainer takes requests that are
+done. A dead collector's claim goes to another one, which samples only the missing responses.
 
-Each process that is alive renews a lease under its name, and a lease that ran out counts as a death. A
-stopped or unreachable process loses its lease although it lives. That is harmless: what it stores later was
-stored by another one before, and is kept once (`Origin`).
+Each live process renews a lease under its name; an expired lease counts as a death. A stopped or unreachable
+process loses its lease although it is alive. That is harmless: another process has already stored what it
+stores later, and the store has each response once (`Origin`).
 
 The folder is on this host or in the database of the run's store. It has small files, each replaced as a
-whole, and folders of files that are complete or missing. In a database the files of folders are rows of
-1 MiB, which aren't logged: after a crash of the server they are missing.
+whole, and folders of files, which are complete or missing. In a database, the files of folders are rows of 1
+MiB that aren't logged, so they are missing after a crash of the server.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from agro.store.location import Location, opened
 from agro.store.sample_rows import ledger_of
 from agro.store.samples import Experience
 
-RENEWALS = 4  # of a lease before it runs out
-RELEASE_SECONDS = 5.0  # that a process waits at its end for a store that others write to
+RENEWALS = 4  # renewals of a lease before it expires
+RELEASE_SECONDS = 5.0  # that an ending process waits for a store that others write to
 PIECE_BYTES = 1 << 20
 WITHIN = "(name > ? AND name < ?)"  # FOLDER/ and FOLDER0: 0 is the character after /
-MANIFEST = ".manifest.json"  # of a folder in a database: its files, with their bytes and SHA-256
+MANIFEST = ".manifest.json"  # for a folder in a database: its files, with their pieces and SHA-256
 UNFINISHED = "run = ? AND done = 0"
 WAITING = "count(CASE WHEN step IS NULL OR step > ? THEN 1 END)"
 
@@ -48,11 +48,11 @@ class SamplingRequest(NamedTuple):
     number: int
     collector: str
     done: int = 0
-    step: int | None = None  # that trained on it
+    step: int | None = None  # the step that trained on it
 
 
 class Requests:
-    """What collectors and the trainer share."""
+    """The sampling requests that collectors and the trainer share."""
 
     def __init__(self, database: Database) -> None:
         self._db, self._experience = database, Experience(database)
@@ -68,10 +68,10 @@ class Requests:
         trained: int = 0,
         dead: Collection[str] = (),
     ) -> list[int]:
-        """Up to `maximum` numbers for `collector` to sample: those that it hasn't finished, so that a claim
-        can be repeated, those of the `dead` ones among `collectors`, then new ones.
+        """Claim up to `maximum` numbers for `collector` to sample: its unfinished ones, so that a claim can
+        be repeated, those of `dead` collectors, then new ones.
 
-        There are at most `ahead` requests on which no step up to `trained` has trained, whoever claimed them.
+        At most `ahead` requests, whoever claimed them, exist on which no step up to `trained` has trained.
         """
         with self._db.transaction():
             self._db.check_once("structure", "requests")
@@ -89,7 +89,7 @@ class Requests:
         return [claim.number for claim in claimed]
 
     def collectors(self, run: str) -> list[str]:
-        """Those that have claimed requests which aren't done."""
+        """The collectors that have claimed requests which aren't done."""
         return sorted({claim.collector for claim in self._requests(UNFINISHED, [run])})
 
     @repeated
@@ -98,13 +98,13 @@ class Requests:
         self._update(run, numbers, done=1)
 
     def ready(self, run: str, maximum: int) -> list[int]:
-        """The first requests that are done and were not trained on."""
+        """The first requests that are done and not yet trained on."""
         self._db.check_once("structure", "requests")
         waiting = self._requests("run = ? AND step IS NULL AND done = 1", [run])
         return [request.number for request in waiting][:maximum]
 
     def backlog(self, run: str, trained: int) -> int:
-        """Requests that were claimed and on which no step up to `trained` has trained."""
+        """The number of claimed requests on which no step up to `trained` has trained."""
         [(count,)] = self._db.run(f"SELECT {WAITING} FROM requests WHERE run = ?", [trained, run])
         return int(count)
 
@@ -117,7 +117,7 @@ class Requests:
 
     @repeated
     def reopen(self, run: str, numbers: Collection[int]) -> None:
-        """Have these requests sampled again, by those who claimed them: their responses are redone."""
+        """Have these requests sampled again by their collectors, and mark their responses as redone."""
         with self._db.transaction():
             self._experience.set_aside(ledger_of(run), list(numbers))
             self._update(run, numbers, done=0)
@@ -129,7 +129,7 @@ class Requests:
             self._db.put("requests", [request._replace(**changes) for request in chosen])
 
     def _requests(self, clause: str, args: Sequence[Any]) -> list[SamplingRequest]:
-        """By number. Raises `Refused` for one that isn't as it was written."""
+        """The requests by number. Raises `Refused` for a damaged one."""
         return _by_number(self._db.entries("requests", clause, args))
 
 
@@ -145,7 +145,7 @@ class Leases:
 
     @repeated
     def renew(self, name: str, seconds: float) -> None:
-        """Let `name` count as alive for so many seconds."""
+        """Let `name` count as alive for the next `seconds`."""
         with self._db.transaction():
             row = (name, self._db.now() + seconds, seconds)
             self._db.insert("leases", ("name", "ends", "seconds"), [row], key=("name",))
@@ -156,8 +156,7 @@ class Leases:
             self._db.run("DELETE FROM leases WHERE name = ?", [name])
 
     def alive(self, names: Collection[str]) -> list[str]:
-        """Those of the names whose lease hasn't run out. One that ends later than it may was given by a clock
-        that was set back since."""
+        """The names with a valid lease. One that ends too late was given before the clock was set back."""
         rows = self._db.run(
             "SELECT name FROM leases WHERE ends > ?1 AND ends <= ?1 + seconds "
             "AND name IN (SELECT value FROM json_each(?2)) ORDER BY name",
@@ -167,14 +166,14 @@ class Leases:
 
 
 def trainer_of(run: str) -> str:
-    """The name under which the trainer of a run has its lease."""
+    """The lease name of a run's trainer."""
     return f"trainer of {run}"
 
 
 class LocalFolder:
     """A folder of this host's file system. Names are relative paths, such as `weights/latest.json`."""
 
-    look_seconds = 0.1  # between two looks at a file that is waited for
+    look_seconds = 0.1  # between two reads of an awaited file
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,7 +182,7 @@ class LocalFolder:
         return str(self.path)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file; None where it isn't there."""
+        """The content of a small file; None if it doesn't exist."""
         try:
             return (self.path / name).read_bytes()
         except FileNotFoundError:
@@ -205,40 +204,40 @@ class LocalFolder:
         return sorted(f"{folder}/{entry.name}" for entry in path.iterdir() if not entry.name.startswith("."))
 
     def add(self, name: str, write: Callable[[Path], None]) -> None:
-        """Let `write` make the folder `name`, unless it is there. `write` is given the path of one that
-        doesn't exist yet."""
+        """Let `write` create the folder `name`, unless it exists; its argument is a path that doesn't
+        exist."""
         if not (self.path / name).exists():
             write(self.path / name)
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
-        """The folder `name` as files of this host. Raises `Refused` where it isn't there (any more)."""
+        """The folder `name` as files of this host. Raises `Refused` if it doesn't exist (any more)."""
         folder = self.path / name
         if not folder.is_dir():
-            raise Refused(f"{folder}: expected a folder; it was removed, or never there")
+            raise Refused(f"{folder}: expected a folder; it was removed, or never existed")
         yield folder
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a folder, if it exists."""
         remove(self.path / name)
 
-    def wait(self, name: str, known: bytes | None, seconds: float) -> None:
-        """Return as soon as a small file isn't what is known, at the latest after so many seconds."""
+    def wait(self, name: str, previous: bytes | None, seconds: float) -> None:
+        """Return as soon as a small file differs from `previous`, or after `seconds`."""
         deadline = time.monotonic() + seconds
-        while self.read(name) == known and time.monotonic() < deadline:
+        while self.read(name) == previous and time.monotonic() < deadline:
             time.sleep(self.look_seconds)
 
 
 class DatabaseFolder(LocalFolder):
     """The shared folder of a run, in the database of its store: the methods of `LocalFolder`.
 
-    Each method is a statement, or several, outside of the turns of those who write to the store.
+    Each method runs one or more statements, outside of the turns of the store's writers.
     """
 
     look_seconds = 0.2
 
     def __init__(self, url: str, run: str) -> None:
-        """`run`: its id."""
+        """`run`: the run's id."""
         self._url, self._run = url, run
         self._db = opened(url)
 
@@ -282,7 +281,7 @@ class DatabaseFolder(LocalFolder):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Path]:
-        missing = Refused(f"{self}: {name} isn't there: it was removed, lost by a crash, or never complete")
+        missing = Refused(f"{self}: {name} is missing: it was removed, lost by a crash, or never complete")
         manifest = self._piece(f"{name}/{MANIFEST}", 0)
         if manifest is None:
             raise missing
@@ -298,7 +297,7 @@ class DatabaseFolder(LocalFolder):
                         target.write(piece)
                         total.update(piece)
                 if total.hexdigest() != expected["sha256"]:
-                    raise Refused(f"{self}: {name}/{file}: got another SHA-256 than it was published with")
+                    raise Refused(f"{self}: {name}/{file}: its SHA-256 differs from the published one")
             yield Path(temporary)
 
     def remove(self, name: str) -> None:
@@ -317,7 +316,7 @@ class DatabaseFolder(LocalFolder):
 
 
 def shared_runs(url: str) -> list[str]:
-    """The ids of the runs that shared something in a database, the one that began last at the end."""
+    """The ids of the runs that shared something in a database; the latest one is last."""
     with opened(url, read_only=True, create=False) as database:
         rows = database.run("SELECT run FROM shared WHERE name = 'config.json' ORDER BY written, run")
     return [run for (run,) in rows]
@@ -325,26 +324,26 @@ def shared_runs(url: str) -> list[str]:
 
 @contextmanager
 def leased(location: Location, name: str, seconds: float) -> Iterator[None]:
-    """Have a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
+    """Hold a lease of the store under `name` while the block runs. Raises `Refused` as `Store.open` does."""
     with opened(location) as database:
         Leases(database).renew(name, seconds)
-    ended = Event()
-    thread = Thread(target=_renew, args=(location, name, seconds, ended), daemon=True)
+    stop = Event()
+    thread = Thread(target=_renew, args=(location, name, seconds, stop), daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         thread.join(seconds)
 
 
-def _renew(location: Location, name: str, seconds: float, ended: Event) -> None:
-    """Renew a lease until the end, then give it back. Where the store can't be reached it runs out."""
-    while not ended.wait(seconds / RENEWALS):
+def _renew(location: Location, name: str, seconds: float, stop: Event) -> None:
+    """Renew a lease until the end, then release it. It expires while the store can't be reached."""
+    while not stop.wait(seconds / RENEWALS):
         with suppress(Refused), opened(location, timeout=seconds) as database:
             leases = Leases(database)
             leases.renew(name, seconds)
-            while not ended.wait(seconds / RENEWALS):
+            while not stop.wait(seconds / RENEWALS):
                 leases.renew(name, seconds)
     with suppress(Refused), opened(location, timeout=RELEASE_SECONDS) as database:
         Leases(database).release(name)

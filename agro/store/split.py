@@ -1,11 +1,11 @@
 """Which prompts of a store are held out: `data.hold_out` by a hash, near-copies together or not at all.
 
-Two texts are near-copies where at least a share of the 5-grams of either is in both (the Jaccard index),
-after case, spaces and a label before or behind the text ("Q17: …", "[dev] …") are taken away. 5-grams that
-more than half of all texts have don't count: they are an instruction or a system prompt, and tell none of
-them apart. A cluster is all texts that such pairs connect. The index is estimated from 64 hashes (MinHash,
-Broder, 1997), with a standard error of .06 at most, of pairs that agree in one of 16 bands of 4 hashes: of
-texts with an index of .7 that are 99 %, and of .8 all but one in 5,000.
+Two texts are near-copies if the Jaccard index of their 5-grams reaches a threshold, without case, spaces and
+a label before or after the text ("Q17: …", "[dev] …"). 5-grams of more than half of all texts are ignored:
+they belong to an instruction or a system prompt, and distinguish no texts. A cluster is a connected component
+of such pairs. The index is estimated from 64 hashes (MinHash, Broder, 1997), with a standard error of at most
+.06, for pairs that agree in one of 16 bands of 4 hashes: 99 % of the pairs with an index of .7, and all but
+one in 5,000 with .8.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from agro.types import Text
 
 NEAR_COPIES = "near_copies.json"
 
-Clusters = Mapping[str, str]  # by prompt id the smallest id of its near-copies; those alone may be missing
-LETTERS = 5  # of a gram
+Clusters = Mapping[str, str]  # prompt id: smallest id of its cluster; may lack prompts without near-copies
+LETTERS = 5  # per gram
 BANDS, ROWS = 16, 4
-COMMON, LOOKED_AT, FEW = 0.5, 1000, 20  # share of so many texts at most; of fewer than FEW no gram is common
-TOGETHER = 2**16  # letters that are hashed at once, or a longer text: their hashes stay in a core's cache
+COMMON, LOOKED_AT, FEW = 0.5, 1000, 20  # share of at most so many texts; of fewer than FEW, no gram is common
+TOGETHER = 2**16  # letters hashed at once, unless a text is longer: their hashes fit in a core's cache
 COMPARED = 2**16  # pairs whose hashes are compared at once
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # of MurmurHash3
 BASE = np.uint64(0x100000001B3)  # of FNV
@@ -60,15 +60,14 @@ class Split:
         self._names: dict[tuple[float, float], str] = {}  # by data.hold_out and data.near_copies
 
     def use(self, clusters: Clusters | None) -> None:
-        """Split by these from now on, also what is drawn next. They may have more prompts than the store;
-        None: by those of the store."""
+        """Use these clusters from now on, which may cover more than the store; None: the store's own."""
         self._clusters, self._names = clusters, {}
 
     def held_out(self, data: DataConfig) -> Callable[[str], bool]:
-        """Whether a prompt, by its id, is held out. One that isn't in a cluster decides for itself. None are
-        while `data.hold_out_most` isn't resolved to a share, which a run does when it begins.
+        """The test whether a prompt id is held out. A prompt without a cluster is decided by its own id. None
+        are held out until `data.hold_out_most` is resolved to a share, which a run does when it begins.
 
-        Near-copies are those in use, or else those of the store as it is when this is first asked.
+        The clusters are those of `use`, or else those of the store at the first call.
         """
         clusters = self._chosen(data)
         if clusters is None:
@@ -76,7 +75,7 @@ class Split:
         return lambda prompt_id: is_held_out(clusters.get(prompt_id, prompt_id), data.hold_out)
 
     def name_of(self, data: DataConfig) -> str:
-        """Of what `held_out` returns: another one where it holds out other prompts."""
+        """The name of what `held_out` returns, which differs if other prompts are held out."""
         clusters, key = self._chosen(data), (data.hold_out, data.near_copies)
         if clusters is None:
             return ""
@@ -86,7 +85,7 @@ class Split:
         return self._names[key]
 
     def _chosen(self, data: DataConfig) -> Clusters | None:
-        """None where nothing is held out."""
+        """The clusters in use; None if nothing is held out."""
         if not data.hold_out or data.hold_out_most is not None:
             return None
         if self._clusters is not None:
@@ -97,19 +96,19 @@ class Split:
 
 
 def clusters_in(prompts: Iterable[tuple[str, Text]], near_copies: float) -> dict[str, str]:
-    """Of prompts with near-copies the smallest id among them. The order of prompts doesn't matter."""
+    """The smallest id of each near-copy's cluster. The order of prompts doesn't matter."""
     names = cluster_names(dict(prompts), near_copies)
     sizes = Counter(names.values())
     return {prompt_id: name for prompt_id, name in names.items() if sizes[name] > 1}
 
 
 def write_clusters(folder: Path, clusters: Clusters) -> None:
-    """Keep those of a run, which a resumed run splits by, though its store may have grown."""
+    """Save the clusters of a run, which a resumed run uses even if its store has grown."""
     write(folder / NEAR_COPIES, json.dumps(dict(clusters), ensure_ascii=False, indent=0) + "\n")
 
 
 def read_clusters(folder: Path) -> dict[str, str] | None:
-    """Of a run; None where it has none. Raises `Refused` for what isn't a table of ids."""
+    """Read the clusters of a run; None if it has none. Raises `Refused` unless they are a table of ids."""
     path = folder / NEAR_COPIES
     if not path.is_file():
         return None
@@ -122,39 +121,39 @@ def read_clusters(folder: Path) -> dict[str, str] | None:
     return values
 
 
-def clusters(texts: Sequence[str], least: float) -> Numbers:
-    """[N] for each text the number of the first text of its cluster, its own where it is the first.
+def clusters(texts: Sequence[str], threshold: float) -> Numbers:
+    """[N] the index of the first text of each text's cluster.
 
-    `least`: the Jaccard index, above 0, from which two texts are near-copies; at 1 they have the same
-    letters. The time grows as the letters of all texts do.
+    `threshold`: the Jaccard index, above 0, from which two texts are near-copies; at 1 they have the same
+    letters. The time is linear in the letters of all texts.
     """
     numbers: dict[str, int] = {}
-    first = np.array([numbers.setdefault(normalized(text), i) for i, text in enumerate(texts)], np.int64)
-    if least >= 1 or len(numbers) < 2:
-        return first
-    kinds = np.array(list(numbers.values()))  # by number the first text of each kind
-    kind_of_first = _connected(len(kinds), *_near_pairs(list(numbers), least))
-    place = np.searchsorted(kinds, first)
-    return kinds[kind_of_first[place]]
+    firsts = np.array([numbers.setdefault(normalized(text), i) for i, text in enumerate(texts)], np.int64)
+    if threshold >= 1 or len(numbers) < 2:
+        return firsts
+    kinds = np.array(list(numbers.values()))  # the index of the first text of each kind
+    kind_of_first = _connected(len(kinds), *_near_pairs(list(numbers), threshold))
+    kind_index = np.searchsorted(kinds, firsts)
+    return kinds[kind_of_first[kind_index]]
 
 
-def cluster_names(prompts: Mapping[str, Text], least: float) -> dict[str, str]:
-    """By the id of each prompt the smallest id of its cluster, whatever the order of the prompts."""
+def cluster_names(prompts: Mapping[str, Text], threshold: float) -> dict[str, str]:
+    """The smallest id of the cluster of each prompt id, whatever the order of the prompts."""
     ids = sorted(prompts)
-    labels = clusters([plain(prompts[prompt_id]) for prompt_id in ids], least)
+    labels = clusters([plain(prompts[prompt_id]) for prompt_id in ids], threshold)
     return {prompt_id: ids[label] for prompt_id, label in zip(ids, labels.tolist(), strict=True)}
 
 
 def normalized(text: str) -> str:
-    """Without a label, and the same in any case and with any spaces; what would leave nothing is kept."""
+    """Remove case, extra spaces and labels from a text; a label that is all of the text stays."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     label = LABEL.match(plain)
     plain = plain[label.end() :] if label else plain
     return TAIL.sub("", plain) if plain.endswith(CLOSING) else plain
 
 
-def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
-    """Numbers of texts, [P] and [P], that are near-copies of each other; enough of them to connect all."""
+def _near_pairs(texts: Sequence[str], threshold: float) -> tuple[Numbers, Numbers]:
+    """Indices of texts, [P] and [P], that are near-copies of each other; enough pairs to connect them all."""
     signatures, numbers = _signatures(texts)
     pairs: list[Numbers] = []
     for band in range(BANDS):
@@ -165,25 +164,25 @@ def _near_pairs(texts: Sequence[str], least: float) -> tuple[Numbers, Numbers]:
         is_new = np.append(True, key[order][1:] != key[order][:-1])
         firsts = order[np.flatnonzero(is_new)][np.cumsum(is_new) - 1]
         neighbors = np.append(order[:1], order[:-1])
-        pairs += [np.stack([others, order])[:, ~is_new] for others in (firsts, neighbors)]
+        pairs += [np.stack([partners, order])[:, ~is_new] for partners in (firsts, neighbors)]
     a, b = np.unique(np.concatenate(pairs, axis=1), axis=1)
     near = np.zeros(len(a), bool)
     for start in range(0, len(a), COMPARED):
         part = slice(start, start + COMPARED)
-        near[part] = (signatures[a[part]] == signatures[b[part]]).mean(1) >= least
+        near[part] = (signatures[a[part]] == signatures[b[part]]).mean(1) >= threshold
     return numbers[a[near]], numbers[b[near]]
 
 
 def _signatures(texts: Sequence[str]) -> tuple[NDArray[np.uint32], Numbers]:
-    """The least of each of 64 hashes of a text's grams, [M,64], and the numbers [M] of the texts that have
-    any which aren't common."""
-    common = np.empty(0, np.uint64)  # the grams of more than half of up to 1,000 texts, evenly spaced
+    """The minimum of each of 64 hashes over a text's grams, [M,64], and the indices [M] of the texts with any
+    grams that aren't common."""
+    common = np.empty(0, np.uint64)  # grams of more than half of up to 1,000 texts, evenly spaced
     looked_at = [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), LOOKED_AT)).astype(int)]
     if len(looked_at) >= FEW:
-        of_texts = [np.unique(_grams([text])[0]) for text in looked_at]
-        grams, counts = np.unique(np.concatenate(of_texts), return_counts=True)
+        per_text = [np.unique(_grams([text])[0]) for text in looked_at]
+        grams, counts = np.unique(np.concatenate(per_text), return_counts=True)
         common = grams[counts > COMMON * len(looked_at)]
-    # Times an odd number is a permutation of 32 bits.
+    # Multiplying by an odd number permutes the integers of 32 bits.
     factors = np.random.default_rng(0).integers(0, 2**31, BANDS * ROWS, dtype=np.uint32) * np.uint32(2) + 1
     signatures, numbers = [], []
     blocks = np.cumsum([len(text) for text in texts]) // TOGETHER
@@ -201,7 +200,7 @@ def _signatures(texts: Sequence[str]) -> tuple[NDArray[np.uint32], Numbers]:
 
 
 def _grams(texts: Sequence[str]) -> tuple[Grams, Numbers]:
-    """The hashes of all grams, in the order of texts, and the text of each. A shorter text is one gram."""
+    """The hashes of all grams in the order of texts, and each one's text. A shorter text is one gram."""
     padded = [text.ljust(LETTERS) for text in texts]
     codes = "".join(padded).encode("utf-32-le", "surrogatepass")
     letter = np.frombuffer(codes, np.uint32).astype(np.uint64)
@@ -217,14 +216,14 @@ def _grams(texts: Sequence[str]) -> tuple[Grams, Numbers]:
 
 
 def _connected(n: int, a: Numbers, b: Numbers) -> Numbers:
-    """[n] the least number that edges between `a` and `b` connect each number with."""
-    least = np.arange(n)
+    """[n] the smallest node that the edges (`a`, `b`) connect each node with."""
+    labels = np.arange(n)
     while True:
-        lower = np.minimum(least[a], least[b])
-        before = least.copy()
+        lower = np.minimum(labels[a], labels[b])
+        previous = labels.copy()
         for ends in (a, b):
-            np.minimum.at(least, before[ends], lower)
-            np.minimum.at(least, ends, lower)
-        least = least[least]
-        if (least == before).all():
-            return least
+            np.minimum.at(labels, previous[ends], lower)
+            np.minimum.at(labels, ends, lower)
+        labels = labels[labels]
+        if (labels == previous).all():
+            return labels

@@ -24,20 +24,20 @@ from agro.store.survey import Survey
 class Store(Experience, Survey):
     """Samples in the order in which they were added. Open one connection per process and thread.
 
-    A method writes in one transaction, which is on the disk when it returns; `transaction()` joins several. A
-    row of a sample is never deleted: what a resumed run generates again is marked `redone`, and returned on
-    request only; what is replaced or forgotten is emptied, and never returned. Nor is a damaged sample:
-    reading it is refused, or it is left out where `skip_damaged` asks for that.
+    A method writes in one transaction, which is on disk when it returns; `transaction()` joins several. A
+    sample's row is never deleted. A sample that a resumed run generates again is marked `redone`, and
+    returned only on request. A replaced or forgotten sample is emptied, and never returned. Reading a damaged
+    one raises `Refused`, unless `skip_damaged` drops it.
 
-    It has samples and judgments of them (`Experience`), and what there is without the samples themselves
-    (`Survey`). The rest are methods of its parts:
+    Its own methods are about samples and judgments of them (`Experience`), and about counts, groups and
+    summaries (`Survey`). The others belong to its parts:
 
     - `split`: which prompts are held out, and which are trained on
     - `draws`: what runs drew, and what they may draw
-    - `requests`: prompts that collectors sample
-    - `ledger`: what runs committed, and going back to a commit
-    - `imports`: files that were imported, and taking them back
-    - `tables`: whether all of it is as it was written
+    - `requests`: prompts that collectors sample responses to
+    - `ledger`: commits of runs, and rewinding to one
+    - `imports`: imported files, and undoing an import
+    - `tables`: the database, and checks for damage
     - `leases`: which processes are alive
     """
 
@@ -68,8 +68,8 @@ class Store(Experience, Survey):
         Raises `Refused` for what isn't a store, has another schema, can't be written to, or is missing.
 
         Args:
-            location: a file; or postgresql://USER@HOST/DATABASE, of which ?schema=NAME is the store, "agro"
-                where none is named. A password is PGPASSWORD's or that of ~/.pgpass.
+            location: a file; or postgresql://USER@HOST/DATABASE?schema=NAME, whose schema (default: "agro")
+                is the store. The password comes from PGPASSWORD or ~/.pgpass.
             timeout: seconds to wait for another writer.
         """
         return cls(opened(location, read_only=read_only, create=create, timeout=timeout))
@@ -81,18 +81,18 @@ class Store(Experience, Survey):
         self.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """What is written inside is stored completely, and durably, or not at all. Inner ones join the
+        """Store what is written inside completely and durably, or not at all. An inner one joins the
         outer."""
         return self.tables.transaction()
 
     @property
     def experience(self) -> Experience:
-        """The samples, and judgments of them."""
+        """The methods about samples and judgments."""
         return self
 
     @property
     def survey(self) -> Survey:
-        """What there is, without the samples themselves."""
+        """The methods about counts, groups and summaries."""
         return self
 
     def draw(
@@ -105,19 +105,19 @@ class Store(Experience, Survey):
     ) -> DrawnGroups:
         """Draw and record what a run trains on at a step: groups by `rule`, and the samples `made` for it.
 
-        Groups come one after the other, then the samples made, by number of the response. A sample of another
-        run has version -1: its staleness is unknown. Damaged samples are in `DrawnGroups.damaged` only.
+        The groups come one after the other, then the samples made, by response number. A sample of another
+        run has version -1: its staleness is unknown. Damaged samples are only in `DrawnGroups.damaged`.
 
-        A step has one draw: repeated, it returns the recorded one. Raises `Refused` as `Draws.pick` does, and
-        for another draw at a step that has one.
+        A step has one draw; repeating it returns the recorded one. Raises `Refused` as `Draws.pick` does, and
+        for a different draw at a step that has one.
 
         Args:
             made: ids of the samples generated for this step.
-            joining: what is drawn of each of their prompts beside them.
+            joining: the rule for stored samples of their prompts to draw in addition.
         """
         picks = []
         if rule is not None:
-            picks.append(Selection(rule, wait_for_groups(self.draws, rule, at, again=True)))
+            picks.append(Selection(rule, wait_for_groups(self.draws, rule, at, redraw=True)))
         return self.draws.draw_picked(picks, at, made, joining)
 
     def export(self, path: str | Path) -> int:

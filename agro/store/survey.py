@@ -1,4 +1,4 @@
-"""What there is in a store: counts, groups, and what is known of each sample, in constant memory."""
+"""An overview of a store in constant memory: counts, groups, and a summary of each sample."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from agro.types import Text, truncation
 
 @dataclass(frozen=True)
 class Group:
-    """All responses to one prompt. The rows of one episode are one response, scored when all of them are."""
+    """All responses to one prompt. The rows of an episode are one response, scored when all of them are."""
 
     prompt_id: str
     size: int  # responses
     scored: int  # responses with a reward
-    reward_mean: float | None  # over those; None where there is none
+    reward_mean: float | None  # over those; None without any
     reward_min: float | None
     reward_max: float | None
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows of the store by what is known of them; samples = scored + unscored + failed."""
+    """Counts of a store's rows by what is known about them; samples = scored + unscored + failed."""
 
     samples: int
     groups: int
@@ -41,7 +41,7 @@ class Counts:
     with_tokens: int
     with_behavior: int  # every action has its behavior log-prob
     pairs: int  # judgments with a winner
-    ties: int  # and with equal votes
+    ties: int  # judgments with equal votes
     sources: dict[str, int]
     roles: dict[str, int]
 
@@ -50,7 +50,7 @@ class Counts:
 
 
 class SampleSummary(NamedTuple):
-    """What is known of a sample without reading it."""
+    """What is known about a sample without reading it."""
 
     id: int
     prompt_id: str
@@ -62,7 +62,7 @@ class SampleSummary(NamedTuple):
 
 
 class SurveyRow(NamedTuple):
-    """One row of a group, as far as a survey reads it."""
+    """The part of a group's row that a survey reads."""
 
     id: int
     prompt_id: str
@@ -74,7 +74,7 @@ class SurveyRow(NamedTuple):
     knows_behavior: bool
     knows_tokens: bool
     length: int | None  # actions; None without tokens
-    finish: Any  # see `agro.types.end_in`; None where the record doesn't say
+    finish: Any  # see `agro.types.end_in`; None if the record has none
     response: str
 
 
@@ -99,24 +99,24 @@ SELECT prompt_id, count(*), count(CASE WHEN scored THEN 1 END), avg(reward), min
   FROM samples WHERE {{where}} GROUP BY prompt_id, episode, CASE WHEN episode IS NULL THEN id END
 ) AS responses GROUP BY prompt_id ORDER BY {{order}}
 """
-# Groups by prompt_id, each with one of its samples, after the group of a sample: samples_draw has this order.
+# The groups after that of a sample, by prompt_id, each with one of its samples: the order of samples_draw.
 AFTER_GROUP = "prompt_id > coalesce((SELECT prompt_id FROM samples WHERE id = ?), '')"
 NEXT_GROUPS = f"""
 SELECT min(id), count(*) FROM samples INDEXED BY samples_draw WHERE {AFTER_GROUP} AND {{where}}
 GROUP BY prompt_id ORDER BY prompt_id LIMIT ?
 """
-# The condition that a row is of a group after that of one sample, and up to that of another one.
+# The condition that a row belongs to a group after that of one sample, up to that of another one.
 BETWEEN_GROUPS = f"{AFTER_GROUP} AND prompt_id <= (SELECT prompt_id FROM samples WHERE id = ?)"
 
 
 class Survey:
-    """What there is in a store, without the samples themselves."""
+    """An overview of a store, without the samples themselves."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def groups(self, **chosen: Unpack[Filter]) -> list[Group]:
-        """The groups of the chosen samples in the order in which they began."""
+        """The groups of the chosen samples, in the order of their first samples."""
         clause, args = build_condition(**chosen)
         rows = self._db.run(GROUPS.format(where=clause, order="min(first)"), args)
         return [Group(decode_text(prompt_id), *numbers) for prompt_id, *numbers in rows]
@@ -154,55 +154,55 @@ class Survey:
             yield from (prompts[i] for i in ids)
 
     def _each_page(self, **chosen: Unpack[Filter]) -> Iterator[tuple[int, list[int]]]:
-        """A sample of each of the next groups, by prompt_id, and one of the group before them.
+        """Yield pages of groups by prompt_id: a sample of the group before it, and one of each of its groups.
 
-        Raises `Refused` where that one was erased meanwhile.
+        Raises `Refused` if the former was erased meanwhile.
         """
         clause, args = build_condition(**chosen)
-        sql, before = NEXT_GROUPS.format(where=clause), 0
+        sql, previous = NEXT_GROUPS.format(where=clause), 0
         while True:
-            if self._db.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [before]):
+            if self._db.run("SELECT 1 FROM samples WHERE id = ? AND prompt_id = ''", [previous]):
                 raise Refused(
                     f"{self._db.path}: samples were replaced or forgotten while the store was read. "
                     "What to do: start again"
                 )
             ids, responses = list[int](), 0
-            for i, count in self._db.run(sql, [before, *args, PAGE_GROUPS]):
+            for i, count in self._db.run(sql, [previous, *args, PAGE_GROUPS]):
                 ids.append(i)
                 responses += count
                 if responses >= PAGE_RESPONSES:
                     break
             if ids:
-                yield before, ids
+                yield previous, ids
             if len(ids) < PAGE_GROUPS and responses < PAGE_RESPONSES:
                 return
-            before = ids[-1]
+            previous = ids[-1]
 
     def summaries(self, **chosen: Unpack[Filter]) -> list[SampleSummary]:
-        """What is known of each of the chosen samples, without reading it."""
+        """A summary of each of the chosen samples, without reading them."""
         return list(self.each_summary(**chosen))
 
     def each_summary(self, **chosen: Unpack[Filter]) -> Iterator[SampleSummary]:
-        """The same one by one, in constant memory."""
+        """Yield these summaries, in constant memory."""
         clause, args = build_condition(**chosen)
         sql = (
             f"SELECT id, prompt_id, state = {SCORED}, knows_behavior, sampling, knows_kept, episode, "
             f"role FROM samples WHERE {clause} AND id > ? ORDER BY id"
         )
         for row in chain.from_iterable(self._db.pages(sql, args, rows=PAGE_ENTRIES)):
-            i, prompt_id, scored, behavior, sampling, kept, episode, role = row
-            cut = "" if sampling is None else _truncation(sampling, kept)
-            known = bool(scored), bool(behavior)
-            yield SampleSummary(i, decode_text(prompt_id), *known, cut, decode_text(episode), role)
+            i, prompt_id, scored, behavior, sampling, with_kept, episode, role = row
+            cut = "" if sampling is None else _truncation(sampling, with_kept)
+            flags = bool(scored), bool(behavior)
+            yield SampleSummary(i, decode_text(prompt_id), *flags, cut, decode_text(episode), role)
 
     def counts(self) -> Counts:
-        """How many rows there are, by what is known of them."""
+        """The numbers of rows, by what is known about them."""
         self._db.check_once("structure")
         run = self._db.run
         [(samples, tokens, behavior)] = run(
             "SELECT count(*), sum(knows_tokens), sum(knows_behavior) FROM samples WHERE redone = 0"
         )
-        # Alone it reads only samples_draw, in its order.
+        # As its own query, it reads only samples_draw, in its order.
         [(groups,)] = run("SELECT count(DISTINCT prompt_id) FROM samples WHERE redone = 0")
         counts: dict[str, dict[Any, int]] = {}
         for column in ("state", "source", "role"):
@@ -222,7 +222,7 @@ class Survey:
         )
 
     def scales(self) -> list[Scale]:
-        """The range of the known rewards of each source that has any."""
+        """The range of the known rewards of each source with any."""
         rows = self._db.run(
             "SELECT source, min(reward), max(reward) FROM samples "
             "WHERE prompt_id <> '' AND redone = 0 AND reward IS NOT NULL GROUP BY source"
@@ -235,8 +235,8 @@ class Survey:
         return (min(s.lowest for s in scales), max(s.highest for s in scales)) if scales else None
 
     def meetings(self, **chosen: Unpack[Filter]) -> list[tuple[list[str], int, str]]:
-        """The sets of sources that have scored responses to one prompt, of the chosen ones: how many prompts,
-        and one of them."""
+        """The sets of sources with scored responses to the same prompt, among the chosen ones: each with the
+        number of prompts, and one of them."""
         clause, args = build_condition(**chosen)
         rows = self._db.run(
             f"""
@@ -277,7 +277,7 @@ def _to_survey_row(row: tuple[Any, ...]) -> SurveyRow:
 def _truncation(sampling: str | bytes, knows_kept: int) -> str:
     """`Sample.truncation`, from the JSON text of `sampling` and whether there are kept sets.
 
-    Empty where the text is damaged: the row is refused when it is read.
+    Empty if the text is damaged: the row is refused when it is read.
     """
     try:
         return truncation(loads(decode_text(sampling)), recorded=bool(knows_kept))

@@ -4,7 +4,7 @@ Axes, in docstrings and as suffixes: B sequences, N responses (one or more seque
 G groups (all responses to one prompt), P pairs. Index t of every log-prob is the log-prob of tokens[t] given
 tokens[<t], in nats; a first token has none. What is unknown is None in a record and NaN in a tensor, never 0.
 
-torch takes seconds to import, and only a `Batch` needs it: what handles records alone does without.
+torch takes seconds to import, and only `Batch` needs it, so code that handles only records doesn't load it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -25,9 +25,9 @@ class Column(NamedTuple):
     """An input of `Batch.of`."""
 
     axes: str  # B rows, T tokens, P pairs, 2 winner and loser
-    expected: str = ""  # a good value in words; those that `is_bad` flags are refused
-    is_bad: Callable[[Tensor, Tensor], Tensor] | None = None  # of (values, mask [B,T])
-    is_float: bool = True  # a floating tensor keeps its dtype, other numbers become float64; else int64
+    expected: str = ""  # valid values in words; those that `is_bad` flags are refused
+    is_bad: Callable[[Tensor, Tensor], Tensor] | None = None  # called with values and mask [B,T]
+    is_float: bool = True  # a float tensor keeps its dtype, other numbers become float64; False: int64
 
 
 _LOGP = Column("BT", "a log-prob (at most 0; NaN where unknown)", lambda x, mask: mask & (x > ROUNDING))
@@ -51,16 +51,16 @@ _OPTIONAL = {"role", "response", "ids", "extra", *COLUMNS}
 class Batch:
     """The tensors of one optimizer step: complete groups, whatever their origins and staleness.
 
-    `mask` [B,T] marks the tokens to learn from. Per-token inputs are NaN where they are unknown. Floating
-    inputs are float64 unless they came as tensors. `tokens` and `lengths` are None where an objective is
-    evaluated on given log-probs, without a model.
+    `mask` [B,T] marks the tokens to learn from. Per-token inputs are NaN where they are unknown. Float inputs
+    are float64 unless given as tensors. `tokens` and `lengths` are None if an objective is evaluated on given
+    log-probs, without a model.
     """
 
     mask: Tensor  # [B,T] bool
     reward: Tensor  # [B]; NaN: unknown
     group: Tensor  # [B] 0 … G-1
     response: Tensor  # [B] 0 … N-1: rows of one episode are one response
-    weight: Tensor  # [B]; one value a group
+    weight: Tensor  # [B]; one value per group
     staleness: Tensor  # [B] in optimizer steps, 0 = fresh; NaN: unknown
     group_names: tuple[str, ...]  # [G]
     role: tuple[str, ...]  # [B]
@@ -74,7 +74,7 @@ class Batch:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     tokens: Tensor | None = None  # [B,T]
     lengths: Tensor | None = None  # [B]
-    kept: KeptSets | None = None  # what the log-probs are over; None: the vocabulary
+    kept: KeptSets | None = None  # what the log-probs are normalized over; None: the vocabulary
 
     @classmethod
     def of(cls, *, mask: Any, reward: Any, group: Any, **optional: Any) -> Batch:
@@ -86,9 +86,9 @@ class Batch:
         Optional: `ref_logp`, `behavior_logp`, `old_logp`, `old_value` [B,T], where a row of None or NaN is
         unknown; `staleness` [B], in optimizer steps, 0 = fresh; `role`, one for all rows or [B] ("policy" by
         default); `weight` [B] (1 by default); `pairs` [P,2], rows (winner, loser), and their `votes` [P,2],
-        where equal votes are a tie, which objectives that don't read votes leave out; `extra`, a dict of
-        named arrays; `response` [B], equal for the rows of one response (by default a row is one);
-        `tokens` [B,T], `lengths` [B]; `ids` [B], the names of the rows in messages.
+        whose equal votes are a tie, which objectives that don't read votes drop; `extra`, a dict of named
+        arrays; `response` [B], equal for the rows of one response (by default a row is one); `tokens` [B,T],
+        `lengths` [B]; `ids` [B], the names of the rows in messages.
 
         Raises `Refused` naming the column and the row.
         """
@@ -157,9 +157,9 @@ class Batch:
         return dataclasses.replace(self, **changes)
 
     def rows(self, index: Tensor) -> Batch:
-        """The batch of these rows alone (`index` [K]), its groups and responses renumbered.
+        """Select rows (`index` [K]), and renumber their groups and responses.
 
-        A pair stays where both of its rows do.
+        A pair stays if both of its rows do.
         """
         B = len(self.mask)
         tensors = dict(self._tensors())
@@ -241,5 +241,5 @@ def _hashables(value: Any, B: int, name: str) -> list[Hashable]:
 
 
 def _first(flags: Tensor) -> int | None:
-    """Where the first flag is; None where there is none."""
+    """The index of the first true flag; None if there is none."""
     return int(flags.int().argmax()) if flags.any() else None

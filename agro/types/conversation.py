@@ -1,11 +1,10 @@
-"""Prompts, and conversations in one form, whoever wrote them: what every log, prompt file and environment
-passes through.
+"""Prompts, and the one form of conversation to which all logs, prompt files and environments convert.
 
 A message has `role` (system, developer, user, assistant, tool, or one that a template knows) and `content`, a
-text. An assistant's may also have `reasoning_content`, a text, and `tool_calls`, each
-`{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool's has
-`tool_call_id` or `name` where they are known. A conversation with tools begins with a message of role
-"tools", whose content is the list of their declarations as JSON: so they are part of the prompt and of its
+text. An assistant message may also have `reasoning_content`, a text, and `tool_calls`, each
+`{"type": "function", "function": {"name", "arguments"}}` with its arguments as an object. A tool message has
+`tool_call_id` or `name` if they are known. A conversation with tools begins with a message of role "tools",
+whose content is the list of their declarations as JSON, so that they are part of the prompt and of its
 identity.
 """
 
@@ -27,9 +26,9 @@ TOOLS = "tools"  # the role of the message that declares tools
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _LISTED_REASONING = ("reasoning_details", "thinking_blocks")
 _OTHER_NAMES = {"reasoning", "thinking", "function_call", "refusal", *_LISTED_REASONING}
-_CALLING = ("tool_call", "function_call")  # roles of messages that are a call, as JSON
-_ANSWERING = ("tool_response", "observation", "function")  # and of those that are its result
-# Kinds of parts of a message's content: which of their values may be the text.
+_CALLING = ("tool_call", "function_call")  # roles of messages that are a tool call, as JSON
+_ANSWERING = ("tool_response", "observation", "function")  # roles of messages that are its result
+# The type of a content part: the keys that may hold its text.
 _TEXTS = dict.fromkeys(
     ("text", "input_text", "output_text", "summary_text", "reasoning.text", "reasoning.summary"),
     ("text", "content", "summary"),
@@ -37,13 +36,13 @@ _TEXTS = dict.fromkeys(
 _THOUGHTS = {kind: (kind, "text", "content") for kind in ("thinking", "reasoning")}
 _USES = ("tool_use", "tool_call")
 _RESULTS = {"tool_result": ("content",), "tool_call_response": ("response", "result")}
-_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # which nobody can read
+_ENCRYPTED = ("redacted_thinking", "reasoning.encrypted")  # unreadable to users
 
 
 def normalized(messages: Any, location: str) -> Messages:
-    """Messages in the form of this module; those that have it stay as they are.
+    """Convert messages to this module's form; those that have it stay as they are.
 
-    Raises `Refused` for what isn't text, such as an image, and for what isn't a message.
+    Raises `Refused` for content that isn't text, such as an image, and for what isn't a message.
     """
     if not isinstance(messages, list) or not messages:
         raise Refused(
@@ -52,19 +51,19 @@ def normalized(messages: Any, location: str) -> Messages:
         )
     if all(map(_is_normal, messages)):
         return messages
-    found: Messages = []
+    normal: Messages = []
     for i, message in enumerate(messages):
         new = normalized_message(message, f"{location}[{i}]")
-        if found and message["role"] in _CALLING and found[-1]["role"] == "assistant":
-            calls = found[-1].get("tool_calls", []) + new[0]["tool_calls"]
-            found[-1] = {**found[-1], "tool_calls": calls}  # of the same turn
+        if normal and message["role"] in _CALLING and normal[-1]["role"] == "assistant":
+            calls = normal[-1].get("tool_calls", []) + new[0]["tool_calls"]
+            normal[-1] = {**normal[-1], "tool_calls": calls}  # of the same turn
         else:
-            found += new
-    return found
+            normal += new
+    return normal
 
 
 def normalized_message(message: Any, location: str) -> Messages:
-    """A message in the form of this module, after the results of tools that are parts of it."""
+    """Convert a message to this module's form; tool results among its parts become messages before it."""
     normal = [message] if _is_normal(message) else _normal(message, location)
     for each in normal:
         for id in (each.get("tool_call_id"), *(call.get("id") for call in each.get("tool_calls", ()))):
@@ -74,9 +73,9 @@ def normalized_message(message: Any, location: str) -> Messages:
 
 
 def with_tools(messages: Messages, tools: Any) -> Messages:
-    """Messages after the declarations of their tools, where `tools` are some; a list, or one as JSON.
+    """Prepend the declarations of `tools`, a list or its JSON, to the messages, if there are any.
 
-    Declarations of OpenAI's interfaces and of Anthropic's become those of chat completions.
+    Declarations for OpenAI's and Anthropic's APIs become those of chat completions.
     """
     declared = declarations(tools)
     if not declared or messages[0]["role"] == TOOLS:
@@ -86,30 +85,30 @@ def with_tools(messages: Messages, tools: Any) -> Messages:
 
 
 def without_tools(prompt: str | Messages) -> tuple[str | Messages, list[dict[str, Any]]]:
-    """A prompt without the declarations of its tools, and these."""
+    """Split a prompt into itself without tool declarations, and these."""
     if isinstance(prompt, str) or prompt[0]["role"] != TOOLS:
         return prompt, []
     return prompt[1:], json.loads(prompt[0]["content"])
 
 
 def declarations(tools: Any) -> list[dict[str, Any]]:
-    """Declarations of tools as chat completions have them; none where `tools` aren't a list of such."""
-    tools = _opened(tools)
-    found: list[dict[str, Any]] = []
+    """Convert tool declarations to those of chat completions; empty unless `tools` is a list of such."""
+    tools = _decoded(tools)
+    converted: list[dict[str, Any]] = []
     for tool in tools if isinstance(tools, list) else ():
-        given = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        declaration = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(declaration, dict) or not isinstance(declaration.get("name"), str):
             return []
-        function = {"name": given["name"]}
-        if given.get("description"):
-            function["description"] = given["description"]
-        function["parameters"] = given.get("parameters") or given.get("input_schema") or {}
-        found.append({"type": "function", "function": function})
-    return found
+        function = {"name": declaration["name"]}
+        if declaration.get("description"):
+            function["description"] = declaration["description"]
+        function["parameters"] = declaration.get("parameters") or declaration.get("input_schema") or {}
+        converted.append({"type": "function", "function": function})
+    return converted
 
 
 def text_of(content: Any, location: str) -> str:
-    """The text of a message's content: text, or parts of text. Raises `Refused` for images and others."""
+    """The text of a message's content, a text or its parts. Raises `Refused` for images and other parts."""
     parts = _Parts(content, location)
     if parts.thoughts or parts.calls or parts.results:
         raise Refused(f"{location}: expected text, got {content!r:.80}")
@@ -117,7 +116,7 @@ def text_of(content: Any, location: str) -> str:
 
 
 def _is_normal(message: Any) -> bool:
-    """Whether the message has this module's form; keys without a value would make it another prompt."""
+    """Whether a message has this module's form; keys without a value would make it another prompt."""
     return (
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
@@ -142,14 +141,14 @@ def _is_normal_call(call: Any) -> bool:
 
 
 def _normal(value: Any, location: str) -> Messages:
-    """The message, after the results of tools that are parts of it, which are messages of their own."""
+    """Convert a message; tool results among its parts become messages before it."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Refused(
             f"{location}: expected a message with 'role' and 'content' (or 'tool_calls'), got {value!r:.80}"
         )
     content = value.get("content")
     if value["role"] in _CALLING:  # a call that is a message of its own
-        calls = _opened(content)
+        calls = _decoded(content)
         value = {"role": "assistant", "tool_calls": calls if isinstance(calls, list) else [calls]}
     elif value["role"] == "tool" or value["role"] in _ANSWERING:
         text = json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
@@ -178,7 +177,7 @@ def _normal(value: Any, location: str) -> Messages:
 
 
 def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
-    """The reasoning of a message: of a field, of a list of parts, or `parts` of its content."""
+    """A message's reasoning: from a field, from a list of parts, or from `parts`, those of its content."""
     thoughts = [value[name] for name in _REASONING if value.get(name)]
     for thought in thoughts:
         if not isinstance(thought, str):
@@ -187,16 +186,16 @@ def _reasoning(value: dict[str, Any], parts: list[str], location: str) -> str:
         listed = [_Parts(value.get(name), f"{location}.reasoning") for name in _LISTED_REASONING]
         texts = [text for each in listed for text in each.texts]
         thoughts = ["".join(texts + [text for each in listed for text in each.thoughts])]
-    found = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts)])))
-    if len(found) > 1:
+    unique = list(dict.fromkeys(filter(str.strip, [*thoughts, "".join(parts)])))
+    if len(unique) > 1:
         raise Refused(
-            f"{location}: expected one reasoning, got two: {found[0]!r:.60} and {found[1]!r:.60}; keep one"
+            f"{location}: expected one reasoning, got two: {unique[0]!r:.60} and {unique[1]!r:.60}; keep one"
         )
-    return found[0] if found else ""
+    return unique[0] if unique else ""
 
 
 class _Parts:
-    """What a message's content holds: texts, thoughts, calls, and results of tools."""
+    """The parts of a message's content: texts, thoughts, tool calls and tool results."""
 
     def __init__(self, content: Any, location: str) -> None:
         self.texts: list[str] = []
@@ -236,18 +235,18 @@ class _Parts:
 
 
 def _call(value: Any, location: str) -> dict[str, Any]:
-    """A call of a tool. Arguments that are no JSON object stay the text that the model wrote."""
+    """Convert a tool call. Arguments that aren't a JSON object stay the text that the model wrote."""
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Refused(f"{location}: expected a call of a tool with its name and arguments, got {value!r:.80}")
     names = ("arguments", "args", "input", "parameters")
-    arguments = _opened(next((function[name] for name in names if function.get(name) is not None), {}))
+    arguments = _decoded(next((function[name] for name in names if function.get(name) is not None), {}))
     call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return call if value.get("id") is None else {"id": value["id"], **call}
 
 
-def _opened(value: Any) -> Any:
-    """What is written as JSON in a text, where it is an object or a list; no text is an empty object."""
+def _decoded(value: Any) -> Any:
+    """Decode text that is a JSON object or list; other values stay, and blank text is an empty object."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -269,13 +268,13 @@ def prompt_hash(prompt: Text) -> str:
     return _hash(text)
 
 
-@lru_cache(maxsize=64)  # the responses to a prompt come one after the other
+@lru_cache(maxsize=64)  # a prompt's responses come one after the other
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def conversation(prompt: Any, location: str) -> Text:
-    """A prompt as samples have it: text, or messages in one form.
+    """Convert a prompt to the form that samples have: text, or normalized messages.
 
     Raises `Refused` for anything else.
     """
@@ -290,7 +289,7 @@ def conversation(prompt: Any, location: str) -> Text:
 
 
 def check_turns(turns: Any, location: str) -> Messages:
-    """Messages that can follow a prompt, in one form. Raises `Refused` unless the last is the assistant's."""
+    """Normalize messages that follow a prompt. Raises `Refused` unless the last one is the assistant's."""
     messages = normalized(turns, location)
     if messages[-1]["role"] == "assistant":
         return messages
@@ -302,9 +301,9 @@ def check_turns(turns: Any, location: str) -> Messages:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a policy is asked. `id` makes the group; `columns` are what a reward may read (`answer`, …).
+    """A prompt for the policy. `id` makes the group; `columns` hold what a reward may read (`answer`, …).
 
-    Where `columns` have declarations of `tools`, these are part of messages, and of their identity.
+    Tool declarations in `columns` ("tools") become part of messages, and of their identity.
     """
 
     text: Text

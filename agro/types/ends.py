@@ -1,4 +1,4 @@
-"""How a response ended, and whether its thought did, in the words of every program."""
+"""How a response ended, in the words of every program, and whether its last thought is closed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 End = Literal["finished", "cut", "unknown"]
 
-# A finished response ends with the model's own end, a stop text or a call of a tool. What a limit, a filter,
-# an error or a person ended is cut: the model chose no end there. Case, spaces, -, _ and . don't count.
+# A finished response ends with the model's end token, a stop text or a tool call. One that a limit, a filter,
+# an error or a person ended is cut: the model didn't choose that end. Case, spaces, -, _ and . are ignored.
 WORDS: dict[End, str] = {
     "finished": """
         stop stopped stop_sequence stop_token stop_string stop_string_found stop_words word
@@ -39,13 +39,13 @@ def _key(word: str) -> str:
     return _NOISE.sub("", word).casefold().removeprefix("finishreason").removeprefix("stopreason")
 
 
-ENDS: dict[str, End] = {_key(word): end for end, words in WORDS.items() for word in words.split()} | {
+ENDS: dict[str, End] = {_key(word): end for end, reasons in WORDS.items() for word in reasons.split()} | {
     "": "unknown"
 }
 
 
 def end_in(value: Any) -> End | None:
-    """The end that a word says, or several that agree; None where no program is known to say it."""
+    """The end that a finish reason, or several that agree, stands for; None for an unknown reason."""
     if isinstance(value, list):
         ends = {end_in(item) for item in value}
         return ends.pop() if len(ends) == 1 else None
@@ -70,10 +70,10 @@ _OPENING = re.compile(rf"(?m)^\s*(?:{'|'.join(re.escape(opening) for opening, _ 
 
 
 def thought_in(prompt: str, response: str) -> Literal["open", "closed"] | None:
-    """Whether the last thought of a response is closed; None where it has none.
+    """Whether the last thought of a response is closed; None if it has none.
 
-    A prompt that ends with an opening opens it, as chat templates of thinking models do. In the response it
-    stands at the start of a line, since a text may also speak of the tag.
+    A prompt that ends with an opening tag opens one, as chat templates of thinking models do. In a response,
+    an opening tag counts only at the start of a line, since a text may also mention it.
     """
     opened, closed = [match.start() for match in _OPENING.finditer(response)], -1
     for opening, closing in _TAGS:
@@ -86,6 +86,6 @@ def thought_in(prompt: str, response: str) -> Literal["open", "closed"] | None:
 
 
 def without_open_thought(response: str) -> str:
-    """The text before a thought that is open: all of it was thought where the prompt opened it."""
+    """The text before an unclosed thought; empty if the prompt opened it."""
     opened = list(_OPENING.finditer(response))
     return response[: opened[-1].start()] if opened else ""

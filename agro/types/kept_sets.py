@@ -1,7 +1,7 @@
-"""Kept sets: the tokens that top-k, top-p and min-p left to choose from, token by token of a response.
+"""Kept sets: for each token of a response, the tokens that top-k, top-p and min-p left to choose from.
 
-The log-prob of a token sampled with truncation is normalized over its kept set. Where the sets are recorded,
-a trainer can normalize its own log-probs over them as well, so that a ratio of the two has mean 1.
+The log-prob of a token sampled with truncation is normalized over its kept set. If the sets are recorded, a
+trainer can normalize its own log-probs over them as well, so that a ratio of the two has mean 1.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ ALL = np.empty(0, np.int32)  # the kept set that is the whole vocabulary
 
 
 def flat(sets: Sequence[Ids]) -> tuple[Ids, Ids]:
-    """`Sample.kept` and `Sample.kept_count` of a kept set for each of T tokens; `ALL` where it isn't one."""
+    """Flatten the kept sets of T tokens to `Sample.kept` and `Sample.kept_count`; `ALL`: none."""
     return np.concatenate(sets).astype(np.int32), np.array([len(ids) for ids in sets], np.int32)
 
 
-def problem(tokens: Ids, action: NDArray[np.bool_], kept: Ids, kept_count: Ids) -> str | None:
-    """What is wrong with the kept sets of a sample; None where nothing is."""
+def problem(tokens: Ids, action: NDArray[np.bool_], ids: Ids, kept_count: Ids) -> str | None:
+    """What is wrong with a sample's kept sets; None if they are valid."""
     total = int(kept_count.sum(dtype=np.int64))
-    if total != len(kept):
-        return f"kept: expected as many ids as kept_count adds up to, {total}, got {len(kept)}"
+    if total != len(ids):
+        return f"kept: expected as many ids as kept_count adds up to, {total}, got {len(ids)}"
     outside = (kept_count > 0) & ~action
     if outside.any():
-        return f"kept_count: expected 0 where action is false, got another at index {outside.argmax()}"
+        return f"kept_count: expected 0 where action is false, got a nonzero size at index {outside.argmax()}"
     index = np.repeat(np.arange(len(tokens)), kept_count)
-    falls = (np.diff(kept) <= 0) & (index[1:] == index[:-1])
+    falls = (np.diff(ids) <= 0) & (index[1:] == index[:-1])
     if falls.any():
         position = index[falls.argmax()]
-        return f"kept: expected the ids of a token to ascend, got others for the token at index {position}"
+        return f"kept: expected ascending ids for each token, got another order at index {position}"
     chosen = np.zeros(len(tokens), np.bool_)
-    chosen[index[kept == tokens[index]]] = True
+    chosen[index[ids == tokens[index]]] = True
     excluded = (kept_count > 0) & ~chosen
     if excluded.any():
         position = excluded.argmax()
@@ -53,14 +53,14 @@ def problem(tokens: Ids, action: NDArray[np.bool_], kept: Ids, kept_count: Ids) 
 class KeptSets:
     """The kept sets of a batch."""
 
-    ids: Tensor  # [K] those of all tokens one after the other, row by row
-    count: Tensor  # [B,T], or [N] tokens: how many belong to each; 0: the whole vocabulary
+    ids: Tensor  # [K] the sets of all tokens, concatenated row by row
+    count: Tensor  # [B,T], or [N] tokens: the size of each set; 0: the whole vocabulary
 
     @classmethod
     def of(cls, sets: Sequence[tuple[Ids, Ids] | None], mask: Tensor) -> KeptSets | None:
-        """Those of the tokens in `mask` [B,T], from `kept` and `kept_count` of each row.
+        """The sets of the tokens in `mask` [B,T], from `kept` and `kept_count` of each row.
 
-        None where no row has any: then all log-probs are over the vocabulary.
+        None if no row has any: all log-probs are then over the vocabulary.
         """
         import torch
 
@@ -68,16 +68,16 @@ class KeptSets:
         parts = []
         for row, row_sets in enumerate(sets):
             if row_sets is not None:
-                kept, kept_count = row_sets
+                row_ids, kept_count = row_sets
                 count[row, : len(kept_count)] = torch.from_numpy(kept_count.astype(np.int64))
-                parts.append(torch.from_numpy(kept.astype(np.int64)))
+                parts.append(torch.from_numpy(row_ids.astype(np.int64)))
         if not parts:
             return None
         belongs = mask.flatten().repeat_interleave(count.flatten())
         return cls(torch.cat(parts)[belongs], torch.where(mask, count, 0))
 
     def rows(self, index: Tensor, width: int | None = None) -> KeptSets:
-        """Those of these rows (`index` [K]), without the padding after `width` tokens."""
+        """Select rows (`index` [K]), without the padding after `width` tokens."""
         import torch
 
         parts = self.ids.split(self.count.sum(1).tolist())
@@ -85,12 +85,12 @@ class KeptSets:
         return KeptSets(torch.cat([self.ids[:0], *ids]), self.count[index, :width])
 
     def masked(self, mask: Tensor) -> KeptSets:
-        """Those of the N tokens in `mask` [B,T]."""
+        """Select the N tokens in `mask` [B,T]."""
         belongs = mask.flatten().repeat_interleave(self.count.flatten())
         return KeptSets(self.ids[belongs], self.count[mask])
 
     def part(self, tokens: slice) -> KeptSets:
-        """Those of some of N tokens."""
+        """Select a slice of the N tokens."""
         begin, size = int(self.count[: tokens.start].sum()), int(self.count[tokens].sum())
         return KeptSets(self.ids[begin : begin + size], self.count[tokens])
 

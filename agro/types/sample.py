@@ -1,4 +1,4 @@
-"""A sample: one response, and what is known of it."""
+"""A sample: one response, and what is known about it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agro.types.kept_sets import problem
 Role = Literal["policy", "log", "expert"]
 ROLES: tuple[Role, ...] = get_args(Role)
 UNKNOWN_VERSION = -1
-ROUNDING = 1e-3  # by which the log-prob of an almost certain token may exceed 0, in half precision
+ROUNDING = 1e-3  # by which an almost certain token's log-prob may exceed 0 in half precision
 _NUMBERS = (int, float, np.integer, np.floating)
 
 
 class _Array(NamedTuple):
-    """An array of a sample: its type, and which of its values are refused as not `expected`."""
+    """A sample's array: its dtype, and the test of values to refuse as not `expected`."""
 
     dtype: np.dtype[Any]
     expected: str = ""
@@ -61,17 +61,17 @@ class Sample:
     response: str
     reward: float | None = None  # of the response; None: not scored, or failed (meta["reward_error"])
     prompt_id: str = ""  # what makes a group
-    episode: str | None = None  # rows that are pieces of one episode count as one response
+    episode: str | None = None  # the rows of one episode count as one response
     tokens: NDArray[np.int32] | None = None  # [T] the complete sequence, prompt included
     action: NDArray[np.bool_] | None = None  # [T] the tokens that the policy chose
-    learn: NDArray[np.bool_] | None = None  # [T] those to take a gradient from; None: the same as action
-    tokenizer: str | None = None  # fingerprint of what encoded the tokens
+    learn: NDArray[np.bool_] | None = None  # [T] tokens to take a gradient from; None: those of action
+    tokenizer: str | None = None  # fingerprint of the tokenizer
     behavior_logp: NDArray[np.float32] | None = None  # [T] under the distribution sampled from; NaN: unknown
     sampling: dict[str, Any] | None = None  # temperature, top_k, top_p, min_p, seed, …
     # Kept sets: the ids that truncation left to choose from, ascending for each token; None: not recorded.
-    kept: NDArray[np.int32] | None = None  # those of all tokens one after the other
-    kept_count: NDArray[np.int32] | None = None  # [T] how many; 0: the whole vocabulary, or not an action
-    context_tokens: NDArray[np.int32] | None = None  # what was conditioned on, where it isn't the prompt
+    kept: NDArray[np.int32] | None = None  # all tokens' sets, concatenated
+    kept_count: NDArray[np.int32] | None = None  # [T] set sizes; 0: the whole vocabulary, or not an action
+    context_tokens: NDArray[np.int32] | None = None  # the context of the response, if not the prompt
     token_reward: NDArray[np.float32] | None = None  # [T]
     version: int | NDArray[np.int32] = UNKNOWN_VERSION  # optimizer steps of its weights; -1: not ours
     role: Role = "log"
@@ -81,13 +81,13 @@ class Sample:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """The same as `Sample(**fields)` of known names, in half of the time: the constructor of a frozen
-        class calls a function for each field."""
+        """Make `Sample(**fields)` of valid names in half the time: a frozen class's constructor calls a
+        function for each field."""
         return cls.all_of([fields])[0]
 
     @classmethod
     def all_of(cls, rows: Iterable[Mapping[str, Any]]) -> list[Self]:
-        """`of` each, in less time: the values of their arrays are checked for all of them together."""
+        """Make a sample of each row, faster than `of`: array values are checked for all samples together."""
         samples = []
         for fields in rows:
             sample = cls.__new__(cls)
@@ -103,7 +103,7 @@ class Sample:
         _check_values([self])
 
     def _read_fields(self) -> None:
-        """Bring the fields into their types, and check all but the values of arrays."""
+        """Convert the fields to their types, and check everything but the values of arrays."""
         values = self.__dict__  # the class is frozen
         if type(self.prompt) is not str:
             values["prompt"] = conversation(self.prompt, "sample")
@@ -127,10 +127,10 @@ class Sample:
         self._check_arrays(arrays)
 
     def _check_arrays(self, arrays: Sequence[str]) -> None:
-        """Raise `Refused` for arrays that don't belong together; `arrays`: those that are given."""
+        """Raise `Refused` for arrays that don't fit together; `arrays`: the names of those that are set."""
         if (self.kept is None) != (self.kept_count is None):
             name = "kept_count" if self.kept is None else "kept"
-            raise self._refusal(f"expected both kept and kept_count, or none of them, got {name} alone")
+            raise self._refusal(f"expected both kept and kept_count, or neither, got {name} alone")
         per_token = [name for name in arrays if name in _PER_TOKEN]
         if self.tokens is None:
             if per_token:
@@ -152,7 +152,7 @@ class Sample:
             if np.count_nonzero(outside):
                 index = int(outside.argmax())
                 raise self._refusal(
-                    f"learn: expected a part of action, got index {index}, which isn't an action"
+                    f"learn: expected a subset of action, got index {index}, which isn't an action"
                 )
 
     def _typed(self, name: str, value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -190,7 +190,7 @@ class Sample:
 
     @property
     def observed(self) -> NDArray[np.bool_] | None:
-        """[T] what an environment answered: tokens after the first to learn from that aren't actions."""
+        """[T] the environment's replies: tokens after the first one to learn from that aren't actions."""
         if self.mask is None or self.action is None:
             return None
         return np.logical_or.accumulate(self.mask) & ~self.action
@@ -200,35 +200,34 @@ class Sample:
         """Whether every action has its behavior log-prob."""
         if self.behavior_logp is None or self.action is None:
             return False
-        known = np.isfinite(self.behavior_logp[self.action])
-        return bool(np.count_nonzero(known) == len(known))
+        finite = np.isfinite(self.behavior_logp[self.action])
+        return bool(np.count_nonzero(finite) == len(finite))
 
     @property
     def truncation(self) -> str:
-        """The settings that excluded tokens which aren't known; see the function `truncation`."""
+        """The settings that excluded tokens without a record of them; see the function `truncation`."""
         return truncation(self.sampling, recorded=self.kept is not None)
 
     @property
     def end(self) -> End:
-        """Whether the response finished, or was cut, by `meta["finish"]`; a word that no program says is
-        unknown."""
+        """Whether the response finished or was cut, by `meta["finish"]`; other reasons are unknown."""
         finish = self.meta.get("finish")
-        known = ENDS.get(finish) if isinstance(finish, str) else None
-        return known or ("unknown" if finish is None else end_in(finish) or "unknown")
+        end = ENDS.get(finish) if isinstance(finish, str) else None
+        return end or ("unknown" if finish is None else end_in(finish) or "unknown")
 
     @property
     def thought(self) -> Literal["open", "closed"] | None:
-        """Whether the last thought of the response is closed; None where it has none. What a chat template
-        opened is in `meta["thought"]`, for responses that were sampled."""
+        """Whether the last thought of the response is closed; None if it has none. For sampled responses,
+        `meta["thought"]` also accounts for one that the chat template opened."""
         prompt = self.prompt if isinstance(self.prompt, str) else (self.prompt[-1:] or [{}])[0].get("content")
-        known = self.meta.get("thought")
-        if known in ("open", "closed"):
-            return cast(Literal["open", "closed"], known)
+        recorded = self.meta.get("thought")
+        if recorded in ("open", "closed"):
+            return cast(Literal["open", "closed"], recorded)
         return thought_in(prompt if isinstance(prompt, str) else "", self.response)
 
     @property
     def oldest_version(self) -> int:
-        """The version that staleness is counted from: of a version per token, the least among the actions."""
+        """The version that staleness is counted from; with one per token, the lowest among the actions."""
         if not isinstance(self.version, np.ndarray):
             return self.version
         assert self.action is not None
@@ -238,7 +237,7 @@ class Sample:
         return dataclasses.replace(self, **changes)
 
     def __eq__(self, other: object) -> bool:
-        """Bit for bit, without `id`, which says where a record is stored, not what it is."""
+        """Compare bit for bit, without `id`, which says where a record is stored, not what it is."""
         if not isinstance(other, Sample):
             return NotImplemented
         names = (f.name for f in dataclasses.fields(self) if f.name != "id")
@@ -248,9 +247,9 @@ class Sample:
 
 
 def _check_values(samples: Sequence[Sample]) -> None:
-    """Raise `Refused` for a bad value in an array of the samples.
+    """Raise `Refused` for an invalid value in the samples' arrays.
 
-    The values of a field are one array for all samples: its functions take longer to call than to compute.
+    Checks each field as one array for all samples, since NumPy's calls take longer than its computations.
     """
     for name, (_, expected, is_bad) in _ARRAYS.items():
         arrays = [(x, sample) for sample in samples if isinstance(x := sample.__dict__[name], np.ndarray)]
@@ -282,10 +281,10 @@ _CUTS: dict[str, Callable[[float], bool]] = {
 
 
 def truncation(sampling: Any, *, recorded: bool = False) -> str:
-    """The settings of `Sample.sampling` that excluded tokens, such as "top_p 0.9"; empty where none is known.
+    """The settings of `Sample.sampling` that excluded tokens, such as "top_p 0.9"; empty if none is known.
 
-    Log-probs of what was sampled are then over the remaining tokens, those of a trainer over all. With
-    `recorded` kept sets the trainer's can be over the same tokens, and only a temperature of 0 is left.
+    The sampler's log-probs are then over the remaining tokens, a trainer's over all of them. With `recorded`
+    kept sets, the trainer's can be over the same tokens, so only a temperature of 0 counts.
     """
     settings = sampling if isinstance(sampling, dict) else {}
     names = ["temperature"] if recorded else list(_CUTS)
@@ -302,6 +301,6 @@ def _same(a: Any, b: Any) -> bool:
         if a.dtype != np.float32:
             return bool((a == b).all())
         return bool(((a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))).all())
-    if isinstance(a, (float, dict, list)):  # JSON tells 0.0 from -0.0, and 1 from 1.0 and true
+    if isinstance(a, (float, dict, list)):  # JSON distinguishes 0.0 from -0.0, and 1 from 1.0 and true
         return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     return bool(a == b)

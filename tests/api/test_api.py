@@ -401,7 +401,7 @@ def test_a_log_says_how_long_responses_are_and_how_far_rewards_are_apart(tmp_pat
 
 
 def test_names_of_trl_are_arguments(objects, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(aliases, "_said", set())
+    monkeypatch.setattr(aliases, "_printed", set())
     given = {"train_dataset": PROMPTS, "reward_funcs": [counted], "loss_type": "grpo", "num_generations": 4}
     sizes = {"max_completion_length": 3, "learning_rate": 1e-3, "train__groups": 4, "train__steps": 1}
     trained = agro.train(objects, **given, **sizes)

@@ -185,7 +185,7 @@ def test_a_server_that_dies_is_named_and_comes_back_after_its_probe(bench) -> No
     assert made.measured["servers"] == 1
     assert list(made.measured["servers_dropped"]) == [a.url]
     assert len(said) == 1
-    failed = f"server {a.url} isn't used: {a.url}/v1/completions failed 2 times, at last with"
+    failed = f"server {a.url} isn't used: {a.url}/v1/completions failed 2 times, finally with"
     assert said[0].startswith(failed)
     made.load(bench.moved(policy, 2, "reload"), 2)  # still dead
     assert made.measured["servers"] == 1

@@ -84,7 +84,7 @@ def test_failures_are_counted_over_decodings_within_each_other(state, connect) -
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, at last with finish_reason "abort"')],
+    [("status", r"(?s)engine\.url.*3 times.*503"), ("abort", '3 times, finally with finish_reason "abort"')],
 )
 def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
     state.fail, state.how = 100, how
@@ -97,7 +97,7 @@ def test_retries_are_bounded(state, connect, how: str, words: str) -> None:
 def test_a_reply_has_a_largest_size(state, connect, monkeypatch) -> None:
     monkeypatch.setattr(Connection, "longest", 1 << 20)
     state.spoil, state.change = 0, lambda choice: choice.update(text="!" * (2 << 20))
-    with pytest.raises(Refused, match="it answered with more than 1 MiB"):
+    with pytest.raises(Refused, match="a reply of more than 1 MiB"):
         decoded(connect(retries=0))
 
 

@@ -146,5 +146,5 @@ def test_an_installed_environment_is_used_by_its_name(install: Install) -> None:
 def test_a_name_that_is_taken_is_refused(install: Install) -> None:
     folder, _ = of_example("reward")
     install(folder, {"agro.rewards": {"exact": "polite_rewards:politeness"}})
-    with pytest.raises(Refused, match=r"exact is a name of agro's own.*polite_rewards:politeness"):
+    with pytest.raises(Refused, match=r"exact is agro's own name.*polite_rewards:politeness"):
         values("politenes")

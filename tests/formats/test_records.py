@@ -93,7 +93,7 @@ def test_a_table_of_text_gives_numbers_and_lists_to_the_fields_that_have_them(
             "reward: expected a finite number, or one of the words up, .* got .high.",
         ),
         ("a.csv", "prompt,response\nQ,a,b\n", r"a.csv:2: expected 2 cells, got 3"),
-        ("a.csv", "prompt,prompt\nQ,a\n", "expected different columns, got prompt, prompt"),
+        ("a.csv", "prompt,prompt\nQ,a\n", "expected unique column names, got prompt, prompt"),
         ("a.csv", b"prompt,response\nQ\xc3\xa4,\xff\n", "can't be read as CSV"),
         (
             "a.json",
@@ -190,7 +190,7 @@ def test_a_data_set_on_the_hub(store: Store) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hub:team/logs", "there are the splits train, test; name one, hub:team/logs:train"),
+        ("hub:team/logs", "it has the splits train, test; name one, hub:team/logs:train"),
         ("hub:team/logs:nothing:train", "can't be read from the hub: BuilderConfig 'nothing' not found"),
         ("hub:logs", "expected hub:OWNER/NAME"),
     ],

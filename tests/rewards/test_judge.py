@@ -204,7 +204,7 @@ def test_a_reply_has_a_largest_size(url):
     SAID["r"] = ["!" * (5 << 20)]
     with closing(opened(url, retries=0)) as reward:
         [score] = reward.score([Sample("p", "r")])
-    assert score.error == "judge: it answered with more than 4 MiB"
+    assert score.error == "judge: a reply of more than 4 MiB"
 
 
 def test_a_notebook_whose_loop_runs_is_judged_too(url):

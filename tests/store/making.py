@@ -155,7 +155,7 @@ class Listed:
         self.versions = Counter(c.newest for c in candidates)
         self.order = rule.data.order
 
-    def first(self, n: int) -> list[str]:
+    def head(self, n: int) -> list[str]:
         keys = {
             "least_used": lambda c: (c.uses, 0),
             "newest": lambda c: (-c.newest, c.uses),
@@ -171,5 +171,5 @@ class Listed:
         at = bisect_left(self.places, low) + n
         return self.by_place[at].prompt_id if at < self.count and self.places[at] <= high else None
 
-    def of_version(self, version: int) -> list[str]:
+    def with_version(self, version: int) -> list[str]:
         return [c.prompt_id for c in self.by_place if c.newest == version]

@@ -286,7 +286,7 @@ def test_nothing_of_a_store_to_recover(tmp_path: Path) -> None:
     whole = (tmp_path / "whole.db").read_bytes()
     for content in (b"", b"x" * 9000, bytes(4096) + whole[4096:]):
         (tmp_path / "x.db").write_bytes(content)
-        with pytest.raises(Refused, match="no sample of a store can be read"):
+        with pytest.raises(Refused, match="it has no readable sample of a store"):
             recover(tmp_path / "x.db", tmp_path / "new.db")
         assert not (tmp_path / "new.db").exists()
     with pytest.raises(Refused, match="no such store"):

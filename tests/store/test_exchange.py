@@ -162,8 +162,8 @@ def test_a_bad_field_is_named(fields: dict[str, Any], message: str) -> None:
     [
         ({"x": math.nan}, "expected a value that JSON has, got .*: Out of range float values"),
         ({"x": math.inf}, "expected a value that JSON has, got .*: Out of range float values"),
-        ({"x": (1, 2)}, "JSON doesn't give this value back as it is: .*no tuples"),
-        ({1: "x"}, "JSON doesn't give this value back as it is: .*text as keys"),
+        ({"x": (1, 2)}, "JSON can't reproduce this value exactly: .*no tuples"),
+        ({1: "x"}, "JSON can't reproduce this value exactly: .*text as keys"),
         (
             {"x": {1, 2}},
             "expected a value that JSON has, got .*: Object of type set is not JSON serializable",

@@ -114,5 +114,5 @@ def test_values_that_python_does_not_have_are_refused_by_the_row(into: Store, tm
 def test_columns_of_the_same_name(into: Store, tmp_path: Path) -> None:
     table = pa.table([["Q"], ["A"], [1.0], [0.0]], names=["prompt", "response", "reward", "reward"])
     parquet.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(Refused, match="expected different columns"):
+    with pytest.raises(Refused, match="expected unique column names"):
         import_files(into, [tmp_path / "x.parquet"])

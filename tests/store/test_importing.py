@@ -85,7 +85,7 @@ BAD_ROWS = [
     ("[" * 100_000, "expected one JSON object a line"),
     ('{"prompt": "Q", "response": "\udcff"}', "can't decode byte 0xff"),  # written as this byte
     ('{"prompt": "Q", "response": "A", "reward": NaN}', "NaN isn't JSON"),
-    ('{"prompt": "Q", "response": "A", "reward": 1e999}', "1e999 is more than a float can be"),
+    ('{"prompt": "Q", "response": "A", "reward": 1e999}', "1e999 is too large for a float"),
     ('{"prompt": "Q", "response": "A", "reward": 1, "reward": 0}', "'reward' twice"),
     (record(response=None), "response: expected text, got null"),
     ({"response": "A"}, "prompt: missing; name its column with --map"),
@@ -325,7 +325,7 @@ def test_files_that_are_no_logs_are_named(into: Store, tmp_path: Path) -> None:
     Store.open(tmp_path / "other.db").close()
     for name, content, message in (
         ("wide.jsonl", json.dumps(record()).encode("utf-16"), "expected UTF-8, got UTF-16"),
-        ("logs.jsonl", b"PK\x03\x04", "got a zip file; a table of Excel has a name in .xlsx"),
+        ("logs.jsonl", b"PK\x03\x04", "got a zip file; the name of an Excel file ends in .xlsx"),
         ("table.xlsx", b"PK\x03\x04", "can't be read as Excel"),
         (
             "other.db",

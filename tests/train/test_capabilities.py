@@ -285,7 +285,7 @@ def test_a_package_s_recipes_have_names_of_their_own(tmp_path: Path, monkeypatch
     (tmp_path / "grpo.toml").write_text("# Ours.\n[train]\nsteps = 7\n")
     ours = {"recipes": {"mine": f"{tmp_path}/folder.py:FOLDER"}}
     monkeypatch.setattr(plugins, "installed", lambda kind, *_: ours.get(kind, {}))
-    with pytest.raises(Refused, match=r"grpo\.toml: there is a recipe grpo"):
+    with pytest.raises(Refused, match=r"grpo\.toml: a recipe grpo already exists"):
         RunConfig.load("grpo")
 
 

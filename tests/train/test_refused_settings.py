@@ -220,7 +220,7 @@ OTHER_POLICIES: list[tuple[Changes, str]] = [
     ),
     ({"track": {"to": ["mlflow"]}}, r"track\.to"),
     *(({"train__push": name}, r"train\.push") for name in ("fine", "a/b/c", "someone/fi ne")),
-    (phases({"track": {"to": ["wandb"]}}), "phase a: track: a phase has none of its own"),
+    (phases({"track": {"to": ["wandb"]}}), "phase a: track: a phase can't set it"),
 ]
 
 

@@ -1,5 +1,5 @@
-"""Recipes by name: files, those of installed packages, and what the entries of objectives declare beside what
-recipes of methods have in common, by the data that they train on (`bases.toml`)."""
+"""Recipes by name: files, those of installed packages, and those that objectives' entries declare as
+differences from a base (`bases.toml`), which depends on the data that they train on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agro.objectives import Objective
 from agro.objectives.table import entries
 
 FOLDER = Path(__file__).parent
-FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "card24", "chat")  # in lists
+FIRST = ("fresh", "log", "mixed", "replay", "feedback", "pairs", "lora", "card24", "chat")  # first in lists
 _DATA = tomllib.loads(FOLDER.parent.joinpath("bases.toml").read_text(encoding="utf-8"))
 
 
@@ -31,14 +31,14 @@ class Base:
     required: str
 
 
-def _base(own: Mapping[str, Any]) -> Base:
-    parent: Mapping[str, Any] = _DATA[own["of"]] if "of" in own else {}
-    values, settings = {**parent, **own}, {**parent.get("settings", {}), **own["settings"]}
+def _base(declared: Mapping[str, Any]) -> Base:
+    parent: Mapping[str, Any] = _DATA[declared["of"]] if "of" in declared else {}
+    values, settings = {**parent, **declared}, {**parent.get("settings", {}), **declared["settings"]}
     settings = {key: None if value == "none" else value for key, value in settings.items()}
     return Base(settings, tuple(values["commands"]), values["required"])
 
 
-BASES = {name: _base(own) for name, own in _DATA.items()}
+BASES = {name: _base(table) for name, table in _DATA.items()}
 SAMPLES = BASES["samples"]
 HELD_OUT = {key: SAMPLES.settings[f"data.{key}"] for key in ("hold_out", "hold_out_most")}
 
@@ -49,22 +49,22 @@ class Recipe:
 
     name: str
     kind: str
-    """situation (what is at hand), or method (of an objective's or a rule's name)."""
+    """situation (what data is at hand), or method (named after an objective or a rule)."""
     source: Path | Objective
-    """A file: of a situation, or of a method that has phases, a source or a rule of data. Or an entry, which
-    declares what differs from its base."""
+    """A file, for a situation or for a method with phases, a source or a data rule; or an objective's entry,
+    which declares how it differs from its base."""
 
     @property
     def text(self) -> str:
-        """TOML, with a comment at its head that says what it is for and how it is started."""
+        """TOML, with a head comment that states its purpose and the commands that start it."""
         if isinstance(self.source, Objective):
             return method_text(self.name, self.source)
         return self.source.read_text(encoding="utf-8")
 
     @property
     def title(self) -> str:
-        """The first lines of the comment, up to the indented commands, "" where there are none; of an entry
-        its title, and what the recipe lacks of the method."""
+        """A file's first comment lines, up to the indented commands, or ""; an entry's title, and what its
+        recipe lacks of the method."""
         if isinstance(self.source, Objective):
             recipe = self.source.recipe
             assert recipe is not None
@@ -76,20 +76,20 @@ class Recipe:
 
     @property
     def missing(self) -> str:
-        """What the recipe lacks of the method that it is named after; empty where it has all."""
+        """What the recipe lacks of the method that it is named after; empty if nothing."""
         return self.title.partition("Missing here: ")[2]
 
 
 def recipes() -> dict[str, Recipe]:
-    """By name: those of situations, then those of methods.
+    """All recipes by name, situations before methods.
 
-    Raises `Refused` where an installed package has one of a name that there is already.
+    Raises `Refused` if an installed package reuses a name.
     """
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
     names = [*FIRST, *(name for name in paths if name not in FIRST)]
     situations = [Recipe(name, "situation", paths[name]) for name in names]
-    methods = [Recipe(name, "method", of) for name, of in entries().items() if of.recipe is not None]
-    taken = {recipe.name for recipe in [*situations, *methods]}
+    methods = [Recipe(name, "method", entry) for name, entry in entries().items() if entry.recipe is not None]
+    names_used = {recipe.name for recipe in [*situations, *methods]}
     for name in plugins.installed("recipes"):  # of packages, each a folder
         folder = plugins.load("recipes", name, f"recipes of {name}")
         if not isinstance(folder, Path) or not folder.is_dir():
@@ -97,23 +97,23 @@ def recipes() -> dict[str, Recipe]:
                 f"recipes of {name}: expected the Path of a folder with TOML files, got {folder!r:.80}"
             )
         for path in folder.glob("*.toml"):
-            if path.stem in taken:
-                raise Refused(f"{path}: there is a recipe {path.stem}. What to do: rename the file")
-            taken.add(path.stem)
+            if path.stem in names_used:
+                raise Refused(f"{path}: a recipe {path.stem} already exists. What to do: rename the file")
+            names_used.add(path.stem)
             methods.append(Recipe(path.stem, "method", path))
     return {recipe.name: recipe for recipe in [*situations, *sorted(methods, key=lambda recipe: recipe.name)]}
 
 
 def get(name: str) -> Recipe:
-    """Raises `Refused`, with the nearest name, where there is no such recipe."""
+    """Return a recipe. Raises `Refused`, with the nearest name, if there is none."""
     table = recipes()
     if name not in table:
-        raise Refused(f"recipe: there is none called {name!r}{nearest(name)}; agro recipes lists them")
+        raise Refused(f"recipe: there is no {name!r}{nearest(name)}; agro recipes lists them")
     return table[name]
 
 
 def nearest(name: str) -> str:
-    """What to say of a name that there isn't: of a recipe, or of a file."""
+    """A suggestion for an unknown recipe or file name; "" without one."""
     path = Path(name)
     files = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.suffix else []
     near = did_you_mean(name, files or recipes())
@@ -127,8 +127,7 @@ SECTIONS = (  # in the order of a recipe's text; others follow
 
 
 def method_text(name: str, entry: Objective) -> str:
-    """The text of the recipe that an entry declares: a comment with title, what is missing, commands and what
-    is required, and the settings."""
+    """The text of an entry's recipe: comments (title, missing parts, commands, requirements) and settings."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
     base = BASES[recipe.base]
@@ -149,7 +148,7 @@ def method_text(name: str, entry: Objective) -> str:
 
 
 def method_settings(name: str, entry: Objective) -> dict[str, Any]:
-    """By dotted key: those of the recipe's base, and what the entry declares to differ."""
+    """An entry's settings by dotted key: those of its recipe's base, overridden by its own."""
     recipe = entry.recipe
     assert recipe is not None, f"{name}: its recipe is a file"
     defaults = entry.defaults()
