@@ -19,7 +19,7 @@ from agro.io.jsonlines import Line
 from agro.logs import exchanges
 from agro.logs.protocol import Context, Item, Row, ScoredDocument, SkipRecord, line_of
 from agro.logs.records import grouped, settings, token_fields, unlisted
-from agro.logs.values import a_list, number, of_length, parsed, total, wrong
+from agro.logs.values import a_list, list_of_length, number, parsed, total, wrong
 from agro_formats.traces import Scores, TraceSpan, described, read_spans, responses
 
 _NO_METRICS = (
@@ -70,7 +70,7 @@ def _arguments(arguments: Any) -> tuple[Any, dict[str, Any]]:
     else:
         if not isinstance(arguments, list) or not arguments:
             raise wrong("arguments", "a list of requests", arguments)
-        prompt, gen_kwargs = of_length(arguments[0], "arguments", 2, "arguments of a request")
+        prompt, gen_kwargs = list_of_length(arguments[0], "arguments", 2, "arguments of a request")
     if not isinstance(gen_kwargs, dict):
         way_out = "this task takes log-likelihoods of given answers, and has no generated text"
         raise wrong("arguments", "the settings of a generation", gen_kwargs, way_out)
@@ -164,7 +164,7 @@ def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     if not prompt_ids or not ids:
         return {}
     name = "model_response.output_tokens"
-    own = a_list(of_length(ids, name, count, "lists, one a response")[index], f"{name}[{index}]")
+    own = a_list(list_of_length(ids, name, count, "lists, one a response")[index], f"{name}[{index}]")
     return token_fields(prompt_ids, own) if own else {}
 
 

@@ -23,7 +23,7 @@ def read_fine_tuning(row: Row, context: Context) -> list[Item]:
     """Without weights the last turns are the response. With them each message of weight 1 is one."""
     messages = objects(row["messages"], "messages")
     if any("loss" in message for message in messages):
-        raise Refused("messages: some say with `loss` what is learned from; give --format swift-turns")
+        raise Refused("messages: some have `loss`, which selects what is learned; give --format swift-turns")
     meta = omit(row, ("messages",))
     turns = [{name: value for name, value in m.items() if name != "weight"} for m in messages]
     if not any("weight" in message for message in messages):

@@ -86,5 +86,5 @@ def test_a_turn_that_is_not_learned_from_is_never_passed_over(tmp_path: Path) ->
     with Store.open(tmp_path / "store.db") as store:
         report = import_files(store, [tmp_path / "log.jsonl"])
     assert [refusal.reason for refusal in report.refused] == [
-        "messages: some say with `loss` what is learned from; give --format swift-turns"
+        "messages: some have `loss`, which selects what is learned; give --format swift-turns"
     ]
