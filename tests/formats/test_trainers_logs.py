@@ -38,7 +38,7 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
     dump = tmp_path / "4.pt"
     torch.save({"rollout_id": 4, "samples": [{"prompt": Trap()}]}, dump)
     with Store.open(tmp_path / "store.db") as store:
-        with pytest.raises(Refused, match="a pickle can run any program"):
+        with pytest.raises(Refused, match="reading a pickle can run any program"):
             import_files(store, [pickled])
         with pytest.raises(Refused, match="can't be read without running what is inside"):
             import_files(store, [dump])
