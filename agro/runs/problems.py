@@ -301,8 +301,8 @@ def kept_share(rows: Sequence[Row]) -> float | None:
     A step of length α gains αp − ½κα² of the promised αp: the share is 1 − ακ/2p, a half at the largest gain.
     The median is used since a promise near 0, as of a step along older gradients, can have any share.
     """
-    finite = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
-    return median(row["kept"] / row["promised"] for row in finite) if len(finite) >= FEW else None
+    recorded = [row for row in rows[-WINDOW:] if row.get("kept") is not None and row["promised"] > 0]
+    return median(row["kept"] / row["promised"] for row in recorded) if len(recorded) >= FEW else None
 
 
 def _overshoot(rows: Sequence[Row], config: RunConfig) -> Problem | None:

@@ -33,9 +33,7 @@ def interval(values: Values) -> Interval:
     is_share = values.min() >= 0 and values.max() <= 1
     if np.isin(values, (0.0, 1.0)).all() or (is_share and min(above, below) < RARE):
         return wilson(float(values.mean()), len(values))
-    if (
-        len(values) == 2 or (values == values[0]).all()
-    ):  # resamples of two values have no difference or no error
+    if len(values) == 2 or (values == values[0]).all():  # two: resamples have no difference or no error
         return math.nan, math.nan
     return bootstrap(values)
 
