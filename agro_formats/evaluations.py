@@ -164,7 +164,7 @@ def _tokens(response: Row, index: int, count: int) -> dict[str, Any]:
     if not prompt_ids or not ids:
         return {}
     name = "model_response.output_tokens"
-    output = a_list(list_of_length(ids, name, count, "lists, one a response")[index], f"{name}[{index}]")
+    output = a_list(list_of_length(ids, name, count, "lists, one per response")[index], f"{name}[{index}]")
     return token_fields(prompt_ids, output) if output else {}
 
 
@@ -284,7 +284,7 @@ def read_openai_evals(row: Row, context: Context) -> list[Item]:
     samplings = data_by_type.get("sampling", [])
     if not samplings:
         errors = [f"{data.get('type')}: {data.get('message')}" for data in data_by_type.get("error", [])]
-        raise Refused(f"events: expected one of type sampling, got none{errors or ''!s:.300}")
+        raise Refused(f"events: expected one of type sampling, got none {errors or ''!s:.300}".strip())
     judged = data_by_type.get("match", []) + data_by_type.get("metrics", [])
     if any("choice" in data for data in data_by_type.get("metrics", [])):
         samplings = samplings[:1]

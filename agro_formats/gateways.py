@@ -165,8 +165,8 @@ def _rendered(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
     raise Refused(
-        f"{name}: expected text, got the arguments of a template: what the model saw is in the table "
-        f"ModelInference, got {value!r:.80}"
+        f"{name}: expected text, got the arguments of a template, {value!r:.80}; what the model saw is in "
+        "the table ModelInference"
     )
 
 

@@ -407,7 +407,7 @@ def _list(value: Any, name: str) -> list[str]:
     if isinstance(turns, str):
         return [turns]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise wrong(name, "a list of texts, one a turn", value)
+        raise wrong(name, "a list of texts, one per turn", value)
     return turns
 
 

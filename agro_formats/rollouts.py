@@ -70,8 +70,8 @@ def read_nemo_train(row: Row, context: Context) -> list[Item]:
         prompt, response = (context.tokenizer.decode(part) for part in (ids[:start], ids[start:end]))
     else:
         raise Refused(
-            "content: expected one sampled turn at the end, got several or more text after it, and no marks "
-            "of which; name the model whose tokenizer made token_ids (--tokenizer MODEL)"
+            "content: expected one sampled turn at the end, got several, or more text after it; name the "
+            "model whose tokenizer made token_ids (--tokenizer MODEL)"
         )
     record: Record = {
         "prompt": prompt,

@@ -274,7 +274,7 @@ class Recognizer:
     def __init__(self, named: str | None, *, mapped: bool = False) -> None:
         self._named = get(named) if named is not None else None
         self._among = tuple(map(get, OWN) if mapped else FORMATS.values())
-        self.known: dict[tuple[str, ...], str | None] = {}  # the format's name by a record's keys
+        self.formats: dict[tuple[str, ...], str | None] = {}  # the format's name by a record's keys
 
     def recognize_file(self, path: Path) -> Format | None:
         """The format of a file without plain records, or whose records span several lines; else None."""
@@ -299,8 +299,8 @@ class Recognizer:
         if self._named is not None:
             return self._named
         keys = tuple(row)
-        if keys not in self.known:
+        if keys not in self.formats:
             format = _one([f for f in self._among if f.fits(row)], "the record")
-            self.known[keys] = None if format is None else format.name
-        name = self.known[keys]
+            self.formats[keys] = None if format is None else format.name
+        name = self.formats[keys]
         return None if name is None else get(name)

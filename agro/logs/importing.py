@@ -229,9 +229,8 @@ def _check(options: Options) -> None:
         raise Refused(f"workers: expected 1 or more processes, got {workers}")
     if workers > 1 and getattr(current_process(), "_inheriting", False):  # as multiprocessing itself tells
         raise Refused(
-            "workers: a process that is to read records for this import runs the script again, which came to "
-            'the import. What to do: put what the script does under `if __name__ == "__main__":`, or import '
-            "with workers = 1"
+            "workers: a reader process of this import ran the script again, and came to the import. What to "
+            'do: put what the script does under `if __name__ == "__main__":`, or import with workers = 1'
         )
     if "reward" in mapping and options.get("rewards"):
         raise Refused("--map reward=… and --reward: both say what the reward is; give one of them")

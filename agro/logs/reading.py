@@ -140,7 +140,7 @@ class ReaderState(NamedTuple):
     """What the records read so far tell about the next ones of the file."""
 
     notes: Mapping[str, Any]  # see `Context`
-    formats: Mapping[tuple[str, ...], str | None]  # see `Recognizer.known`
+    formats: Mapping[tuple[str, ...], str | None]  # see `Recognizer.formats`
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Reader:
         """Read the next records of a file, before which reading left `state`."""
         result = self._result = BlockResult()
         self._file = file
-        self._recognizer.known, self._privacy = dict(state.formats), self._new_privacy()
+        self._recognizer.formats, self._privacy = dict(state.formats), self._new_privacy()
         self._context = Context(
             Path(file.path),
             self._options.get("rewards") or {},
@@ -199,7 +199,7 @@ class Reader:
         result.dropped, result.redacted = self._privacy.dropped, self._privacy.redacted
         result.tokens_dropped = self._privacy.tokens
         result.with_value["--reward-map"] += "--reward-map" in self._context.notes
-        return result, ReaderState(self._context.notes, self._recognizer.known)
+        return result, ReaderState(self._context.notes, self._recognizer.formats)
 
     def _read_part(self, part: Part, line: Line) -> None:
         result = self._result
@@ -242,7 +242,7 @@ class Reader:
         if format is None:
             raise Refused(
                 f"expected a format of `agro formats`, got the columns {', '.join(part.record) or '(none)'}; "
-                "name the one of the responses with --map response=COLUMN, or the format with --format"
+                "name that of the responses with --map response=COLUMN, or the format with --format"
             )
         if format.kind == "prompts":
             raise Refused(
@@ -281,7 +281,7 @@ class Reader:
         if options.get("lower_is_better"):
             if not is_unknown(record.get("token_reward")):
                 raise Refused(
-                    "--lower-is-better: expected one reward a response, got token_reward, one of each token"
+                    "--lower-is-better: expected one reward per response, got token_reward, one per token"
                 )
             reward = record.get("reward")
             if isinstance(reward, bool | int | float) and not is_unknown(reward):
@@ -398,7 +398,7 @@ def _setup(options: Options, prompts: Mapping[str, Prompt]) -> bytes:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise Refused(
             "workers: expected options that can be sent to other processes, got a tokenizer that can't "
-            f"be: {error}; import with one"
+            f"be: {error}; import with workers = 1"
         ) from None
 
 

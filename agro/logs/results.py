@@ -32,7 +32,7 @@ from agro.types import Text, conversation, prompt_hash
 REWARD = "reward"  # the metric of agro's own results
 HELD_OUT = "held-out prompts"
 WAY_OUT = "What to do: agro eval RUN --prompts FILE --reward NAME --out FILE for each, then compare the files"
-ENDINGS = (".jsonl", ".json", ".eval", ".parquet", ".jsonl.gz")  # names of a harness's files end so
+ENDINGS = (".jsonl", ".json", ".eval", ".parquet", ".jsonl.gz")  # suffixes of a harness's files
 LM_EVAL_NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[^/]*")
 
 

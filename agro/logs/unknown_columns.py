@@ -65,7 +65,7 @@ def steps_of(path: str) -> list[list[str]]:
 
 
 def has(token: str, stems: Collection[str]) -> str | None:
-    """The stem that a word contains, or, of `ASIDE`, begins with: conversion is no version."""
+    """The stem that a word contains, or for `ASIDE`, begins with: conversion is no version."""
     short = token.removesuffix("s")
     for stem in stems:
         is_part = stem in token if stems is not ASIDE else token.startswith(stem)
@@ -319,7 +319,7 @@ def likelihood(column: Column, prompt: Column | None) -> float:
     if len(numbers) == len(values) > 3 and all(a < b for a, b in pairwise(numbers)):
         return score - (0.2 if score >= 0.9 else 0.6)
     repeats = 2 * len(column.distinct) <= len(values)
-    likely = 0.3 * (repeats or len(numbers) < len(values))  # such as 7/10
+    likely = 0.3 * (repeats or len(numbers) < len(values))  # such as 7/10, which isn't a number
     if numbers:
         likely += 0.2 * (min(numbers) >= 0 and max(numbers) <= 1) - 0.2 * (max(numbers) > 1000)
     return score + likely

@@ -113,7 +113,7 @@ def integers(value: Any, name: str) -> list[int]:
 
 def numbers(value: Any, name: str, length: int) -> list[float | None]:
     """A list of `length` numbers; unknown ones may be null or NaN."""
-    values = list_of_length(value, name, length, "numbers, one a token")
+    values = list_of_length(value, name, length, "numbers, one per token")
     return [number(x, f"{name}[{i}]") for i, x in enumerate(values)]
 
 
