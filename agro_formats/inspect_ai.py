@@ -147,9 +147,7 @@ def scored(row: Row) -> ScoredDocument:
         scores |= {key: _number(x, f"scores.{key}") for key, x in parts.items()}
     document = _resolved(row["input"], row.get("attachments") or {})
     if not isinstance(document, str):
-        document = [
-            _plain(message) for message in objects(document, "input")
-        ]  # without ids, which differ between logs
+        document = [_plain(message) for message in objects(document, "input")]  # ids differ by log
     return ScoredDocument(str(run.get("task") or ""), str(row["id"]), document, document, scores)
 
 

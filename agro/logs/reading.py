@@ -170,7 +170,7 @@ class Reader:
         return Privacy(drop, self._options.get("redact", False), patterns)
 
     def read(self, file: LogFile, state: ReaderState, block: Block) -> tuple[BlockResult, ReaderState]:
-        """Read the next records of a file, before which reading left `state`."""
+        """Read the next records of a file. `state`: what reading the records before them left."""
         result = self._result = BlockResult()
         self._file = file
         self._recognizer.formats, self._privacy = dict(state.formats), self._new_privacy()
@@ -429,7 +429,7 @@ def _agrees(current: ReaderState, guess: ReaderState, end: ReaderState) -> bool:
     return guess.notes == current.notes and all(current.formats.get(k, f) == f for k, f in formats)
 
 
-_reader: Reader  # of a reader process
+_reader: Reader  # set in reader processes
 
 
 def _begin(options: Options, prompts: Mapping[str, Prompt]) -> None:
